@@ -80,7 +80,7 @@ class MomentumQueue(nn.Module):
         self.text_encoder.update_(towers.text_tower, ema_momentum)
 
     @torch.no_grad()
-    def insert(
+    def insert_batch(
         self, images: torch.Tensor, token_ids: torch.Tensor, ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the keys of all processes' batches, after the backward pass; call on every process.

@@ -93,7 +93,7 @@ def table1(command: Command) -> list[Table]:
 def _trained_rows(source: dict[str, Any], command: Command) -> dict[str, str]:
     """Method -> config of the rows for the command's scale, with the user's rows."""
     rows = [row for row in source["beyond"] if command.scale in row.get("scales", [command.scale])]
-    return {row["method"]: row["config"] for row in rows} | {file.stem: str(file) for file in command.own}
+    return {row["method"]: row["config"] for row in rows} | {file.stem: str(file) for file in command.custom_files}
 
 
 def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:

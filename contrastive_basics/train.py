@@ -56,7 +56,7 @@ def train(
             step.update()
             if memory is not None:  # after the loss: a pair must not meet its own key
                 memory.update_(model, method.ema_momentum)
-                memory.insert(step.images, step.token_ids, step.ids)
+                memory.insert_batch(step.images, step.token_ids, step.ids)
         run.evaluate(MODELS)
 
 

@@ -51,7 +51,7 @@ from common.run.evaluation import (
     answer_of_published,
     check_layout,
     command_line,
-    evaluated_own,
+    evaluate_if_run,
     published_encoder,
     this_device,
 )
@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--layout", default="transformers", help=", ".join(LAYOUTS))
     parser.add_argument("--geometry", default="sphere", help="layout open_clip: the geometry of its training")
     arguments = parser.parse_intermixed_args()
-    if evaluated_own(MODELS, arguments):  # a checkpoint of this repository records its settings
+    if evaluate_if_run(MODELS, arguments):  # a checkpoint of this repository records its settings
         return
 
     config = published_config(arguments.overrides, arguments.geometry)

@@ -68,7 +68,7 @@ def matching(encoder: Encoder, embedded: EmbeddedPairs) -> Match:
     return match
 
 
-MODELS = TrainedModels(PAPER, Config, build_model, evaluate_all, training_alone=TRAINING_ONLY)
+MODELS = TrainedModels(PAPER, Config, build_model, evaluate_all, training_only=TRAINING_ONLY)
 load_encoder = MODELS.load_encoder  # (checkpoint, device, overrides) -> (config, encoder)
 reevaluate = MODELS.reevaluate  # (checkpoint, config, files, accelerator)
 

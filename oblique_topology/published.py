@@ -29,7 +29,7 @@ from common.run.evaluation import (
     answer_of_published,
     check_layout,
     command_line,
-    evaluated_own,
+    evaluate_if_run,
     published_encoder,
     this_device,
 )
@@ -79,7 +79,7 @@ def main() -> None:
     parser = command_line(__doc__, "file of weights; layout clip: also a folder or hub name", published=True)
     parser.add_argument("--layout", default="released", help="released, clip")
     options = parser.parse_intermixed_args()
-    if evaluated_own(MODELS, options):  # a checkpoint of this repository records its settings
+    if evaluate_if_run(MODELS, options):  # a checkpoint of this repository records its settings
         return
 
     of_coco = [text for text in options.overrides if text.startswith("coco.")]

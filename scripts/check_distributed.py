@@ -75,14 +75,14 @@ def compare(
     loss = geometry_loss(embedded[0], embedded[1], bare.geometry, embedded[2], tile=tile)
     micro_batches.backward(loss)
 
-    alone = build(dtype, GEOMETRIES[geometry]()).to(device)
-    image_embeddings, text_embeddings, logit_scale = alone(images.to(device), token_ids.to(device))
-    expected = symmetric_info_nce(logit_scale * alone.geometry.similarity(image_embeddings, text_embeddings))
+    single = build(dtype, GEOMETRIES[geometry]()).to(device)
+    image_embeddings, text_embeddings, logit_scale = single(images.to(device), token_ids.to(device))
+    expected = symmetric_info_nce(logit_scale * single.geometry.similarity(image_embeddings, text_embeddings))
     expected.backward()
 
     errors = {"loss": float((mean_over_processes(loss) - expected.detach()).abs() / expected.detach().abs())}
     ours = dict(bare.named_parameters())
-    for name, parameter in alone.named_parameters():
+    for name, parameter in single.named_parameters():
         largest = parameter.grad.abs().max().clamp(min=torch.finfo(dtype).tiny)
         errors[name] = float((ours[name].grad - parameter.grad).abs().max() / largest)
     return errors

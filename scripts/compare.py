@@ -91,8 +91,8 @@ def _of_file(path: Path, overrides: Sequence[str]) -> Model:
         raise ConfigError(f"{path} is measured already, {overrides[0]} needs a checkpoint; accepted: no SET, or a run")
     content, hits = read_json(path), read_json(hits_beside(path))
     if not isinstance(content, dict) or "evaluations" not in content or hits is None:
-        said = f"{path} is no evaluation with its hits in {hits_beside(path).name} beside it"
-        raise ConfigError(f"{said}; accepted: both files, whole")
+        problem = f"{path} is no evaluation with its hits in {hits_beside(path).name} beside it"
+        raise ConfigError(f"{problem}; accepted: both files, whole")
     return _model(content["training_data"], str(path.resolve()), 0, content, hits)
 
 
@@ -188,8 +188,8 @@ def compare(models: Sequence[Model], command: str) -> Table:
                 cells[label][column.key] = measured_cell(lines[label], role, metric, SCALE)
             reference, *others = measured
             for other in others:
-                told = difference(lines[other], lines[reference], role, metric)
-                differences.append(f"{column.label}: {other} less {reference}: {told}")
+                result = difference(lines[other], lines[reference], role, metric)
+                differences.append(f"{column.label}: {other} less {reference}: {result}")
     if not columns:
         raise ConfigError(f"no two of these models have a number of one protocol. {'; '.join(notes)}")
     pairs = itertools.combinations(models, 2)
@@ -206,7 +206,7 @@ def compare(models: Sequence[Model], command: str) -> Table:
         table_id="compare",
         caption="Differences in points, over the test images in pairs: 95 % bootstrap interval and p value.",
         columns=columns,
-        rows=[Row(label, {}, found, MEASURED) for label, found in cells.items() if found],
+        rows=[Row(label, {}, measured_cells, MEASURED) for label, measured_cells in cells.items() if measured_cells],
         scale=SCALE,
         data=trained_on(every),
         seeds=sorted({run.seed for run in every}),
@@ -229,11 +229,13 @@ def _alike(protocols: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
     first = next((one for one in labels if sum(same(one, other) for other in labels) > 1), labels[0])
     notes = []
     for label in labels:
-        found = first_difference(protocols[first], protocols[label], may_differ)
-        if found is not None:
-            notes.append(f"{label} shares no column with {first}: {found[0]} is {found[2]}, there {found[1]}")
-        elif (found := first_difference(protocols[first], protocols[label])) is not None:
-            notes.append(f"pictures are prepared unlike: {found[0]} is {found[2]} for {label}, {found[1]} for {first}")
+        unlike = first_difference(protocols[first], protocols[label], may_differ)
+        if unlike is not None:
+            notes.append(f"{label} shares no column with {first}: {unlike[0]} is {unlike[2]}, there {unlike[1]}")
+        elif (unlike := first_difference(protocols[first], protocols[label])) is not None:
+            notes.append(
+                f"pictures are prepared unlike: {unlike[0]} is {unlike[2]} for {label}, {unlike[1]} for {first}"
+            )
     return [label for label in labels if same(first, label)], notes
 
 

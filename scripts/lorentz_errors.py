@@ -60,9 +60,9 @@ def pairs_at(
         short = paired_lorentz_distance(first.double(), first.double() + middle * step, curvature)[:, None] < distance
         low, high = torch.where(short, middle, low), torch.where(short, high, middle)
     second = (first.double() + middle * step).float()
-    found = paired_lorentz_distance(first.double(), second.double(), curvature)
+    computed = paired_lorentz_distance(first.double(), second.double(), curvature)
     longest = max(first.norm(dim=1).max(), second.norm(dim=1).max()) * c**0.5
-    return (first, second) if (found / distance - 1).abs().max() < 0.5 and longest < MAX_RADIUS else None
+    return (first, second) if (computed / distance - 1).abs().max() < 0.5 and longest < MAX_RADIUS else None
 
 
 def exact_distance(first: torch.Tensor, second: torch.Tensor, c: float) -> float:
@@ -91,8 +91,8 @@ def errors(length: float, distance: float, c: float, direction: str = "any") -> 
     curvature = torch.tensor(c)
     expected = np.array([exact_distance(*pair, c) for pair in zip(*pairs)])
 
-    def worst(found: torch.Tensor, power: int = 1) -> float:
-        return float(np.abs(found.double().numpy() / expected**power - 1).max())
+    def worst(values: torch.Tensor, power: int = 1) -> float:
+        return float(np.abs(values.double().numpy() / expected**power - 1).max())
 
     return (
         worst(paired_lorentz_distance(*pairs, curvature)),
@@ -109,9 +109,9 @@ def measure() -> list[dict[str, float]]:
     for c in CURVATURES:
         for length in LENGTHS:
             for distance in DISTANCES:
-                if found := errors(length, distance, c):
+                if form_errors := errors(length, distance, c):
                     record = {"curvature": c, "length": length, "distance": distance}
-                    records.append(record | {form: float(f"{error:.1e}") for form, error in zip(FORMS, found)})
+                    records.append(record | {form: float(f"{error:.1e}") for form, error in zip(FORMS, form_errors)})
     return records
 
 

@@ -28,8 +28,8 @@ def wanted(paper: str, part: str) -> list[tuple[str, str]]:
     """(paper, part) pairs that two names ask for, "all" for every one; ValueError, in one line, with what exists."""
     _check_paper(paper, "all")
     papers = PAPERS if paper == "all" else (paper,)
-    pairs = [(name, each) for name in papers for each in (parts_of(name) if part == "all" else [part])]
-    missing = [f"{name} has no {each}" for name, each in pairs if each not in parts_of(name)]
+    pairs = [(name, key) for name in papers for key in (parts_of(name) if part == "all" else [part])]
+    missing = [f"{name} has no {key}" for name, key in pairs if key not in parts_of(name)]
     if missing:
         exist = "; ".join(f"{name}: {', '.join(parts_of(name))}" for name in PAPERS)
         hint = did_you_mean(part, parts_of(paper))
@@ -52,8 +52,8 @@ def described_rows(paper: str, output: Path) -> list[str]:
         text = (ROOT / paper / "configs" / f"{row}.yaml").read_text(encoding="utf-8")
         what = re.match(r"#.*?: (.*)|", text)[1]  # of a row of one's own maybe nothing
         ours = re.search(r"^#.*\bOurs: (.+?)(?:[.;] .*|\.?)$", text, re.MULTILINE)
-        own = sorted((output / "runs" / paper).glob(f"{row}-*/seed*/evaluation.json"))
-        here = sorted({f"{run.parts[-3].removeprefix(f'{row}-').split('-')[0]} {run.parts[-2]}" for run in own})
+        evaluations = sorted((output / "runs" / paper).glob(f"{row}-*/seed*/evaluation.json"))
+        here = sorted({f"{run.parts[-3].removeprefix(f'{row}-').split('-')[0]} {run.parts[-2]}" for run in evaluations})
         committed = ours[1].replace("results/", "committed: results/", 1) if ours else "a row of your own"
         mine = [f"in {output}: {', '.join(here)}"] if here else []
         lines.append(f"{row:{max(map(len, rows))}}  {'; '.join(filter(None, [what, committed, *mine]))}")
@@ -63,7 +63,7 @@ def described_rows(paper: str, output: Path) -> list[str]:
 def targets() -> list[str]:
     """Targets of the Makefile."""
     names = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    return names + [f"reproduce-{part}" for part in dict.fromkeys(each for name in PAPERS for each in parts_of(name))]
+    return names + [f"reproduce-{part}" for part in dict.fromkeys(key for name in PAPERS for key in parts_of(name))]
 
 
 def _check_paper(paper: str, *others: str) -> None:

@@ -78,12 +78,12 @@ def _measured(run: Path, step: int) -> list[dict[str, Any]]:
     Empty without its own, as its files were written and of these weights.
     """
     folders = [run, *sorted(other for other in run.parent.glob("seed*") if other.resolve() != run.resolve())]
-    kept = [read_evaluations(RunFiles(each)) for each in folders]
-    found = {}
-    for content, _ in filter(None, kept):
+    saved = [read_evaluations(RunFiles(folder)) for folder in folders]
+    by_seed = {}
+    for content, _ in filter(None, saved):
         if content["step"] == step:
-            found.setdefault(content.get("seed"), content)
-    return [] if kept[0] is None else list(found.values())
+            by_seed.setdefault(content.get("seed"), content)
+    return [] if saved[0] is None else list(by_seed.values())
 
 
 def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], licence: str, name: str) -> str:
@@ -99,7 +99,7 @@ def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], lice
         for metric in HEADLINES:  # all are in the JSON
             if metric not in one["metrics"]:
                 continue
-            of_seeds = [100 * each["evaluations"][role]["metrics"][metric] for each in measured]
+            of_seeds = [100 * content["evaluations"][role]["metrics"][metric] for content in measured]
             spread = f"{statistics.mean(of_seeds):.1f} +- {statistics.stdev(of_seeds):.1f}" if of_seeds[1:] else "-"
             chance = one["chance"].get(metric)
             chance_level = "-" if chance is None else f"{100 * chance:.1f}"

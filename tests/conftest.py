@@ -109,11 +109,11 @@ def committed_results_left_out():
         if command is not None:
             collect_page, write_claims = command.collect_page, command._write_claims
 
-            def own_claims(asked, paper, tables, roots):
+            def claims_without_committed(asked, paper, tables, roots):
                 write_claims(asked, paper, tables, roots[1:] if asked.scale == "smoke" else roots)
 
             patch.setattr(command, "collect_page", lambda roots, page: collect_page(roots[1:], page))
-            patch.setattr(command, "_write_claims", own_claims)
+            patch.setattr(command, "_write_claims", claims_without_committed)
         yield
 
 

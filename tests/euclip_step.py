@@ -17,13 +17,13 @@ def share_of_a_step(methods: list[MethodConfig], tile: int = 0) -> list[dict]:
         methods: of the rows.
         tile: optim.loss_tile.
     """
-    found = []
+    steps = []
     for method in methods:
         torch.manual_seed(7)
         images, texts = torch.randn(2, PAIRS, DIM, dtype=torch.float64).unbind()
         geometry = build_geometry(method, DIM).double()
-        own = slice(rank() * PAIRS // world_size(), (rank() + 1) * PAIRS // world_size())
-        features = [part[own].clone().requires_grad_() for part in (images, texts)]
+        share = slice(rank() * PAIRS // world_size(), (rank() + 1) * PAIRS // world_size())
+        features = [part[share].clone().requires_grad_() for part in (images, texts)]
         scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
         image_embeddings, text_embeddings = geometry.embed_image(features[0]), geometry.embed_text(features[1])
         loss = geometry_loss(image_embeddings, text_embeddings, geometry, scale, tile=tile)
@@ -33,5 +33,5 @@ def share_of_a_step(methods: list[MethodConfig], tile: int = 0) -> list[dict]:
         (loss + method.entailment_weight * residuals.mean()).backward()
         scalars = {name: parameter.grad for name, parameter in geometry.named_parameters()} | {"scale": scale.grad}
         entailed = loss.detach() + method.entailment_weight * residuals.detach().mean()
-        found.append({"loss": entailed, "scalars": scalars, "features": [each.grad for each in features]})
-    return found
+        steps.append({"loss": entailed, "scalars": scalars, "features": [side.grad for side in features]})
+    return steps

@@ -47,13 +47,13 @@ def compare(folder: Path, geometry: type[Geometry], tile: int, size: int | None)
     images, token_ids = batch(16, torch.float64)
     share = slice(8 * rank(), 8 * rank() + 8)
 
-    alone = build(torch.float64, geometry())
+    single = build(torch.float64, geometry())
 
     def whole_loss(x, y, scale):
-        return symmetric_info_nce(scale * alone.geometry.similarity(x, y))
+        return symmetric_info_nce(scale * single.geometry.similarity(x, y))
 
-    at_once = MicroBatches(accelerator, alone, None)
-    expected, right = train(at_once, build_optimizer(alone, OptimConfig()), whole_loss, images, token_ids)
+    at_once = MicroBatches(accelerator, single, None)
+    expected, right = train(at_once, build_optimizer(single, OptimConfig()), whole_loss, images, token_ids)
 
     sharded, mesh = build(torch.float64, geometry()), init_device_mesh("cpu", (dist.get_world_size(),))
     for tower in (sharded.image_tower, sharded.text_tower):
@@ -66,9 +66,9 @@ def compare(folder: Path, geometry: type[Geometry], tile: int, size: int | None)
         return geometry_loss(x, y, sharded.geometry, scale, tile=tile)
 
     in_parts = MicroBatches(accelerator, sharded, size)
-    found, gradients = train(in_parts, optimizer, share_loss, images[share], token_ids[share])
+    losses, gradients = train(in_parts, optimizer, share_loss, images[share], token_ids[share])
     with torch.no_grad():
-        embedding_error = (sharded.encode_image(images) - alone.encode_image(images)).abs().max().item()
+        embedding_error = (sharded.encode_image(images) - single.encode_image(images)).abs().max().item()
     save_checkpoint(folder, 3, sharded, optimizer, {})
     wait_for_everyone()
     loaded = build(torch.float64, geometry())
@@ -78,11 +78,11 @@ def compare(folder: Path, geometry: type[Geometry], tile: int, size: int | None)
     }
     errors = {
         name: (one - other).abs().max().item()
-        for (name, one), other in zip(loaded.named_parameters(), alone.parameters(), strict=True)
+        for (name, one), other in zip(loaded.named_parameters(), single.parameters(), strict=True)
     }
     return {
-        "alone": expected,
-        "sharded": found,
+        "single": expected,
+        "sharded": losses,
         "gradient_errors": gradient_errors,
         "embedding_error": embedding_error,
         "checkpoint_errors": errors,

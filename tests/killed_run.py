@@ -29,7 +29,9 @@ def killed_after(step: int, run: RunFiles, folder: Path) -> Path:
 
 def assert_same_to_the_last_bit(unbroken: RunFiles, resumed: RunFiles) -> None:
     """Losses of every step and all that the last checkpoint holds of the model."""
-    curves = [[each["loss"] for each in read_log(run.log) if each["event"] == "train"] for run in (unbroken, resumed)]
+    curves = [
+        [record["loss"] for record in read_log(run.log) if record["event"] == "train"] for run in (unbroken, resumed)
+    ]
     assert curves[0] == curves[1]
     before, after = (last_checkpoint(run.checkpoints).model_tensors() for run in (unbroken, resumed))
     assert before.keys() == after.keys()

@@ -159,8 +159,8 @@ def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None
     data, optim, run = config.data, config.optim, config.run
     accelerator = launched_accelerator()
     reached = (lambda point, step: None) if trigger is None else trigger.reached
-    alone = only_run_in(files) if accelerator.is_main_process else nullcontext()
-    with alone, interrupted_with_saved_step(files):
+    lock = only_run_in(files) if accelerator.is_main_process else nullcontext()
+    with lock, interrupted_with_saved_step(files):
         pairs = open_training_pairs(data, run.seed)
         checkpoint = checkpoint_to_resume(files, resume, config, pairs.fingerprint)
         order = SampleOrder(len(pairs), optim.global_batch_size, run.seed)

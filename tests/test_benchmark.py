@@ -15,7 +15,7 @@ from scripts import benchmark
 from scripts.benchmarks import comparison
 from scripts.benchmarks.comparison import Comparison, Row, Skipped, Usage, measure
 from scripts.benchmarks.data import loaders, write_shards
-from scripts.benchmarks.loss import check_that_the_matrix_fits, usage_alone
+from scripts.benchmarks.loss import check_that_the_matrix_fits, usage_in_new_process
 from scripts.benchmarks.training import SMALL, TOY, VIT_B_32, open_clips_clip, our_clip, our_loss
 
 
@@ -119,13 +119,13 @@ def test_both_loaders_give_the_same_samples(tmp_path, num_workers):
     ours, theirs = loaders(write_shards(tmp_path, 2, 6, 32), 24, 4, num_workers)
 
     def contents(batches):
-        found = [
+        digests = [
             hashlib.sha256(image.numpy().tobytes() + ids.numpy().tobytes()).hexdigest()
             for images, token_ids in batches
             for image, ids in zip(images, token_ids)
         ]
         assert images_shape(batches) == (4, 3, 24, 24)
-        return sorted(found)
+        return sorted(digests)
 
     def images_shape(batches):
         return tuple(batches[0][0].shape)
@@ -135,10 +135,10 @@ def test_both_loaders_give_the_same_samples(tmp_path, num_workers):
     assert len(set(first)) == 12
 
 
-def test_the_memory_of_a_loss_is_measured_in_a_process_of_its_own():
-    found = usage_alone("sphere", 3_000, 0)
-    assert 4 * 4 < found.extra_bytes / 3_000**2 < 10 * 4  # some matrices of float32
-    assert found.seconds > 0
+def test_the_memory_of_a_loss_is_measured_in_a_new_process():
+    usage = usage_in_new_process("sphere", 3_000, 0)
+    assert 4 * 4 < usage.extra_bytes / 3_000**2 < 10 * 4  # some matrices of float32
+    assert usage.seconds > 0
 
 
 def test_a_matrix_that_does_not_fit_is_skipped_before_it_takes_the_machine_down():

@@ -120,12 +120,12 @@ def test_every_test_that_decides_a_claim_exists_asserts_and_is_not_skipped(paper
         file, _, function = test.partition("::")
         module = ast.parse((ROOT / file).read_text(encoding="utf-8"))
         outside = [node for node in module.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
-        (found,) = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == function]
-        told = " ".join(ast.unparse(node) for node in (*outside, found))
+        (definition,) = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == function]
+        source = " ".join(ast.unparse(node) for node in (*outside, definition))
         for word in ("pytest.skip", "skipif", "importorskip", "xfail", "pytestmark", "mark.gpu", "mark.slow"):
-            assert word not in told, f"{test}: {word}"
-        assert "data_dir" not in ast.unparse(found), test
-        assert re.search(r"\bassert\b|assert_close|pytest\.raises", ast.unparse(found)), test
+            assert word not in source, f"{test}: {word}"
+        assert "data_dir" not in ast.unparse(definition), test
+        assert re.search(r"\bassert\b|assert_close|pytest\.raises", ast.unparse(definition)), test
 
 
 def test_no_committed_claim_compares_numbers_of_unlike_protocols():

@@ -108,7 +108,7 @@ def cross_modal_by_loops(model, step, alpha, positives):
 
 @pytest.mark.parametrize("with_ids", [False, True])
 @pytest.mark.parametrize(("start", "alpha"), [("random_rows", 0.4), ("fill_level", 0.4), ("fill_level", 0.0)])
-def test_contrast_equals_loops_over_own_keys_and_queue(start, alpha, with_ids):
+def test_contrast_equals_loops_over_local_keys_and_queue(start, alpha, with_ids):
     model, (images, token_ids) = tiny_albef(start), tiny_batch()
     old = torch.tensor([7, 9, 8])
     slots = model.insert(*unit(torch.randn(2, 3, DIM)).double(), old)
@@ -278,7 +278,7 @@ def test_masking_draws_fifteen_percent_and_treats_them_eighty_ten_ten():
         assert float(put_in[word]) == pytest.approx(expected.get(word, 0.0), abs=0.01 if word in expected else 0)
 
 
-def test_hard_negatives_follow_the_softmax_and_never_take_the_own_or_the_same_id():
+def test_hard_negatives_follow_the_softmax_and_never_take_the_pair_itself_or_the_same_id():
     logits = torch.tensor([[9.0, 1.0, 2.0, 0.0], [0.0, 9.0, 0.0, 0.0], [0.0, 0.0, 9.0, 1.0], [3.0, 0.0, 0.0, 90.0]])
     generator = torch.Generator().manual_seed(0)
     for ids in (None, [1, 2, 1, 3], [-1, -1, -1, 5], [4, 4, 4, 4]):  # unknown ids equal no other; nothing but the same
@@ -297,7 +297,7 @@ def test_hard_negatives_follow_the_softmax_and_never_take_the_own_or_the_same_id
         hard_negatives(torch.zeros(1, 1))
 
 
-def test_momentum_encoders_get_no_gradient_and_move_only_when_told():
+def test_momentum_encoders_get_no_gradient_and_move_only_when_updated():
     model, (images, token_ids) = tiny_albef(), tiny_batch()
     before = {name: value.clone() for name, value in model.momentum_encoders.state_dict().items()}
     masked_ids, targets = masked_batch(token_ids)
@@ -322,7 +322,7 @@ def test_distillation_weight_rises_through_the_first_epoch():
     assert distillation_weight(100, 100) == distillation_weight(5000, 100) == 0.4
 
 
-def test_the_temperature_learns_at_its_own_rate():
+def test_the_temperature_learns_at_a_separate_rate():
     for model in (tiny_albef(), as_tcl(tiny_albef())):
         groups = build_optimizer(model, OptimConfig(logit_scale_rate=20.0)).param_groups
         (fast,) = (group for group in groups if group.get("rate") == 20.0)

@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, name, 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(draw=st.data())
-def test_a_file_cut_or_flipped_at_any_byte_is_found_and_named(tmp_path, draw):
+def test_a_file_cut_or_flipped_at_any_byte_is_detected_and_named(tmp_path, draw):
     path = tmp_path / "step-00000001"
     if not path.exists():
         saved(tmp_path, 1)

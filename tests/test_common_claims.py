@@ -126,7 +126,7 @@ def margin(name):
 def answers_of(condition, given_):
     """The condition's answer where its margins, in the order of the text, have these."""
     by_margin = dict(zip(margins(condition), given_))
-    return decide(condition, lambda each, *_: (by_margin[each], 0.0)).answer
+    return decide(condition, lambda comparison, *_: (by_margin[comparison], 0.0)).answer
 
 
 @pytest.mark.parametrize(
@@ -135,18 +135,18 @@ def answers_of(condition, given_):
      ("A and B or C", lambda a, b, c: (a and b) or c), ("(A or B) and C", lambda a, b, c: (a or b) and c)],
 )  # fmt: skip
 def test_an_answer_of_three_values_is_right_however_the_open_parts_turn_out(text, rule):
-    condition = parse(re.sub("[ABC]", lambda found: f"t['{found[0]}']['x'] > 0", text))
+    condition = parse(re.sub("[ABC]", lambda match: f"t['{match[0]}']['x'] > 0", text))
     for given_ in itertools.product((True, False, None), repeat=3):
         filled = itertools.product(*([value] if value is not None else [True, False] for value in given_))
-        outcomes = {rule(*each) for each in filled}
+        outcomes = {rule(*answers) for answers in filled}
         assert answers_of(condition, given_) is (outcomes.pop() if len(outcomes) == 1 else None)
 
 
 def test_the_error_is_shared_where_one_part_would_be_enough():
     seen = {}
 
-    def settle(each, error_holds, error_fails):
-        seen[each.cells[0].row] = (error_holds, error_fails)
+    def settle(comparison, error_holds, error_fails):
+        seen[comparison.cells[0].row] = (error_holds, error_fails)
         return None, None
 
     decide(Logic("and", (margin("a"), Logic("or", (margin("b"), margin("c"))))), settle)
@@ -169,8 +169,8 @@ def test_the_error_is_shared_where_one_part_would_be_enough():
 def test_the_comparison_that_is_shown_is_one_that_decides(kind, answers, deciding):
     strengths = dict(zip("abc", (-1.0, -2.0, -3.0) if False in answers and kind == "and" else (2.0, 1.0, 3.0)))
     settled = dict(zip("abc", zip(answers, strengths.values())))
-    found = decide(Logic(kind, tuple(map(margin, "abc"))), lambda each, *_: settled[each.cells[0].row])
-    assert (found.margin.cells[0].row, found.strength) == ("abc"[deciding], strengths["abc"[deciding]])
+    decision = decide(Logic(kind, tuple(map(margin, "abc"))), lambda comparison, *_: settled[comparison.cells[0].row])
+    assert (decision.margin.cells[0].row, decision.strength) == ("abc"[deciding], strengths["abc"[deciding]])
 
 
 def test_a_claim_of_many_comparisons_between_equal_methods_is_rarely_refuted():
@@ -180,8 +180,8 @@ def test_a_claim_of_many_comparisons_between_equal_methods_is_rarely_refuted():
     refuted = 0
     for positive, p_values in zip(tests.statistic > 0, tests.pvalue):
 
-        def settle(each, error_holds, error_fails, positive=positive, p_values=p_values):
-            k = int(each.cells[0].row[1:])
+        def settle(comparison, error_holds, error_fails, positive=positive, p_values=p_values):
+            k = int(comparison.cells[0].row[1:])
             return bool(positive[k]) if p_values[k] < (error_holds if positive[k] else error_fails) else None, 0.0
 
         refuted += decide(twenty, settle).answer is False
@@ -238,9 +238,9 @@ def test_any_text_gives_a_condition_of_known_parts_or_an_expression_error(text):
         condition = parse(text)
     except ExpressionError:
         return
-    for each in margins(condition):
-        assert isinstance(each, Margin)
-        assert math.isfinite(each.value(defaultdict(lambda: 1.25)))
+    for comparison in margins(condition):
+        assert isinstance(comparison, Margin)
+        assert math.isfinite(comparison.value(defaultdict(lambda: 1.25)))
 
 
 CELLS = [f't["{row}"]["x"]' for row in "abcd"]
@@ -296,26 +296,28 @@ def test_margins_and_logic_agree_with_python(text, numbers):
         assert re.search("more than 400|more than .* comparisons|at most", str(error))  # noqa: PT017
         return
 
-    def settle(each, *_):
-        return (each.value(given_) > 0 if each.strict else each.value(given_) >= 0), 0.0
+    def settle(comparison, *_):
+        return (comparison.value(given_) > 0 if comparison.strict else comparison.value(given_) >= 0), 0.0
 
     assert decide(condition, settle).answer is eval(text, names)
 
 
 def test_a_spread_becomes_the_comparisons_of_all_pairs():
     condition = parse("max(t['a']['x'], t['b']['x'], t['c']['x']) - min(t['a']['x'], t['b']['x'], t['c']['x']) < 2")
-    found = list(margins(condition))
+    comparisons = list(margins(condition))
     assert condition.kind == "and"
-    assert len(found) == 6  # of nine pairs three are of a cell with itself
-    assert found[0].text == 't["a"]["x"] - t["b"]["x"] < 2'
+    assert len(comparisons) == 6  # of nine pairs three are of a cell with itself
+    assert comparisons[0].text == 't["a"]["x"] - t["b"]["x"] < 2'
 
 
 def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
-    (each,) = margins(parse("t['a']['x'] * t['b']['x'] - 2 * t['a']['x'] > mean(t['c']['x'], 3) + 0 * t['d']['x']"))
+    (comparison,) = margins(
+        parse("t['a']['x'] * t['b']['x'] - 2 * t['a']['x'] > mean(t['c']['x'], 3) + 0 * t['d']['x']")
+    )
     at = {Cell("t", row, "x"): number for row, number in zip("abcd", (2.0, 3.0, 4.0, 5.0))}
-    assert [cell.row for cell in each.cells] == ["a", "b", "c"]
-    for one, slope in each.slopes(at).items():
-        moved = [each.value(at | {one: at[one] + step}) for step in (-1e-5, 1e-5)]
+    assert [cell.row for cell in comparison.cells] == ["a", "b", "c"]
+    for one, slope in comparison.slopes(at).items():
+        moved = [comparison.value(at | {one: at[one] + step}) for step in (-1e-5, 1e-5)]
         assert slope == pytest.approx((moved[1] - moved[0]) / 2e-5, rel=1e-6)
 
 
@@ -360,7 +362,7 @@ def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
         ({"threshold": "now"}, "threshold is 'now'; accepted: a git revision"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_a_claim_is_said_with_file_and_claim(tmp_path, change, message):
+def test_what_is_wrong_in_a_claim_is_named_with_file_and_claim(tmp_path, change, message):
     content = entry(f"{A_X} > {B_X}") | change
     with pytest.raises(ClaimError, match=message) as caught:
         load(tmp_path, {key: value for key, value in content.items() if value is not None})
@@ -426,10 +428,10 @@ def test_for_stands_for_all_combinations_and_a_list_for_all_its_expressions(tmp_
 )
 def test_the_audit_puts_the_printed_numbers_in(tmp_path, expression, verdict):
     (claim,), printed = load(tmp_path, entry(expression))
-    found = audit(claim, printed)
-    assert found.verdict == verdict
+    outcome = audit(claim, printed)
+    assert outcome.verdict == verdict
     if verdict == UNCHECKED:
-        assert found.reason == 'the paper prints no t["c"]["y"]'
+        assert outcome.reason == 'the paper prints no t["c"]["y"]'
 
 
 def test_an_audit_without_numbers_says_why(tmp_path):
@@ -444,22 +446,22 @@ A, B = (52.0, 55.0, 51.0), (48.0, 52.5, 46.0)
 
 
 def test_cells_that_share_seeds_and_data_are_compared_in_pairs(tmp_path):
-    found = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": cell(A)}, "b": {"x": cell(B)}}))
+    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": cell(A)}, "b": {"x": cell(B)}}))
     expected = stats.ttest_rel(A, B).confidence_interval(0.95)
-    assert found.verdict == HOLDS
-    assert found.decisive.interval == pytest.approx((expected.low, expected.high), abs=0.05)  # shares: of the arcsine
-    assert found.margin == pytest.approx(np.mean(A) - np.mean(B))
-    assert found.decisive.basis == "3 seeds, paired"
-    assert (found.decisive.unit, found.scale) == ("points", "demo")
-    assert evidence(found) == "margin +3.8 ± 3.1 points; 3 seeds, paired"
-    assert headline(found) == "holds at demo scale"
+    assert outcome.verdict == HOLDS
+    assert outcome.decisive.interval == pytest.approx((expected.low, expected.high), abs=0.05)  # shares: of the arcsine
+    assert outcome.margin == pytest.approx(np.mean(A) - np.mean(B))
+    assert outcome.decisive.basis == "3 seeds, paired"
+    assert (outcome.decisive.unit, outcome.scale) == ("points", "demo")
+    assert evidence(outcome) == "margin +3.8 ± 3.1 points; 3 seeds, paired"
+    assert headline(outcome) == "holds at demo scale"
 
 
 def test_pairs_go_by_seed_and_not_by_place(tmp_path):
     turned = cell(B[::-1], seeds=(2, 1, 0))
-    found = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": cell(A)}, "b": {"x": turned}}))
+    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": cell(A)}, "b": {"x": turned}}))
     expected = stats.ttest_rel(A, B).confidence_interval(0.95)
-    assert found.decisive.interval == pytest.approx((expected.low, expected.high), abs=0.05)
+    assert outcome.decisive.interval == pytest.approx((expected.low, expected.high), abs=0.05)
 
 
 @pytest.mark.parametrize("why", ["other seeds", "other training data", "more seeds"])
@@ -469,11 +471,11 @@ def test_other_cells_are_compared_by_welch(tmp_path, why):
     tables = [table({"a": {"x": cell(A)}, "b": {"x": cell(b, seeds=seeds)}})]
     if why == "other training data":
         tables = [table({"a": {"x": cell(A)}}), table({"b": {"x": cell(B)}}, data="scenes/train (2)")]
-    found = verdict_of(tmp_path, f"{A_X} > {B_X}", *tables)
+    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", *tables)
     expected = stats.ttest_ind(A, b, equal_var=False).confidence_interval(0.95)
-    assert found.decisive.interval == pytest.approx((expected.low, expected.high), abs=0.05)
-    assert found.verdict == UNDECIDED  # the same numbers that hold in pairs
-    assert found.decisive.basis == f"{'3 to 5' if why == 'more seeds' else 3} seeds, Welch"
+    assert outcome.decisive.interval == pytest.approx((expected.low, expected.high), abs=0.05)
+    assert outcome.verdict == UNDECIDED  # the same numbers that hold in pairs
+    assert outcome.decisive.basis == f"{'3 to 5' if why == 'more seeds' else 3} seeds, Welch"
 
 
 @pytest.mark.parametrize(
@@ -505,12 +507,12 @@ def test_measured_verdicts_of_hand_made_tables(tmp_path, expression, verdict):
     a, b = cell((52.0, 55.0, 51.0)), cell((48.2, 51.0, 47.1))  # +3.9 in pairs, give or take 0.2
     below, above = cell((10.0, 10.5, 10.2)), cell((30.0, 31.0, 30.5))
     ours = table({"a": {"x": a, "y": below}, "b": {"x": b, "y": above}})
-    found = verdict_of(tmp_path, expression, ours)
-    assert found.verdict == verdict
+    outcome = verdict_of(tmp_path, expression, ours)
+    assert outcome.verdict == verdict
     reasons = {'t["c"]': "published weights", 't["d"]': "t, d", 'u["a"]': "u, a", 't["a"]["s"]': "t, column s"}
     for reference, reason in reasons.items():
         if verdict in (NEEDS, NOT_RUN) and reference in expression and not ("u[" in expression and "c" in expression):
-            assert found.reason == reason
+            assert outcome.reason == reason
 
 
 def test_a_comparison_that_no_number_could_change_is_refused(tmp_path):
@@ -521,9 +523,9 @@ def test_a_comparison_that_no_number_could_change_is_refused(tmp_path):
 def test_a_product_has_the_interval_of_its_linear_part(tmp_path):
     generator = np.random.default_rng(0)
     a, b = generator.normal(60, 0.5, 12), generator.normal(50, 0.5, 12)
-    found = verdict_of(tmp_path, f"{A_X} * {B_X} > 2900", table({"a": {"x": cell(a)}, "b": {"x": cell(b)}}))
+    outcome = verdict_of(tmp_path, f"{A_X} * {B_X} > 2900", table({"a": {"x": cell(a)}, "b": {"x": cell(b)}}))
     per_seed = stats.ttest_1samp(a * b - 2900, 0).confidence_interval(0.95)
-    assert found.decisive.interval == pytest.approx((per_seed.low, per_seed.high), abs=1)
+    assert outcome.decisive.interval == pytest.approx((per_seed.low, per_seed.high), abs=1)
 
 
 def test_one_seed_decides_nothing(tmp_path):
@@ -579,47 +581,47 @@ def test_rows_of_an_experiment_are_pooled_where_it_names_its_columns(tmp_path):
         assert measured(claim, printed, our_cells([], [measured_])["demo"], "demo").decisive.basis == basis
 
 
-def test_near_is_what_its_own_seeds_leave_near(tmp_path):
+def test_near_is_what_its_seeds_leave_near(tmp_path):
     ours = table({"a": {"s": cell((100.0, 110.0, 90.0)), "y": cell((52.0, 52.1, 51.9))}})
-    found = verdict_of(tmp_path, 't["a"]["s"] > 70 and t["a"]["y"] > 40', ours)  # by 30 +- 25 and by 12 +- 0.3
-    assert (found.verdict, found.decisive.text) == (HOLDS, 't["a"]["s"] > 70')
+    outcome = verdict_of(tmp_path, 't["a"]["s"] > 70 and t["a"]["y"] > 40', ours)  # by 30 +- 25 and by 12 +- 0.3
+    assert (outcome.verdict, outcome.decisive.text) == (HOLDS, 't["a"]["s"] > 70')
 
 
 def test_what_follows_by_construction_has_no_interval_and_is_counted_apart(tmp_path):
     ours = table({"a": {"x": cell((90.0,))}, "b": {"x": cell((10.0,))}})
-    found = verdict_of(tmp_path, f"{A_X} > {B_X}", ours, exact="by construction")
-    assert (found.verdict, found.decisive.interval, evidence(found)) == (HOLDS, None, "margin +80.0 points")
-    assert headline(found) == "holds by construction at demo scale"
+    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", ours, exact="by construction")
+    assert (outcome.verdict, outcome.decisive.interval, evidence(outcome)) == (HOLDS, None, "margin +80.0 points")
+    assert headline(outcome) == "holds by construction at demo scale"
     assert headline(verdict_of(tmp_path, f"{A_X} < {B_X}", ours, exact="parity check")).startswith("does not hold in a")
 
 
 def test_an_effect_size_has_an_estimate_and_no_verdict(tmp_path):
     ours = table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})
-    found = verdict_of(tmp_path, f"{A_X} > {B_X}", ours, effect_size="a point needs a hundred seeds")
-    assert (headline(found), found.verdict) == ("effect size at demo scale", EFFECT)
-    assert re.match(r"\+3.8 .* points; 3 seeds, paired; a point needs", evidence(found))
+    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", ours, effect_size="a point needs a hundred seeds")
+    assert (headline(outcome), outcome.verdict) == ("effect size at demo scale", EFFECT)
+    assert re.match(r"\+3.8 .* points; 3 seeds, paired; a point needs", evidence(outcome))
     assert verdict_of(tmp_path, f'{A_X} > t["d"]["x"]', ours, effect_size="no").verdict == NOT_RUN
     several = verdict_of(tmp_path, f"{A_X} > {B_X} and {A_X} > 99.9", ours, effect_size="no").findings
-    assert [each.basis for each in several] == ["3 seeds, paired", "3 seeds"]  # estimates at 95 %, each by itself
-    assert several[0].interval == found.findings[0].interval
+    assert [finding.basis for finding in several] == ["3 seeds, paired", "3 seeds"]  # estimates at 95 %, each by itself
+    assert several[0].interval == outcome.findings[0].interval
 
 
 def test_no_rounding_moves_an_end_to_the_threshold():
-    for low, high, said in ((0.04, 9.0, "+4.52 ± 4.48"), (0.05, 0.63, "+0.34 ± 0.29"), (1.0, 3.0, "+2.0 ± 1.0")):
-        assert effect(Finding("", HOLDS, (low + high) / 2, (low, high))) == said
+    for low, high, text in ((0.04, 9.0, "+4.52 ± 4.48"), (0.05, 0.63, "+0.34 ± 0.29"), (1.0, 3.0, "+2.0 ± 1.0")):
+        assert effect(Finding("", HOLDS, (low + high) / 2, (low, high))) == text
 
 
-def test_a_threshold_chosen_after_the_data_is_told_beside_the_verdict_by_the_earlier_one(tmp_path):
+def test_a_threshold_chosen_after_the_data_is_named_beside_the_verdict_by_the_earlier_one(tmp_path):
     ours = table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})
-    found = verdict_of(
+    outcome = verdict_of(
         tmp_path, None, ours, audit=f"{A_X} > 1", measured=f"{A_X} > {B_X} + 3.9", after_the_data=f"{A_X} > {B_X}"
     )
-    assert headline(found) == "undecided at demo scale; threshold chosen after the data: holds"
+    assert headline(outcome) == "undecided at demo scale; threshold chosen after the data: holds"
 
 
 def test_an_interval_that_begins_at_0_does_not_hold_a_strict_claim(tmp_path):
-    found = verdict_of(tmp_path, f"{A_X} > 0", table({"a": {"x": cell((0.5, 0.0, 2.0))}}))
-    assert (found.verdict, found.decisive.interval[0]) == (UNDECIDED, 0)
+    outcome = verdict_of(tmp_path, f"{A_X} > 0", table({"a": {"x": cell((0.5, 0.0, 2.0))}}))
+    assert (outcome.verdict, outcome.decisive.interval[0]) == (UNDECIDED, 0)
     ties = table({name: {"x": cell((7.0, 7.0))} for name in "ab"})
     assert verdict_of(tmp_path, f"{A_X} > {B_X}", ties).verdict == FAILS
     assert verdict_of(tmp_path, f"{A_X} >= {B_X}", ties).verdict == HOLDS
@@ -627,16 +629,16 @@ def test_an_interval_that_begins_at_0_does_not_hold_a_strict_claim(tmp_path):
 
 def test_nothing_is_decided_at_smoke_scale(tmp_path):
     ours = table({"a": {"x": cell(A, scale="smoke")}, "b": {"x": cell(B, scale="smoke")}}, scale="smoke")
-    found = verdict_of(tmp_path, f"{A_X} > {B_X}", ours, scale="smoke")
-    assert (found.verdict, found.reason) == (UNDECIDED, "nothing is decided at smoke scale")
+    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", ours, scale="smoke")
+    assert (outcome.verdict, outcome.reason) == (UNDECIDED, "nothing is decided at smoke scale")
 
 
 def test_cells_of_unlike_protocols_are_not_compared_and_the_key_is_named(tmp_path):
     other = {**PROTOCOL, "preprocessing": {"size": 64}}
     tables = [table({"a": {"x": cell(A)}}), table({"b": {"x": cell(B, protocol=other)}})]
-    found = verdict_of(tmp_path, f"{A_X} > {B_X}", *tables)
-    assert found.verdict == UNLIKE
-    assert found.reason == f"preprocessing.size is 32 for {A_X} but 64 for {B_X}"
+    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", *tables)
+    assert outcome.verdict == UNLIKE
+    assert outcome.reason == f"preprocessing.size is 32 for {A_X} but 64 for {B_X}"
     may_differ = {**PROTOCOL, "unreadable_images": 3}
     tables[1] = table({"b": {"x": cell(B, protocol=may_differ)}})
     assert verdict_of(tmp_path, f"{A_X} > {B_X}", *tables).verdict == HOLDS
@@ -648,11 +650,11 @@ def test_an_average_over_test_sets_is_fine_where_each_set_is_compared_with_itsel
         "a": {"x": cell(A), "y": cell((62.0, 63.0, 61.0), "second (11)", other)},
         "b": {"x": cell(B), "y": cell((58.0, 60.0, 58.0), "second (11)", other)},
     })  # fmt: skip
-    found = verdict_of(tmp_path, f"mean({A_X} - {B_X}, {A_Y} - {B_Y}) > 0", ours)
-    assert found.verdict == HOLDS
+    outcome = verdict_of(tmp_path, f"mean({A_X} - {B_X}, {A_Y} - {B_Y}) > 0", ours)
+    assert outcome.verdict == HOLDS
     expected = stats.ttest_rel(np.add(A, (62, 63, 61)) / 2, np.add(B, (58, 60, 58)) / 2).confidence_interval(0.95)
-    assert found.decisive.interval == pytest.approx((expected.low, expected.high), abs=0.05)
-    assert found.decisive.data == ("test (00)", "second (11)")
+    assert outcome.decisive.interval == pytest.approx((expected.low, expected.high), abs=0.05)
+    assert outcome.decisive.data == ("test (00)", "second (11)")
     crossed = verdict_of(tmp_path, f"{A_X} > {B_Y}", ours)
     assert crossed.verdict == UNLIKE
     assert 'data is "test"' in crossed.reason
@@ -662,9 +664,9 @@ def test_an_average_over_test_sets_is_fine_where_each_set_is_compared_with_itsel
 def test_two_comparisons_that_share_the_error_need_more_than_one_does(tmp_path):
     a, b = (10.0, 11.0, 12.5), (12.0, 12.6, 13.6)
     ours = table({"a": {"x": cell(a), "y": cell((90.0, 91.0, 92.0))}, "b": {"x": cell(b), "y": cell((1.0, 2.0, 3.0))}})
-    alone = verdict_of(tmp_path, f"{A_X} > {B_X}", ours)
+    single = verdict_of(tmp_path, f"{A_X} > {B_X}", ours)
     both = verdict_of(tmp_path, [f"{A_X} > {B_X}", f"{A_Y} > {B_Y}"], ours)
-    assert (alone.verdict, both.verdict) == (FAILS, UNDECIDED)
+    assert (single.verdict, both.verdict) == (FAILS, UNDECIDED)
     assert (both.holding, both.of) == (1, 2)
     # the interval is the one that left it open, so that it does not contradict the verdict
     assert both.decisive.interval[0] < 0 < both.decisive.interval[1]
@@ -680,11 +682,11 @@ def test_scales_are_judged_apart_and_the_more_telling_one_comes_first(tmp_path):
     demo = table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})
     half = table({"a": {"x": cell(A, scale="paper")}}, scale="paper")
     photos = table({"a": {"x": cell(B, scale="photos")}, "b": {"x": cell(A, scale="photos")}}, scale="photos")
-    found = measured_at_every_scale(claim, printed, our_cells([demo, half, photos], []))
-    assert [(verdict.scale, verdict.verdict) for verdict in found] == [("photos", FAILS), ("demo", HOLDS)]
+    verdicts = measured_at_every_scale(claim, printed, our_cells([demo, half, photos], []))
+    assert [(verdict.scale, verdict.verdict) for verdict in verdicts] == [("photos", FAILS), ("demo", HOLDS)]
     single = table({name: {"x": cell((9.0,), scale="paper")} for name in "ab"}, scale="paper")
-    found = measured_at_every_scale(claim, printed, our_cells([demo, single], []))
-    assert [(verdict.scale, verdict.verdict) for verdict in found] == [("demo", HOLDS), ("paper", ONE_SEED)]
+    verdicts = measured_at_every_scale(claim, printed, our_cells([demo, single], []))
+    assert [(verdict.scale, verdict.verdict) for verdict in verdicts] == [("demo", HOLDS), ("paper", ONE_SEED)]
     (only,) = measured_at_every_scale(claim, printed, our_cells([half], []))
     assert (only.verdict, only.reason) == (NOT_RUN, "t, b")
     (nothing,) = measured_at_every_scale(claim, printed, our_cells([], []))
@@ -717,12 +719,12 @@ def test_what_cannot_be_run_and_what_a_test_decides(tmp_path):
     ]
     claims, printed = load(tmp_path, *contents)
     full = our_cells([table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})], [])["demo"]
-    found = [measured(claim, printed, full, "demo") for claim in claims]
-    assert [headline(verdict) for verdict in found] == [
+    verdicts = [measured(claim, printed, full, "demo") for claim in claims]
+    assert [headline(verdict) for verdict in verdicts] == [
         "needs a private data set", "not run yet: a figure", "held by test test_y, run with the tests",
         "refuted by test test_z, run with the tests",
     ]  # fmt: skip
-    assert "tests/test_x.py::test_y" in found[2].reason
+    assert "tests/test_x.py::test_y" in verdicts[2].reason
 
 
 # ---- experiments ----------------------------------------------------------------------------------------------------
@@ -737,7 +739,7 @@ def experiment(**changes):
     return Experiment(**(content | changes))
 
 
-def test_an_experiment_is_written_found_and_decides_a_claim(tmp_path):
+def test_an_experiment_is_written_and_read_and_decides_a_claim(tmp_path):
     path = write_experiment(experiment(), tmp_path / "results")
     assert path == tmp_path / "results/no_paper/experiments/demo/memory.json"
     assert collect_experiments([tmp_path / "results", tmp_path / "nowhere"]) == [experiment()]
@@ -745,9 +747,9 @@ def test_an_experiment_is_written_found_and_decides_a_claim(tmp_path):
         None, kind="experiment", no_numbers="a figure", measured='experiment["memory"]["v"] < experiment["memory"]["w"]'
     )
     (claim,), printed = load(tmp_path, content)
-    (found,) = measured_at_every_scale(claim, printed, our_cells([], collect_experiments([tmp_path / "results"])))
-    assert found.verdict == HOLDS
-    assert evidence(found) == "margin +1.9 ± 0.6 GB; 2 seeds, paired"
+    (outcome,) = measured_at_every_scale(claim, printed, our_cells([], collect_experiments([tmp_path / "results"])))
+    assert outcome.verdict == HOLDS
+    assert evidence(outcome) == "margin +1.9 ± 0.6 GB; 2 seeds, paired"
     (missing,) = measured_at_every_scale(claim, printed, our_cells([], []))
     assert missing.reason == "experiment memory"
     assert claim.sources == ("memory",)
@@ -774,8 +776,8 @@ def test_an_experiment_just_run_counts_before_a_committed_one_with_more_seeds(tm
     write_experiment(committed, command.results)
     elsewhere = replace(command, results=tmp_path / "results")  # the committed one is measured again
     assert verdict(elsewhere) == FAILS
-    told = (tmp_path / "results/no_paper/memory/demo/memory_claims.md").read_text(encoding="utf-8")
-    assert "does not hold at demo scale" in told
+    text = (tmp_path / "results/no_paper/memory/demo/memory_claims.md").read_text(encoding="utf-8")
+    assert "does not hold at demo scale" in text
 
 
 def test_a_command_tells_the_claims_of_the_experiments_that_it_measured(tmp_path, monkeypatch, capsys):
@@ -783,11 +785,11 @@ def test_a_command_tells_the_claims_of_the_experiments_that_it_measured(tmp_path
     folder_with(tmp_path, json.dumps({"claims": [bound]}))
     monkeypatch.setattr("common.reproduce.command.ROOT", tmp_path)
     command = Command("table9", "demo", (0, 1), (), tmp_path, tmp_path / "results")  # a part of another name
-    for made_by, told in (("make something-else", False), (command.text("no_paper"), True)):
+    for made_by, is_judged in (("make something-else", False), (command.text("no_paper"), True)):
         values = {"v": (9.0, 9.2), "w": (3.0, 3.1)}
         write_experiment(experiment(seeds=(0, 1), values=values, command=made_by), command.results)
         _write_claims(command, "no_paper", [], [command.results])
-        assert ("measured: holds at demo" in " ".join(capsys.readouterr().out.split())) == told
+        assert ("measured: holds at demo" in " ".join(capsys.readouterr().out.split())) == is_judged
 
 
 @pytest.mark.parametrize(
@@ -847,8 +849,8 @@ def test_counts_name_every_verdict(judged):
 
 
 def test_only_claims_of_the_asked_tables_are_kept(judged):
-    assert [each.claim.id for each in touching(judged, ["u"]).judged] == ["C7"]
-    assert [each.claim.id for each in touching(judged, ["t", "u"]).judged] == ["C1", "C2", "C3", "C4", "C5", "C7"]
+    assert [entry.claim.id for entry in touching(judged, ["u"]).judged] == ["C7"]
+    assert [entry.claim.id for entry in touching(judged, ["t", "u"]).judged] == ["C1", "C2", "C3", "C4", "C5", "C7"]
     assert judge(Path("/nowhere"), [], []) is None
 
 
@@ -877,8 +879,8 @@ def test_markdown_has_a_line_for_each_claim_and_is_not_broken_by_a_sentence(judg
 
 def test_the_page_has_each_claim_once_with_verdicts_counts_and_expressions(judged, tmp_path):
     page = write_page([], tmp_path / "page.html", claims=[judged]).read_text(encoding="utf-8")
-    for each in judged.judged:
-        assert page.count(f'id="claim-no_paper-{each.claim.id}"') == 1
+    for entry in judged.judged:
+        assert page.count(f'id="claim-no_paper-{entry.claim.id}"') == 1
     assert page.count("Sentence C1.") == 1
     assert "7 claims. Audit: 4 hold" in page
     assert page.count("<details>") == page.count("</details>") == 7

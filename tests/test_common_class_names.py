@@ -141,5 +141,5 @@ def test_without_open_clip_the_way_out_is_named(monkeypatch):
         (["n01440764", "n01443537", "n01484850"], None),  # ImageNet's, of other names
     ],
 )
-def test_a_folder_gets_a_name_only_by_evidence_whatever_the_order_of_folders(folders, found):
-    assert names_by_evidence(folders, ["dog", "Emu bird", "ox"]) == found
+def test_a_folder_gets_a_name_only_by_evidence_whatever_the_order_of_folders(folders, expected):
+    assert names_by_evidence(folders, ["dog", "Emu bird", "ox"]) == expected

@@ -105,7 +105,7 @@ def _both(result, metric):
     return result.metrics[f"i2t_{metric}"], result.metrics[f"t2i_{metric}"]
 
 
-def test_a_sixth_caption_counts_in_5k_alone():
+def test_a_sixth_caption_counts_only_in_5k():
     scores, image_ids, caption_ids, owners = small_set(8, extra=(0, 5))
     five = [column for column in range(42) if column not in (5, 36 - 5)]
     assert (owners[5], owners[31]) == (0, 5)

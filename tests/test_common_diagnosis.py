@@ -232,7 +232,7 @@ def warnings_of(watch, ratios, first=1):
     return actual
 
 
-def test_a_loss_at_its_plateau_is_told_once_after_a_hundred_steps_behind_the_warm_up():
+def test_a_loss_at_its_plateau_is_reported_once_after_a_hundred_steps_behind_the_warm_up():
     assert PLATEAU_STEPS == 100
     actual = warnings_of(Watch(warmup_steps=50), [1.0] * 120 + [0.98] + [0.995, 1.005] * 150)  # step 121 interrupts
     assert list(actual) == [221]
@@ -270,7 +270,7 @@ GEOMETRIES = {
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_collapse_of_either_side_is_told_once_after_the_warm_up_in_every_geometry(name):
+def test_collapse_of_either_side_is_reported_once_after_the_warm_up_in_every_geometry(name):
     generator = torch.Generator().manual_seed(0)
     spread, constant = torch.randn(32, 16, generator=generator), torch.randn(16, generator=generator).expand(32, 16)
     geometry = GEOMETRIES[name]()
@@ -367,7 +367,7 @@ def test_every_so_many_steps_a_line_of_the_log_is_diagnosed(log_every, diagnose_
     assert [done for done in range(1, steps + 1) if journal.diagnoses_at(done)] == expected
 
 
-def test_most_steps_look_at_loss_and_logit_scale_alone(tmp_path, monkeypatch):
+def test_most_steps_read_only_loss_and_logit_scale(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("common.run.step.diagnose", lambda *arguments: calls.append(1) or diagnose(*arguments))
     bounds = ("method.logit_scale_min=14.0", "method.logit_scale_max=14.0001", "method.logit_scale_init=14.0")
@@ -398,7 +398,7 @@ def test_in_groups_the_chance_level_is_that_of_a_group(tmp_path):
         assert record["loss"] / record["loss_over_chance"] == pytest.approx(math.log(2))
 
 
-def test_a_run_whose_temperature_is_fixed_too_high_is_told_so_once_and_not_again_after_a_resume(
+def test_a_run_whose_temperature_is_fixed_too_high_is_warned_of_once_and_not_again_after_a_resume(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr("common.diagnosis.PLATEAU_STEPS", 10)

@@ -63,7 +63,7 @@ def test_attention_in_bfloat16_on_a_cpu_is_the_float32_one_rounded(autocast):
     torch.testing.assert_close(ours, reference, rtol=0.02, atol=0.02)
 
 
-def test_each_class_token_fills_its_own_block_of_features():
+def test_each_class_token_fills_its_block_of_features():
     tokens = 3
     images, token_ids = torch.randn(2, 3, 32, 32), torch.tensor([[2, 5, 3, 0], [2, 6, 7, 3]])
     image_tower = VisionTransformer(32, 8, 16, 2, 2, 6, num_class_tokens=tokens)
@@ -78,7 +78,7 @@ def test_each_class_token_fills_its_own_block_of_features():
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_last_block_works_on_class_tokens_alone_and_gives_what_it_gives_among_all(checkpointing):
+def test_the_last_block_works_on_class_tokens_only_and_gives_what_it_gives_among_all(checkpointing):
     images, token_ids = torch.randn(3, 3, 32, 32).double(), torch.tensor([[2, 5, 3, 0, 0], [2, 6, 7, 8, 3]])
     sizes = (16, 2, 2, 6)
     more = {"num_class_tokens": 2, "gradient_checkpointing": checkpointing}
@@ -271,7 +271,7 @@ def test_gradient_checkpointing_runs_each_block_twice():
     assert len(calls) == 9
 
 
-def test_patch_dropout_shortens_training_alone_and_keeps_the_class_tokens():
+def test_patch_dropout_shortens_only_training_and_keeps_the_class_tokens():
     tower = VisionTransformer(32, 8, 16, 1, 2, 6, num_class_tokens=2, patch_dropout=0.75)
     lengths = []
     tower.transformer.register_forward_hook(lambda module, inputs, output: lengths.append(inputs[0].shape[1]))

@@ -78,7 +78,7 @@ def test_views_are_those_computed_on_the_fly_and_computed_once(tmp_path):
     assert (rows.name, rows.fingerprint, len(rows)) == (pictures.name, pictures.fingerprint, 10)
 
 
-def test_other_weights_pictures_or_preprocessing_are_computed_anew_and_another_crop_of_training_is_not(tmp_path):
+def test_other_weights_pictures_or_preprocessing_are_computed_again_and_another_crop_of_training_is_not(tmp_path):
     pictures = Pictures()
     cache(tmp_path).of(pictures, TRANSFORM, training=False)
     before = len(pictures.drawn)
@@ -139,19 +139,19 @@ def test_a_copy_for_another_process_takes_no_features_with_it(tmp_path):
     torch.testing.assert_close(transform.eval(rows[0]["image"]), on_the_fly("centre", 0), rtol=0, atol=0)
 
 
-def of_each_process(folder):
+def of_one_process(folder):
     drawn = Pictures()
     rows, transform = cache(folder).of(drawn, TRANSFORM, training=False)
     return rank(), world_size(), len(drawn.drawn), np.asarray(transform.eval(rows[1]["image"])).tolist()
 
 
 def test_of_two_processes_one_computes_and_both_read(tmp_path):
-    first, second = in_processes(2, of_each_process, tmp_path)
+    first, second = in_processes(2, of_one_process, tmp_path)
     assert {first[2], second[2]} == {0, 8}
     assert first[3] == second[3] == on_the_fly("centre", 1).tolist()
 
 
-def test_notes_that_are_torn_begin_anew(tmp_path):
+def test_notes_that_are_torn_start_empty(tmp_path):
     cache(tmp_path).of(Pictures(), TRANSFORM, training=False)
     (file,) = tmp_path.glob("*.npy")
     file.rename(file.with_suffix(".part"))
@@ -166,8 +166,8 @@ def test_sets_of_a_mixture_are_kept_each_for_itself_and_a_stream_is_refused(tmp_
     rows, transform = cache(tmp_path, views=("mirror",)).of(mixture, TRANSFORM, training=True)
     assert (rows.name, rows.fingerprint) == (mixture.name, mixture.fingerprint)
     for index in (0, 1, 9, 11):  # sample index // 2 of set index % 2
-        found = transform.train(rows[index]["image"], 5)
-        torch.testing.assert_close(found, on_the_fly("mirror", index // 2), rtol=0, atol=0)
+        features = transform.train(rows[index]["image"], 5)
+        torch.testing.assert_close(features, on_the_fly("mirror", index // 2), rtol=0, atol=0)
         assert rows[index]["image_id"] == mixture[index]["image_id"]
     stream = Pictures()
     stream.forward_only = True

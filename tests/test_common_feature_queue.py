@@ -89,7 +89,7 @@ def test_a_batch_that_does_not_divide_the_capacity_wraps_with_the_remainder():
     assert queue.features[:, 0].tolist() == [5, 6, 2, 3, 4]
 
 
-def test_random_rows_are_unit_and_come_from_the_seed_alone():
+def test_random_rows_are_unit_and_depend_only_on_the_seed():
     state = torch.get_rng_state()
     queue = FeatureQueue(200, 16, seed=3)
     assert torch.equal(torch.get_rng_state(), state)
@@ -105,7 +105,7 @@ def test_random_rows_are_unit_and_come_from_the_seed_alone():
     assert queue.present().all()
 
 
-def test_rows_are_the_queues_own_and_a_write_before_the_backward_pass_is_an_error():
+def test_rows_are_a_view_of_the_queue_and_a_write_before_the_backward_pass_is_an_error():
     queue = FeatureQueue(4, 2)
     assert queue.rows().data_ptr() == queue.features.data_ptr()
     assert not queue.rows().requires_grad

@@ -134,7 +134,7 @@ def test_gradient_of_squared_arccos_is_right_on_both_sides_of_the_border():
     assert torch.autograd.gradcheck(squared_arccos, (cosines,))
 
 
-def test_squared_arccos_keeps_its_input_alone_for_the_backward_pass():
+def test_squared_arccos_keeps_only_its_input_for_the_backward_pass():
     cosines, kept = torch.linspace(-1, 1, 1001, requires_grad=True), []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         angles = squared_arccos(cosines)

@@ -117,7 +117,7 @@ def test_positives_share_the_mass_of_all_candidates_of_the_same_id():
     check_row_stochastic(positives_from_ids(torch.arange(3), torch.arange(3).repeat(7), dtype=torch.float64), 1e-15)
 
 
-def test_unknown_ids_equal_nothing_but_the_own_partner_is_always_a_positive():
+def test_unknown_ids_equal_nothing_but_the_partner_is_always_a_positive():
     ids = torch.tensor([-1, 4, -1])
     targets = positives_from_ids(ids, torch.tensor([-1, 4, -1, 4]), partner_columns=torch.tensor([0, 1, 2]))
     assert targets.tolist() == [[1, 0, 0, 0], [0, 0.5, 0, 0.5], [0, 0, 1, 0]]
@@ -367,7 +367,7 @@ def test_partners_may_be_compared_by_another_function_than_the_rest(with_queue):
     torch.testing.assert_close(loss(lambda x, y: given), expected, rtol=1e-13, atol=0)
 
 
-def test_a_sample_drawn_twice_is_pushed_away_without_ids_and_left_alone_with_them():
+def test_a_sample_drawn_twice_is_pushed_away_without_ids_and_not_with_them():
     rows = torch.zeros(3, 2, dtype=torch.float64)
     gradients = []
     for ids in (None, torch.tensor([7, 7, 1])):

@@ -336,7 +336,7 @@ def test_runs_of_every_paper_are_exported_or_refused_in_words(tmp_path, monkeypa
             export_weights.main()
 
 
-def test_weights_of_pictures_alone_are_named(tmp_path):
+def test_weights_without_a_text_tower_are_named(tmp_path):
     state = {"kind": "vision", "paper": "contrastive_basics"}
     model = torch.nn.Linear(2, 2)
     save_checkpoint(tmp_path, 1, model, torch.optim.AdamW(model.parameters()), state)

@@ -424,7 +424,7 @@ def test_torchvision_arguments_are_checked(tmp_path):
         open_torchvision("eurosat", tmp_path, ["a"] * 10, TEMPLATES, part="test")
 
 
-def test_an_unusual_size_is_said(tmp_path):
+def test_an_unusual_size_is_reported(tmp_path):
     mnist(tmp_path)
     with pytest.warns(UserWarning, match=r"mnist: 2 images in .*; usual are 10,000 \(test\)"):
         open_torchvision("mnist", tmp_path, names_of("mnist"), TEMPLATES)

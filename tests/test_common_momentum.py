@@ -101,7 +101,7 @@ def test_tied_parameters_stay_tied_and_are_averaged_once():
     assert momentum.encoder.output.weight is momentum.encoder.table.weight
 
 
-def test_running_statistics_stay_the_copys_own():
+def test_running_statistics_stay_those_of_the_copy():
     learner = Learner()
     with torch.no_grad():
         learner.encoder(3 + torch.randn(16, 3))

@@ -207,7 +207,7 @@ def test_keys_that_are_inserted_before_the_backward_pass_are_an_error_and_no_oth
         moco_loss(logits, columns).backward()
 
 
-def test_running_statistics_of_the_key_encoder_are_its_own():
+def test_running_statistics_of_the_key_encoder_are_separate():
     encoder = nn.Sequential(nn.Linear(WIDTH, 7), nn.BatchNorm1d(7), nn.Linear(7, DIM))
     model = MomentumContrast(encoder, Sphere(), LogitScale(5.0, trainable=False), pool_of(QUEUE, DIM))
     first, second = (view.float() for view in views())

@@ -28,7 +28,7 @@ def test_a_clean_checkout_is_named_by_its_commit_and_a_changed_one_says_so(check
     assert git_revision() == f"{head[:12]}+changes"
 
 
-def test_new_files_and_results_written_anew_are_no_changes(checkout):
+def test_new_files_and_results_written_again_are_no_changes(checkout):
     clean = git_revision()
     (checkout / "notes.txt").write_text("new\n", encoding="utf-8")
     (checkout / "results/paper/table.json").write_text("2\n", encoding="utf-8")

@@ -27,8 +27,8 @@ def test_contours_write_every_value_at_its_place(tmp_path):
     values = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     panel = Contours("loss $x$", "nats", x, y, values)
     picture, numbers = plot_contours([panel, panel], tmp_path / "c.png", "a", "b")
-    found = {(float(row["x"]), float(row["y"])): float(row["value"]) for row in rows(numbers)}
-    assert found == {(a, b): values[k, i] for k, b in enumerate(y) for i, a in enumerate(x)}
+    values_by_place = {(float(row["x"]), float(row["y"])): float(row["value"]) for row in rows(numbers)}
+    assert values_by_place == {(a, b): values[k, i] for k, b in enumerate(y) for i, a in enumerate(x)}
     dark = grey(picture) < 200  # text and contours, on white, in both panels
     assert dark[:, : dark.shape[1] // 2].mean() > 0.01
     assert dark[:, dark.shape[1] // 2 :].mean() > 0.01
@@ -54,9 +54,9 @@ def test_heat_on_pictures_and_words_writes_all_maps(tmp_path):
     hot, faded = ((np.abs(grey(drawn) - shade) < 2).mean() for shade in (200, cold))
     # two pictures and two maps of half heat against these maps' other halves and one map without heat
     assert hot / faded == pytest.approx(3 / 2, rel=0.1)
-    found = rows(numbers)
-    assert len(found) == 3 * 4
-    first = [row["heat"] for row in found if (row["caption"], row["map"]) == ("costs $5", "whole")]
+    records = rows(numbers)
+    assert len(records) == 3 * 4
+    first = [row["heat"] for row in records if (row["caption"], row["map"]) == ("costs $5", "whole")]
     assert first == [1.0, 0.0, 0.0, 1.0]
     boxed, _ = plot_heat_on_pictures([replace(lines[0], boxes={"": (1, 1, 4, 4), "pair 1": (2, 3, 4, 4)})], drawn)
     pixels = np.asarray(Image.open(boxed).convert("RGB")).astype(int)

@@ -154,29 +154,29 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
     path = tmp_path / "report.html"
     number = collect_page([ROOT / "results"], path)
     assert path.stat().st_size <= 1e6
-    pages = {each.name: each for each in tmp_path.glob("report_*.html")}
-    assert all(each.stat().st_size <= 6e6 for each in pages.values())
+    pages = {file.name: file for file in tmp_path.glob("report_*.html")}
+    assert all(file.stat().st_size <= 6e6 for file in pages.values())
     _, page = read(path)
-    said = " ".join(" ".join(page.texts).split())
+    text = " ".join(" ".join(page.texts).split())
     for answer in (
         r"A temperature fixed at 1 harms the sphere .*? falls from \d+\.\d to \d+\.\d %",
         r"EuCLIP matches CLIP and MERU only where .*? retrieval is \d+\.\d against \d+\.\d",
         r"Which claims hold by construction\? \w+ C\d+.*?: they follow from a definition or a count",
     ):
-        assert re.search(answer, said), answer
+        assert re.search(answer, text), answer
     claims = {claims.paper: claims for claims in collect_claims([ROOT / "results"], collect([ROOT / "results"]))}
     squares = [link["href"].split("#") for link in page.find("a") if "#" in link["href"]]
-    assert len(squares) == sum(len(each.judged) for each in claims.values())
-    ids = {name: {found[1] for found in re.finditer(r'id="([^"]+)"', each.read_text())} for name, each in pages.items()}
+    assert len(squares) == sum(len(entry.judged) for entry in claims.values())
+    ids = {name: {match[1] for match in re.finditer(r'id="([^"]+)"', file.read_text())} for name, file in pages.items()}
     assert all(anchor in ids[name] for name, anchor in squares)
-    assert sum(each.read_text().count("<section") for each in pages.values()) == number + len(claims)
-    for each in pages.values():
-        headings = re.findall(r"<li><a href=\"#[^>]*>(.*?)</a>", each.read_text())
+    assert sum(file.read_text().count("<section") for file in pages.values()) == number + len(claims)
+    for file in pages.values():
+        headings = re.findall(r"<li><a href=\"#[^>]*>(.*?)</a>", file.read_text())
         assert len(headings) == len(set(headings))  # a changed table is told from the whole one
-    assert not any("`" in each.read_text() for each in (path, *pages.values()))  # `code` is shown as such
-    found = path.read_text().split('class="conclusions"')[1]
-    assert "&nbsp;%" in found
-    assert " %" not in found
+    assert not any("`" in file.read_text() for file in (path, *pages.values()))  # `code` is shown as such
+    conclusions = path.read_text().split('class="conclusions"')[1]
+    assert "&nbsp;%" in conclusions
+    assert " %" not in conclusions
 
 
 def test_a_broken_claims_file_is_named_on_the_command_line(tmp_path, monkeypatch, capsys):
@@ -323,9 +323,9 @@ def made_up_log(offset):
     records[7]["loss"] = "nan"  # as the log writes it
     metrics = {"test/i2t_recall_at_1": 0.25 + offset, "test/t2i_recall_at_1": 0.125, "test/i2t_recall_at_5": 0.5}
     evaluated = [
-        {"event": "evaluate", "step": step, "metrics": found}
+        {"event": "evaluate", "step": step, "metrics": values}
         for step in (100, 200)
-        for found in (metrics, {"acc1": 0.75, "acc5": 1})
+        for values in (metrics, {"acc1": 0.75, "acc5": 1})
     ]
     return [*records, *evaluated, {"event": "broken", "step": 3}]
 

@@ -215,13 +215,13 @@ def simulated(rows, seeds, comparisons, seed_effect=0.0, spread="alike", effect=
     values[:, 0] += effect
     if shares:  # around 3 %, and so looked at as angles
         values = share_angle(1 / (1 + np.exp(3.5 - 0.2 * values)))
-    found, covered = shared_spread(values), None
+    pooled, covered = shared_spread(values), None
     holds, fails = np.ones(number, dtype=bool), np.zeros(number, dtype=bool)
     for greater, lesser in comparisons:
         weights = (np.arange(rows) == greater) * 1.0 - (np.arange(rows) == lesser)
-        margin, half_width = values.mean(axis=-1) @ weights, found.half_width(weights, 0.05)
+        margin, half_width = values.mean(axis=-1) @ weights, pooled.half_width(weights, 0.05)
         holds &= margin > half_width
-        fails |= margin < -found.half_width(weights, 0.05 / len(comparisons))
+        fails |= margin < -pooled.half_width(weights, 0.05 / len(comparisons))
         covered = np.mean(np.abs(margin - effect) <= half_width) if covered is None else covered
     return (holds if effect else holds | fails).mean(), covered
 

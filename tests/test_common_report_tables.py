@@ -98,23 +98,26 @@ def test_markdown_is_this():
     assert to_markdown(made_up_table()) == MARKDOWN
 
 
-def test_what_all_notes_begin_with_is_told_once():
-    def told(*notes):
+def test_what_all_notes_begin_with_is_printed_once():
+    def shared_notes(*notes):
         rows = [Row(f"row {number}", {}, {"loss": cell(1.0)}, "measured", note) for number, note in enumerate(notes)]
         return re.findall(r"^- ((?:all|row) .*)$", to_markdown(made_up_table(rows=rows)), re.MULTILINE)
 
-    assert told("ours: 4 px (of 9; cut); 2 steps; pool", "ours: 4 px (of 9; cut); 2 steps; no pool") == [
+    assert shared_notes("ours: 4 px (of 9; cut); 2 steps; pool", "ours: 4 px (of 9; cut); 2 steps; no pool") == [
         "all measured rows: 4 px (of 9; cut); 2 steps",
         "row 0: pool",
         "row 1: no pool",
     ]
-    assert told("4 px (of 9; cut)", "4 px (of 9; grown)") == ["row 0: 4 px (of 9; cut)", "row 1: 4 px (of 9; grown)"]
-    assert told("4 px; 2 steps", "4 px; 2 steps", "4 px") == [
+    assert shared_notes("4 px (of 9; cut)", "4 px (of 9; grown)") == [
+        "row 0: 4 px (of 9; cut)",
+        "row 1: 4 px (of 9; grown)",
+    ]
+    assert shared_notes("4 px; 2 steps", "4 px; 2 steps", "4 px") == [
         "all measured rows: 4 px",
         "row 0: 2 steps",
         "row 1: 2 steps",
     ]
-    assert told("4 px", "") == told("4 px") == ["row 0: 4 px"]
+    assert shared_notes("4 px", "") == shared_notes("4 px") == ["row 0: 4 px"]
 
 
 def printed_ours(table):
@@ -183,8 +186,8 @@ def test_the_difference_is_printed_at_scale_paper_only_and_never_for_a_stand_in(
     stand_ins = lay_out(table)[0][0]
     assert stand_ins.cells == ("scenes 0000", "another set")  # without a label the data of our cells is named
     assert panel_label(table, columns[1]) == "another set, standing in for B"
-    alone = dataclasses.replace(table, rows=[dataclasses.replace(table.rows[0], paper={"a": 90.5, "b": None})])
-    assert panel_label(alone, columns[1]) == "B, on another set"  # the paper has nothing to stand in for
+    single = dataclasses.replace(table, rows=[dataclasses.replace(table.rows[0], paper={"a": 90.5, "b": None})])
+    assert panel_label(single, columns[1]) == "B, on another set"  # the paper has nothing to stand in for
 
 
 @pytest.mark.parametrize("name", ["scale", "data", "protocol"])

@@ -95,7 +95,7 @@ def test_the_two_directions_match_different_pairs_in_calls_of_bounded_size():
     assert int(by_image[1].max()) > 10
 
 
-def test_the_other_direction_may_have_scores_of_its_own():
+def test_the_other_direction_may_have_separate_scores():
     scores, text_scores, logits = torch.randn(12, 12), torch.randn(12, 12), torch.randn(12, 12)
     actual = two_stage_ranks(scores, torch.arange(12), from_table(logits), 10, text_scores=text_scores)
     mirrored = two_stage_ranks(text_scores.T.contiguous(), torch.arange(12), from_table(logits.T), 10)

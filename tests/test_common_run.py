@@ -172,7 +172,7 @@ def test_a_resume_sets_damaged_later_checkpoints_aside_and_a_look_does_not(tmp_p
     assert sorted(path.name for path in files.checkpoints.iterdir()) == ["damaged-step-00000009", "step-00000007"]
 
 
-def test_what_a_step_draws_depends_on_seed_step_and_process_alone(monkeypatch):
+def test_what_a_step_draws_depends_on_seed_step_and_process_only(monkeypatch):
     def draws(seed, step):
         seed_step(seed, step)
         return tuple(torch.rand(4).tolist())
@@ -284,17 +284,17 @@ def test_a_run_whose_terminal_closes_saves_and_says_so_to_nobody():
 
 
 def test_outside_the_main_thread_a_run_trains_without_looking_at_signals():
-    found = []
+    states = []
 
     def elsewhere():
         with stop_signals() as stop:
-            found.append((stop.agreed(torch.device("cpu")), signal.getsignal(signal.SIGTERM)))
+            states.append((stop.agreed(torch.device("cpu")), signal.getsignal(signal.SIGTERM)))
 
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert found == [(False, before)]
+    assert states == [(False, before)]
 
 
 def stuck_worker(ready):
@@ -343,16 +343,18 @@ def test_a_run_ended_at_once_says_what_is_saved_or_that_nothing_is(capsys, tmp_p
         with interrupted_with_saved_step(files):
             raise KeyboardInterrupt
 
-    said = []
+    messages = []
     for step in (None, 7):
         if step is not None:
             save(files, step, to_dict(Config()))
         with pytest.raises(SystemExit) as end:
             run_or_explain(main)
         assert end.value.code == 130
-        said.append(capsys.readouterr().err.strip())
-    assert said[0] == f"stopped at once: nothing is saved in {tmp_path}; the same command starts anew"
-    assert said[1].startswith(f"stopped at once: saved is step 7 in {tmp_path}; the same command goes on from there")
+        messages.append(capsys.readouterr().err.strip())
+    assert messages[0] == f"stopped at once: nothing is saved in {tmp_path}; the same command starts anew"
+    assert messages[1].startswith(
+        f"stopped at once: saved is step 7 in {tmp_path}; the same command goes on from there"
+    )
 
 
 def test_a_folder_is_held_by_one_run(tmp_path):
@@ -393,7 +395,7 @@ def test_a_disk_without_locks_is_named_with_a_way_on_and_nothing_is_left_that_ho
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_stops_before_the_step(norm):
-    norms = {name: torch.tensor(each) for name, each in (("a", 1.0), ("b", norm), ("c", 2.0))}
+    norms = {name: torch.tensor(size) for name, size in (("a", 1.0), ("b", norm), ("c", 2.0))}
     with pytest.raises(NonFiniteLoss, match=r"gradient norm is .* at step 3, .* the gradient of b\. The weights"):
         check_finite_gradient(norm, 3, norms)
     check_finite_gradient(5.0, 3, norms)
@@ -435,7 +437,7 @@ def test_log_survives_any_text_and_refuses_damage_in_the_middle(tmp_path):
         read_log(path)
 
 
-def test_a_log_cut_inside_a_character_loses_its_last_line_alone(tmp_path):
+def test_a_log_cut_inside_a_character_loses_only_its_last_line(tmp_path):
     path = tmp_path / "log.jsonl"
     RunLog(path).write("train", step=1, loss=1.0)
     with path.open("ab") as file:
@@ -488,8 +490,8 @@ def test_cache_key_depends_on_config_data_and_code(monkeypatch):
     automatic = override(config, ["run.mixed_precision=auto"])
     for instructions, same_as in (({}, "no"), ({"avx512_bf16": True}, "bf16"), ({"bf16": True}, "bf16")):
         monkeypatch.setattr(torch.cpu, "get_capabilities", instructions.copy, raising=False)
-        said = override(config, [f"run.mixed_precision='{same_as}'"])
-        assert run_key(PAPER, automatic, "data") == run_key(PAPER, said, "data")
+        stated = override(config, [f"run.mixed_precision='{same_as}'"])
+        assert run_key(PAPER, automatic, "data") == run_key(PAPER, stated, "data")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert run_key(PAPER, config, "data") != key
 
@@ -576,9 +578,9 @@ def test_what_may_change_in_a_resume_leads_to_the_same_folder(tmp_path, change):
     there = run_files(PAPER, "table2_clip", "smoke", config, "data", tmp_path)
     save(there, 7, to_dict(config))
     changed = override(config, [change])
-    found = run_files(PAPER, "table2_clip", "smoke", changed, "data", tmp_path)
-    assert found == there
-    assert checkpoint_to_resume(found, True, changed, "data").state["step"] == 7
+    files = run_files(PAPER, "table2_clip", "smoke", changed, "data", tmp_path)
+    assert files == there
+    assert checkpoint_to_resume(files, True, changed, "data").state["step"] == 7
     assert (
         chosen_files(TRAIN, argparse.Namespace(**{**vars(arguments), "output_dir": there.folder}), changed, "") == there
     )
@@ -586,15 +588,17 @@ def test_what_may_change_in_a_resume_leads_to_the_same_folder(tmp_path, change):
 
 def test_how_many_pictures_are_looked_at_leads_to_the_same_run_evaluated_otherwise(tmp_path):
     changes = ["data.num_test=3000", "data.num_labelled=7", "data.gallery=500", "method.prompt_average=embeddings"]
-    files = [run_files(PAPER, "a", "smoke", override(Config(), [*each]), "data", tmp_path) for each in ([], changes)]
+    files = [
+        run_files(PAPER, "a", "smoke", override(Config(), [*changed]), "data", tmp_path) for changed in ([], changes)
+    ]
     assert files[0] == files[1]
     assert files[0].identity != files[1].identity
     same = run_files(PAPER, "a", "smoke", override(Config(), ["data.num_val=7"]), "data", tmp_path)
     assert (same, same.identity) == (files[0], files[0].identity)
     changes = ["data.num_test=7", "evaluation.neighbours=3", "evaluation.probe_epochs=7"]
-    configs = [override(VisionConfig(), each) for each in ([], changes)]
+    configs = [override(VisionConfig(), changed) for changed in ([], changes)]
     one, other = (
-        run_files("contrastive_basics", "vision_moco_v2", "smoke", each, "data", tmp_path) for each in configs
+        run_files("contrastive_basics", "vision_moco_v2", "smoke", config, "data", tmp_path) for config in configs
     )
     assert one == other
     assert one.identity != other.identity
@@ -678,15 +682,15 @@ def test_a_checkpoint_of_another_seed_row_data_or_code_is_refused(tmp_path):
     config = Config()
     run = run_files(PAPER, "table2_clip", "smoke", config, "data", tmp_path)
     save(run, 7, to_dict(config))
-    found = last_checkpoint(run.checkpoints)
-    check_same_run(found, run, override(config, ["data.num_test=7", "method.prompt_average=embeddings"]), "data")
+    checkpoint = last_checkpoint(run.checkpoints)
+    check_same_run(checkpoint, run, override(config, ["data.num_test=7", "method.prompt_average=embeddings"]), "data")
     with pytest.raises(ConfigError, match=r"holds a run of another config: run\.seed 0 -> 1"):
-        check_same_run(found, run, override(config, ["run.seed=1"]), "data")
+        check_same_run(checkpoint, run, override(config, ["run.seed=1"]), "data")
     with pytest.raises(ConfigError, match="holds a run on other training data"):
-        check_same_run(found, run, config, "other data")
-    found.state["run_key"] = "0123456789ab"
+        check_same_run(checkpoint, run, config, "other data")
+    checkpoint.state["run_key"] = "0123456789ab"
     with pytest.raises(ConfigError, match="holds a run with another key, 0123456789ab"):
-        check_same_run(found, run, config, "data")
+        check_same_run(checkpoint, run, config, "data")
 
 
 def test_cache_key_depends_on_the_values_of_a_row_file_and_not_on_its_text(tmp_path):

@@ -61,14 +61,14 @@ def test_a_frozen_scale_is_not_given_to_the_optimiser():
     assert id(scale.log_logit_scale) not in given
 
 
-def test_a_logit_scale_with_a_rate_of_its_own_is_a_group_that_keeps_it():
+def test_a_logit_scale_with_a_separate_rate_is_a_group_that_keeps_it():
     model = TwoTowers(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Sphere(), LogitScale(14.0))
     optimizer = build_optimizer(model, OptimConfig(logit_scale_rate=20.0, weight_decay=0.3))
-    *others, own = optimizer.param_groups
-    assert own["params"] == [model.logit_scale.log_logit_scale]
-    assert own["weight_decay"] == 0.0
+    *others, loss_group = optimizer.param_groups
+    assert loss_group["params"] == [model.logit_scale.log_logit_scale]
+    assert loss_group["weight_decay"] == 0.0
     set_learning_rate(optimizer, 0.01)
-    assert own["lr"] == pytest.approx(0.2)
+    assert loss_group["lr"] == pytest.approx(0.2)
     assert [group["lr"] for group in others] == [0.01, 0.01]
     given = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert given == {id(p) for p in model.parameters()}
@@ -77,8 +77,8 @@ def test_a_logit_scale_with_a_rate_of_its_own_is_a_group_that_keeps_it():
 
 def test_a_curvature_has_the_rate_of_the_logit_scale_and_embedding_scales_that_of_the_rest():
     model = TwoTowers(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Hyperbolic(2, squared=False), LogitScale(14.0))
-    *others, own = build_optimizer(model, OptimConfig(logit_scale_rate=20.0)).param_groups
+    *others, loss_group = build_optimizer(model, OptimConfig(logit_scale_rate=20.0)).param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    assert {names[id(p)] for p in own["params"]} == {"logit_scale.log_logit_scale", "geometry.log_curvature"}
+    assert {names[id(p)] for p in loss_group["params"]} == {"logit_scale.log_logit_scale", "geometry.log_curvature"}
     rest = {names[id(p)] for group in others for p in group["params"]}
     assert len([name for name in rest if name.endswith("_scale")]) == 2

@@ -238,7 +238,7 @@ def test_opening_a_ranked_set_again_reads_no_json(tmp_path, monkeypatch):
         open_shards("*.tar", root=tmp_path, role="test", index_dir=tmp_path / "index")
 
 
-def test_keys_that_begin_anew_in_each_shard_are_told_apart_by_their_image_id(tmp_path):
+def test_keys_that_start_again_in_each_shard_are_distinguished_by_their_image_id(tmp_path):
     good_tar(tmp_path / "a.tar", 2)
     write_tar(tmp_path / "b.tar", {"k0000": pair(7), "k0001": pair(8, json=b"{torn")})
     pairs = open_shards("*.tar", root=tmp_path, role="test")

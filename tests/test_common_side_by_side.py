@@ -60,11 +60,11 @@ def test_side_by_side_is_one_after_the_other_to_the_last_bit(tmp_path, capsys):
         "table2_clip, seed 0", "table2_multi, seed 0"
     ]  # fmt: skip
     for run, job in zip(both, jobs_in(tmp_path / "alone")):
-        alone = run_row(job)
-        assert (run.evaluations, run.hits, run.hardware) == (alone.evaluations, alone.hits, alone.hardware)
-        assert run.files.folder.relative_to(tmp_path / "both") == alone.files.folder.relative_to(tmp_path / "alone")
+        single = run_row(job)
+        assert (run.evaluations, run.hits, run.hardware) == (single.evaluations, single.hits, single.hardware)
+        assert run.files.folder.relative_to(tmp_path / "both") == single.files.folder.relative_to(tmp_path / "alone")
         name = "checkpoints/step-00000002/model.safetensors"
-        assert (run.files.folder / name).read_bytes() == (alone.files.folder / name).read_bytes()
+        assert (run.files.folder / name).read_bytes() == (single.files.folder / name).read_bytes()
     assert not any(is_missing(job) for job in jobs_in(tmp_path / "both"))
 
 
@@ -96,8 +96,8 @@ def test_ctrl_c_saves_all_and_tells_the_step_of_each(tmp_path, terminal_signals)
     once(lambda: begun(tmp_path), ctrl_c)
     with pytest.raises(Stopped) as stopped:
         run_rows({"both": jobs_in(tmp_path, "optim.steps=5000", "run.save_every=0")})
-    said = sorted(str(stopped.value).splitlines(), key=lambda line: line.partition(" in ")[2])
-    for line, folder in zip(said, sorted(tmp_path.glob("*/*/*")), strict=True):
+    lines = sorted(str(stopped.value).splitlines(), key=lambda line: line.partition(" in ")[2])
+    for line, folder in zip(lines, sorted(tmp_path.glob("*/*/*")), strict=True):
         assert f"saved at step {saved_step(folder / 'checkpoints')} of 5000 in {folder}" in line
 
 
@@ -146,14 +146,14 @@ def refuses(*arguments):
 
 
 @pytest.mark.parametrize("train", [diverges, refuses])
-def test_what_a_run_fails_with_is_what_it_says_alone(tmp_path, capsys, train):
-    said = []
+def test_a_run_fails_with_the_message_of_a_single_run(tmp_path, capsys, train):
+    errors = []
     for folder, run in (("alone", lambda jobs: run_row(jobs[0])), ("both", lambda jobs: run_rows({"both": jobs}))):
         with pytest.raises((NonFiniteLoss, ConfigError)) as error:
             run(jobs_in(tmp_path / folder, train=train))
-        said.append((error.type, str(error.value)))
-    assert said[0] == said[1]
-    assert said[0][1] in capsys.readouterr().err  # at once, not when the others have ended
+        errors.append((error.type, str(error.value)))
+    assert errors[0] == errors[1]
+    assert errors[0][1] in capsys.readouterr().err  # at once, not when the others have ended
 
 
 def first_process(folder):

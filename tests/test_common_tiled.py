@@ -207,7 +207,7 @@ def test_what_is_frozen_gets_no_gradient_and_the_rest_is_unchanged():
 # half precision
 
 
-def test_bf16_embeddings_are_compared_in_float32_and_get_their_own_dtype_back():
+def test_bf16_embeddings_are_compared_in_float32_and_get_their_dtype_back():
     images, texts, _ = world(Sphere(), dtype=torch.float32)
     images, texts = (side.detach().bfloat16().requires_grad_() for side in (images, texts))
     with torch.autocast("cpu", torch.bfloat16):

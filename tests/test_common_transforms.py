@@ -73,7 +73,7 @@ def test_a_line_of_pixels_takes_little_memory_and_shows_its_centre(shape, transf
 # --- training views --------------------------------------------------------------------------------------------------
 
 
-def test_a_training_view_is_a_function_of_picture_and_seed_alone():
+def test_a_training_view_is_a_function_of_picture_and_seed_only():
     transform = ImageTransform(24, crop_scale=(0.2, 1.0), flip_probability=0.5)
     image = picture(50, 70)
     views = []

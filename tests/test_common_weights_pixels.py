@@ -122,7 +122,7 @@ def test_what_our_transform_does_not_have_is_refused_by_key_and_value(settings, 
     "preprocess", [HALF, {**HALF, "resize_mode": "squash"}, {"interpolation": "bilinear"}], ids=str
 )
 @torch.no_grad()
-def test_published_weights_are_evaluated_with_their_own_pixels(tmp_path, preprocess):
+def test_published_weights_are_evaluated_with_their_preprocessing(tmp_path, preprocess):
     config = shrunk(CONFIGURATIONS["ViT-B-32"])
     config["text_cfg"] |= {"vocab_size": 49_408, "context_length": 77}
     theirs, transform = write_folder(tmp_path / "model", config, preprocess)

@@ -24,21 +24,21 @@ NUM_IMAGES = 60
 
 def evaluation(hits, **protocol):
     """What an evaluation's two files hold: of a labelled set, one hit or miss per picture."""
-    told = {"task": "zero_shot", "data": "pets", "fingerprint": "0123456789", "num_images": len(hits)}
-    told |= {"preprocessing": {"size": 48}, **protocol}
-    found = {"metrics": {"acc1": float(np.mean(hits))}, "chance": {"acc1": 0.5}, "protocol": told}
+    protocol_of_set = {"task": "zero_shot", "data": "pets", "fingerprint": "0123456789", "num_images": len(hits)}
+    protocol_of_set |= {"preprocessing": {"size": 48}, **protocol}
+    result = {"metrics": {"acc1": float(np.mean(hits))}, "chance": {"acc1": 0.5}, "protocol": protocol_of_set}
     facts = {"paper": "euclip", "step": 9, "training_data": "photos, published", "training_revision": "abc"}
     facts |= {"hardware": "a CPU", "evaluation_code": {"a.py": "code", "b.py": "only here"}}
-    return {**facts, "evaluations": {"pets": found}}, {"pets": {"acc1": [[float(hit)] for hit in hits]}}
+    return {**facts, "evaluations": {"pets": result}}, {"pets": {"acc1": [[float(hit)] for hit in hits]}}
 
 
 def write_run(folder, seed, hits, row=1, facts=(), **protocol):
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump({"method": {"row": row}, "run": {"seed": seed}}))
-    content, found = evaluation(hits, **protocol)
+    content, hits_of_roles = evaluation(hits, **protocol)
     content |= {"seed": seed, "weights": None, **dict(facts)}
-    write_json(folder / "evaluation.json", content | {"hash": hash_of([content, found])})
-    write_json(folder / "hits.json", found)
+    write_json(folder / "evaluation.json", content | {"hash": hash_of([content, hits_of_roles])})
+    write_json(folder / "hits.json", hits_of_roles)
     return folder
 
 
@@ -74,9 +74,9 @@ def test_seeds_are_one_line_and_published_weights_another_with_mcnemars_p_value(
     assert f": {gain:+.1f} [" in note
     assert note.endswith(f"p {p:.2g}")
     assert any("preprocessing.size is 224 for photos, published, 48 for other, demo" in note for note in table.notes)
-    said = capsys.readouterr().out
-    assert all(label in said for label in ("other, demo", "mine, demo", "table and plot: "))
-    assert "reproduce no cell of the paper" not in said
+    output = capsys.readouterr().out
+    assert all(label in output for label in ("other, demo", "mine, demo", "table and plot: "))
+    assert "reproduce no cell of the paper" not in output
 
 
 def test_unlike_protocols_share_no_column_and_the_note_says_why(tmp_path, hits):
@@ -91,7 +91,7 @@ def test_unlike_protocols_share_no_column_and_the_note_says_why(tmp_path, hits):
 
 
 @pytest.mark.parametrize(("paper", "unlike"), [("euclip", True), ("geomm", False)])
-def test_code_that_evaluates_is_unlike_within_a_paper_alone(paper, unlike, tmp_path, hits):
+def test_code_that_evaluates_is_unlike_only_within_a_paper(paper, unlike, tmp_path, hits):
     runs = [write_run(tmp_path / "a" / "seed0", 0, hits[0], row="a")]
     facts = {"paper": paper, "evaluation_code": {"a.py": "other"}}
     runs.append(write_run(tmp_path / "b" / "seed0", 0, hits[1], row="b", facts=facts))

@@ -144,7 +144,7 @@ def test_the_queue_holds_the_newest_keys_of_the_momentum_encoder_and_no_gradient
         for parameter in model.image_tower.parameters():
             parameter.add_(0.1)  # the copy stays where it was
     for batch in batches:
-        slots = memory.insert(*batch)
+        slots = memory.insert_batch(*batch)
     pairs = memory.pairs()
     assert [of_pool.tolist() for of_pool in slots] == [[4, 5, 0, 1]] * 2
     assert pairs.ids.tolist() == [12, 13, 2, 3, 10, 11]  # slots 0 and 1 overwritten

@@ -61,16 +61,16 @@ def test_losses_and_gradients(name, tile):
 @on_cuda
 @pytest.mark.parametrize("local", LOCAL)
 @pytest.mark.parametrize("attach", ATTACH)
-def test_pools_with_a_graph_of_their_own(attach, local):
+def test_pools_with_a_separate_graph(attach, local):
     def compute(device):
         pool = copy.deepcopy(full_pool(attach, local=local)).to(device)
         assert pool.rebuild(0)
         queries, keys = draw(3, BATCH, DIM).to(device).requires_grad_(), draw(2, BATCH, DIM).to(device)
         candidates, scale = pool.open(keys), torch.tensor(7.0, dtype=torch.float64, device=device)
         loss, logits = pool_info_nce(candidates, queries, scale, candidates.columns, keys, alpha=0.4)
-        found = loss, logits, candidates.similarity(queries), *torch.autograd.grad(loss, queries)
+        values = loss, logits, candidates.similarity(queries), *torch.autograd.grad(loss, queries)
         pool.insert(keys)
-        return *found, pool.paths, pool.offset
+        return *values, pool.paths, pool.offset
 
     equal_on_both(compute)
 

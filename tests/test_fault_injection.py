@@ -378,9 +378,9 @@ def test_a_picture_cut_anywhere_is_broken_or_whole_never_half(encoding, neighbou
     whole = np.asarray(Image.open(io.BytesIO(body)).convert("RGB")).tobytes()
     for end in sorted({*range(0, len(body), 40), *range(24), *range(len(body) - 20, len(body))}):
         members = {extension: body[:end], "txt": b"a"}
-        found = read_odd(neighbours, members, f"{encoding} cut at byte {end} of {len(body)}")
+        sample = read_odd(neighbours, members, f"{encoding} cut at byte {end} of {len(body)}")
         # a PNG may lack its end mark, which holds nothing
-        assert found is None or (found[0] == whole and encoding == "png" and end >= len(body) - 20), end
+        assert sample is None or (sample[0] == whole and encoding == "png" and end >= len(body) - 20), end
 
 
 def test_a_picture_that_claims_to_be_huge_is_refused_at_once(neighbours):
@@ -416,14 +416,14 @@ def test_unusual_pictures_that_are_fine_are_read(neighbours):
         "a png called jpg": ("jpg", ENCODINGS["png"][1], np.asarray(PICTURE)),
     }
     for what, (extension, body, pixels) in cases.items():
-        found = read_odd(neighbours, {extension: body, "txt": b"a"}, what)
-        assert found is not None, what
-        assert found[0] == np.asarray(pixels).astype(np.uint8).tobytes(), what
+        sample = read_odd(neighbours, {extension: body, "txt": b"a"}, what)
+        assert sample is not None, what
+        assert sample[0] == np.asarray(pixels).astype(np.uint8).tobytes(), what
     for mode in ("CMYK", "L", "YCbCr"):
         body = encoded(PICTURE.resize((240, 200)).convert(mode), "JPEG", quality=98)
-        found = np.frombuffer(read_odd(neighbours, {"jpg": body, "txt": b"a"}, mode)[0], np.uint8).reshape(200, 240, 3)
+        sample = np.frombuffer(read_odd(neighbours, {"jpg": body, "txt": b"a"}, mode)[0], np.uint8).reshape(200, 240, 3)
         expected = np.asarray(PICTURE.resize((240, 200)).convert("L" if mode == "L" else "RGB").convert("RGB"))
-        assert np.abs(found.astype(int) - expected).mean() < 8, mode  # lossy, but no negative
+        assert np.abs(sample.astype(int) - expected).mean() < 8, mode  # lossy, but no negative
 
 
 def npy(header: bytes, body: bytes = b"") -> bytes:
@@ -460,9 +460,9 @@ def test_every_set_of_missing_and_empty_members_is_a_sample_or_named(neighbours)
         members = {name: body if take == 1 else b"" for (name, body), take in zip(full.items(), choice) if take}
         if not members:
             continue
-        found = read_odd(neighbours, members, f"members {members.keys()}")
+        sample = read_odd(neighbours, members, f"members {members.keys()}")
         usable = members.get("jpg") and (members.get("json") or ("json" not in members and members.get("txt")))
-        assert (found is not None) == bool(usable), members.keys()
+        assert (sample is not None) == bool(usable), members.keys()
 
 
 def test_of_two_shards_in_one_file_the_first_is_read_and_the_seam_is_named(tmp_path):
@@ -657,12 +657,12 @@ def read_annotations(content: bytes, folder: Path) -> tuple[dict[int, tuple], in
             except BrokenSample as error:
                 broken.append(error)
     assert all(item.reason for item in broken)
-    found = {}
+    contents = {}
     for name, sample in samples:
         number = int(name.partition(".")[0])
-        assert number not in found, f"{name} twice"
-        found[number] = as_plain(sample)[:2]
-    return found, len(broken)
+        assert number not in contents, f"{name} twice"
+        contents[number] = as_plain(sample)[:2]
+    return contents, len(broken)
 
 
 def written(number: int) -> tuple:
@@ -690,13 +690,13 @@ def test_a_wrong_value_in_an_annotation_file_costs_its_picture_only(layout, pict
                 parent[place[-1]] = wrong
             hurt = picture_of(layout, place)
             what = f"{layout}{place} = {wrong!r}"
-            found = read_annotations(json.dumps(content).encode(), pictures)
+            outcome = read_annotations(json.dumps(content).encode(), pictures)
             cases += 1
-            if found is None:
+            if outcome is None:
                 refused += 1
                 assert hurt == 0 or place[-1] == "split", what
                 continue
-            samples, broken = found
+            samples, broken = outcome
             for number in range(1, 5):
                 if number != hurt and hurt:
                     assert samples.get(number) == written(number), f"{what}: picture {number} is hurt"

@@ -152,10 +152,10 @@ def test_what_is_not_there_is_named(root, mark, words):
 def test_check_writes_nothing_and_fails_where_a_page_differs(root, monkeypatch, capsys):
     page = root / "README.md"
     page.write_text(MARK.format("; columns: acc, mean") + "\n", encoding="utf-8")
-    for arguments, status, told in ((["--check"], 1, "differs"), ([], 0, "filled"), (["--check"], 0, "no change")):
+    for arguments, status, message in ((["--check"], 1, "differs"), ([], 0, "filled"), (["--check"], 0, "no change")):
         monkeypatch.setattr(sys, "argv", ["fill_pages.py", *arguments])
         with pytest.raises(SystemExit) as stopped:
             fill_pages.main()
         assert bool(stopped.value.code) == bool(status)
-        assert told in capsys.readouterr().out
+        assert message in capsys.readouterr().out
     assert FILLED in page.read_text(encoding="utf-8")

@@ -102,7 +102,7 @@ def test_a_run_of_other_sizes_is_refused(finetuned):
     config = config_of("clip_geo", f"start.run={finetuned.files.folder}")  # all of an ALBEF
     with pytest.raises(ConfigError, match=r"does not fit this row: encoders.fusion\..* for none"):
         start_(build_model(config, parent.tokenizer), config)
-    with pytest.raises(ConfigError, match=r"start.row = tower; accepted: another row of geomm: albef, "):
+    with pytest.raises(ConfigError, match=r"start.row = tower; expected another row of geomm: albef, "):
         run_row(Job(CODE, "clip_geo.yaml", "smoke", 0, (*FEW, "start.row=tower"), finetuned.files.folder))
 
 

@@ -71,12 +71,12 @@ def measured(paper, row):
 
 @pytest.mark.parametrize(("paper", "row"), [(paper, row) for paper, rows in ROWS.items() for row in rows])
 def test_frozen_weights_give_the_numbers_that_they_gave(paper, row):
-    golden, found = json.loads(GOLDEN.read_text())[f"{paper}/{row}"], measured(paper, row)
-    assert found["words"] == golden["words"]
-    assert torch.tensor(found["similarities"]) == pytest.approx(torch.tensor(golden["similarities"]), rel=1e-3)
-    assert found["metrics"].keys() == golden["metrics"].keys()
+    golden, values = json.loads(GOLDEN.read_text())[f"{paper}/{row}"], measured(paper, row)
+    assert values["words"] == golden["words"]
+    assert torch.tensor(values["similarities"]) == pytest.approx(torch.tensor(golden["similarities"]), rel=1e-3)
+    assert values["metrics"].keys() == golden["metrics"].keys()
     for role, metrics in golden["metrics"].items():
-        assert found["metrics"][role] == pytest.approx(metrics, abs=0.03), role  # a near tie may fall either way
+        assert values["metrics"][role] == pytest.approx(metrics, abs=0.03), role  # a near tie may fall either way
 
 
 if __name__ == "__main__":

@@ -66,15 +66,15 @@ def by_path(tmp_path_factory):
 
 
 def test_a_finished_run_says_what_it_measured_how_and_where_that_lies(by_path):
-    said = (by_path / "stdout.txt").read_text()
+    output = (by_path / "stdout.txt").read_text()
     test = evaluations(by_path)["test"]
     recalls = [f"{name} R@1 {100 * test['metrics'][f'{name}_recall_at_1']:.1f}" for name in ("i2t", "t2i")]
     counts = f"num_images {test['protocol']['num_images']}, num_texts {test['protocol']['num_texts']}"
-    line = next(line for line in said.splitlines() if line.startswith("  test: "))
+    line = next(line for line in output.splitlines() if line.startswith("  test: "))
     assert all(part in line for part in (*recalls, counts, "scenes/test", "lower index first"))
-    assert "  imagenet: acc " in said
-    assert said.splitlines()[-1].endswith(str(by_path))
-    assert len(said.splitlines()) < 15
+    assert "  imagenet: acc " in output
+    assert output.splitlines()[-1].endswith(str(by_path))
+    assert len(output.splitlines()) < 15
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +119,10 @@ def test_two_processes_train_as_one(by_path, two):
 
 
 def test_loss_and_every_gradient_of_two_processes_equal_one_and_the_check_can_fail(two):
-    found = json.loads((two / "report.json").read_text())
-    assert found["right"]["status"] == 0, found["right"]["output"]
-    assert found["wrong"]["status"] == 1
-    assert "WRONG" in found["wrong"]["output"]
+    report = json.loads((two / "report.json").read_text())
+    assert report["right"]["status"] == 0, report["right"]["output"]
+    assert report["wrong"]["status"] == 1
+    assert "WRONG" in report["wrong"]["output"]
     report = json.loads((two / "errors.json").read_text())
     assert report["processes"] == 2
     for dtype, tolerance in (("float64", 1e-12), ("float32", 1e-5)):
@@ -176,8 +176,8 @@ def test_fsdp2_on_two_processes_equals_one_and_writes_whole_checkpoints(tmp_path
         reports = in_processes(2, compare_all, tmp_path / "again")[0]
     assert len(reports) == 4  # sphere, hyperbolic; at once, in micro-batches, in tiles and micro-batches
     for report in reports.values():
-        assert report["sharded"] == pytest.approx(report["alone"], rel=1e-12)
-        assert report["alone"][-1] < report["alone"][0] - 0.3
+        assert report["sharded"] == pytest.approx(report["single"], rel=1e-12)
+        assert report["single"][-1] < report["single"][0] - 0.3
         assert max(report["gradient_errors"].values()) < 1e-11
         assert report["embedding_error"] < 1e-9
         assert max(report["checkpoint_errors"].values()) < 1e-9
@@ -243,10 +243,10 @@ def message_of(main, *arguments):
     ],
 )
 def test_bad_input_ends_in_one_message_without_a_traceback(arguments, message, tmp_path):
-    said = message_of(train.main, *FEW, "--output-dir", str(tmp_path), *arguments)
-    assert said.startswith("error: ")
-    assert message in said
-    assert "\n" not in said
+    output = message_of(train.main, *FEW, "--output-dir", str(tmp_path), *arguments)
+    assert output.startswith("error: ")
+    assert message in output
+    assert "\n" not in output
 
 
 REFUSED = "error: ACCELERATE_MIXED_PRECISION = '{}' (from the environment, the option --mixed_precision of accelerate "
@@ -279,8 +279,8 @@ def test_a_precision_of_accelerate_s_config_file_is_refused(tmp_path):
     ],
 )
 def test_a_row_of_another_script_is_refused_with_its_command(main, row, script):
-    said = message_of(main, "--config", row, "--scale", "smoke")
-    assert re.fullmatch(rf"error: --config {row}: \w+/\w+\.py does not train it; run: .*/{script} --config .*", said)
+    output = message_of(main, "--config", row, "--scale", "smoke")
+    assert re.fullmatch(rf"error: --config {row}: \w+/\w+\.py does not train it; run: .*/{script} --config .*", output)
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,8 @@ def test_a_mistyped_flag_or_choice_has_a_nearest(argument, meant, capsys, monkey
     with pytest.raises(SystemExit) as ended:
         train.main()
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.endswith(f"; did you mean {meant}?\n") if meant else "did you mean" not in said
+    output = capsys.readouterr().err
+    assert output.endswith(f"; did you mean {meant}?\n") if meant else "did you mean" not in output
 
 
 @pytest.mark.parametrize(
@@ -300,8 +300,8 @@ def test_a_mistyped_flag_or_choice_has_a_nearest(argument, meant, capsys, monkey
 )
 def test_a_tracker_whose_package_is_missing_ends_a_run_before_it_trains(tracker, needs, tmp_path, monkeypatch):
     monkeypatch.setattr("common.run.launch.find_spec", lambda package: None)
-    said = message_of(train.main, *FEW, "--output-dir", str(tmp_path), f"run.tracker={tracker}")
-    assert f"run.tracker = {tracker} needs the package {needs}, which is not installed; accepted: pip install" in said
+    output = message_of(train.main, *FEW, "--output-dir", str(tmp_path), f"run.tracker={tracker}")
+    assert f"run.tracker = {tracker} needs the package {needs}, which is not installed; accepted: pip install" in output
     assert not (tmp_path / "log.jsonl").exists()
 
 
@@ -318,9 +318,9 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(main, arg
 
     monkeypatch.setattr(training, "checkpoint_to_resume", interrupted)
     assert message_of(main, *arguments, str(tmp_path)) == 130
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"stopped at once: nothing is saved in {tmp_path}")
-    assert said.endswith("; the same command starts anew")
+    output = capsys.readouterr().err.splitlines()[-1]
+    assert output.startswith(f"stopped at once: nothing is saved in {tmp_path}")
+    assert output.endswith("; the same command starts anew")
 
 
 @pytest.mark.parametrize(
@@ -342,6 +342,6 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(main, arg
     ],
 )
 def test_unknown_tables_papers_and_scales_are_one_line(arguments, message):
-    said = message_of(reproduce.main, *arguments)
-    assert said.startswith(f"error: {message}")
-    assert "\n" not in said
+    output = message_of(reproduce.main, *arguments)
+    assert output.startswith(f"error: {message}")
+    assert "\n" not in output

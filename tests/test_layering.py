@@ -57,7 +57,7 @@ def floor_of(module):
 
 def imports_upwards(path):
     """Modules of common/ that a file of it imports from a higher floor, in functions and branches too."""
-    own = floor_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    floor = floor_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -65,13 +65,13 @@ def imports_upwards(path):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        yield from (name for name in names if name.startswith("common.") and floor_of(name) > own)
+        yield from (name for name in names if name.startswith("common.") and floor_of(name) > floor)
 
 
 def test_no_import_of_common_runs_upwards():
-    found = {str(path.relative_to(ROOT)): list(imports_upwards(path)) for path in python_files("common")}
-    assert {floor_of(".".join(Path(name).parts)) for name in found} == set(range(len(FLOORS)))
-    upwards = [f"{name} imports {', '.join(sorted(modules))}" for name, modules in found.items() if modules]
+    imports = {str(path.relative_to(ROOT)): list(imports_upwards(path)) for path in python_files("common")}
+    assert {floor_of(".".join(Path(name).parts)) for name in imports} == set(range(len(FLOORS)))
+    upwards = [f"{name} imports {', '.join(sorted(modules))}" for name, modules in imports.items() if modules]
     assert not upwards, (
         f"{'; '.join(upwards)}. In common/ a floor imports only those below it, bottom first: {', '.join(FLOORS)}. "
         "Move what the lower file needs down, or the file up."

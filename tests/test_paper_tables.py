@@ -53,12 +53,12 @@ def tables_of(paper):
 
 
 def test_no_printed_number_changes_by_accident():
-    found = {
+    digests = {
         f"{path.parent.name}/{name}": zlib.crc32(json.dumps([row["values"] for row in table["rows"]]).encode())
         for path in sorted(ROOT.glob("*/paper_tables.yaml"))
         for name, table in tables_of(path.parent.name).items()
     }
-    assert found == DIGESTS
+    assert digests == DIGESTS
 
 
 def test_captions_of_the_oblique_papers_small_tables_were_ranked_over_4999():

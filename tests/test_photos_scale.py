@@ -142,7 +142,7 @@ def kept_features(photographs):
     return by_shape
 
 
-def test_the_text_side_alone_trains_against_the_mean_of_the_networks_own_features(trained, photographs, weights):
+def test_the_text_side_trains_against_the_mean_of_the_networks_features(trained, photographs, weights):
     run = trained("euclip", "lit_euclip")
     assert not any(name.startswith("image_tower") for name in run.moved)
     assert any(name.startswith("text_tower.transformer") for name in run.moved)
@@ -151,14 +151,14 @@ def test_the_text_side_alone_trains_against_the_mean_of_the_networks_own_feature
     network.load_state_dict(load_file(weights / STEM / "model.safetensors"), strict=False)
     first = (photographs / "all.tsv").read_text().splitlines()[1].partition("\t")[0]
     picture = Image.open(photographs / first).resize((224, 224), Image.Resampling.BICUBIC)
-    told = network.pretrained_cfg
+    pretrained = network.pretrained_cfg
     with torch.no_grad():
         wanted = network.forward_features(
-            functional.normalize(functional.to_tensor(picture), told["mean"], told["std"])[None]
+            functional.normalize(functional.to_tensor(picture), pretrained["mean"], pretrained["std"])[None]
         ).mean(dim=(2, 3))
         pixels = encoder.transform.inputs(functional.pil_to_tensor(picture)[None])
-        found = encoder.model.image_tower(pixels)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        features = encoder.model.image_tower(pixels)
+    torch.testing.assert_close(features, wanted, rtol=1e-4, atol=1e-4)
     kept = torch.from_numpy(kept_features(photographs)[1280, 1, 1][0]).float()  # what it trained on
     torch.testing.assert_close(encoder.model.image_tower(kept[None]), wanted, rtol=1e-3, atol=1e-3)
 
@@ -171,9 +171,9 @@ def test_what_looks_at_a_trained_run_reads_the_features_that_training_kept_of_th
     config, encoder = load_encoder(last_checkpoint(run.files.checkpoints), torch.device("cpu"))
     drawn = DrawnPairs(open_training_pairs(config.data, 0), 7)
     without_fingerprint = [{"image": drawn[0]["image"]}]
-    wanted, alone = encoder.images(drawn)[0], encoder.images(without_fingerprint)[0]
+    wanted, single = encoder.images(drawn)[0], encoder.images(without_fingerprint)[0]
     reading = reading_features(encoder, config)
-    torch.testing.assert_close(reading.images(without_fingerprint)[0], alone, rtol=0, atol=0)
+    torch.testing.assert_close(reading.images(without_fingerprint)[0], single, rtol=0, atol=0)
     monkeypatch.setattr(encoder.model.image_tower.stem, "forward", None)
     torch.testing.assert_close(reading.images(drawn)[0], wanted, rtol=1e-3, atol=1e-3)
     kept_features(photographs)  # no set was kept twice
@@ -192,15 +192,15 @@ def test_a_linear_probe_on_a_stem_that_is_held_still_reads_the_trained_class_tok
     config, encoder = trained_model(run)
     parts = ("imagenet_train", "imagenet")
     sets = {part: open_image_folder(tmp_path / part / "test", ["a", "b"], ["a {}"]) for part in parts}
-    found = evaluate_all(config, encoder, EvaluationSets(sets, {}))["linear_probe"]
-    assert found.protocol["feature_dim"] == config.method.num_spheres * config.model.image.width
-    assert found.protocol["probe"] == asdict(CACHED_PROBE)
+    probe = evaluate_all(config, encoder, EvaluationSets(sets, {}))["linear_probe"]
+    assert probe.protocol["feature_dim"] == config.method.num_spheres * config.model.image.width
+    assert probe.protocol["probe"] == asdict(CACHED_PROBE)
     assert {array.shape[0] for array in map(np.load, (tmp_path / "outputs" / "features").glob("*.npy"))} == {6}
 
 
 def test_geomm_s_readings_train_two_matrices_on_kept_features(trained, photographs):
-    own = ("start.row=", "method.queue_size=6", "method.branching=[2,2]")
-    run = trained("geomm", "clip_geo", *ON_PHOTOGRAPHS, *own)
+    settings = ("start.row=", "method.queue_size=6", "method.branching=[2,2]")
+    run = trained("geomm", "clip_geo", *ON_PHOTOGRAPHS, *settings)
     assert kept_features(photographs).keys() >= {(1280, 1, 1)}
     learnt = {name for name in run.moved if name.startswith("encoders.")}
     assert learnt == {f"encoders.{side}_projection.{part}" for side in ("image", "text") for part in ("weight", "bias")}
@@ -228,7 +228,7 @@ def test_the_loss_landscape_moves_what_was_trained_and_costs_count_no_stem(train
 
 
 @pytest.mark.parametrize("paper", LIT)
-def test_the_text_side_alone_is_a_row_of_photos_scale(paper):
+def test_training_of_the_text_side_is_a_row_of_photos_scale(paper):
     config = config_of(paper, LIT[paper], "photos")
     assert (config.model.image.layers, config.model.image.projection) == (0, False)
     with torch.device("meta"):

@@ -93,11 +93,11 @@ def test_a_rows_header_gives_its_command_the_papers_numbers_and_what_was_run():
     wrong = []
     for row in ROWS:
         header = "".join(line for line in row.read_text(encoding="utf-8").splitlines(True) if line.startswith("#"))
-        own = str(row.relative_to(ROOT))
-        wrong += [f"{own} lacks {text!r}" for text in (own, "# Run: ", "# Paper: ", "Ours: ") if text not in header]
+        name = str(row.relative_to(ROOT))
+        wrong += [f"{name} lacks {text!r}" for text in (name, "# Run: ", "# Paper: ", "Ours: ") if text not in header]
         for command in re.findall(r"^# Run: (.*)$", header, re.MULTILINE):
             named = re.findall(r"\S+\.(?:py|yaml)", command)
-            wrong += [f"{own} names {name}" for name in named if not (ROOT / name).is_file()]
+            wrong += [f"{name} names {file}" for file in named if not (ROOT / file).is_file()]
     assert len(ROWS) > 100
     assert not wrong, "\n".join(wrong)
 
@@ -145,14 +145,14 @@ def test_intervals_stand_in_tables_that_are_filled_from_the_results():
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*/conclusions.yaml")), ids=lambda path: path.parent.name)
-def test_a_papers_page_is_short_and_opens_with_what_was_found(page):
+def test_a_papers_page_is_short_and_opens_with_its_findings(page):
     text = (page.parent / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 160
     assert text.index("## What we found") == text.index("\n## ") + 1
     assert 5 <= len(load_conclusions(page.parent)) <= 8
     # numbers of ours are filled in: by hand stand settings alone, such as e^2.64, K = 0.8, "0.07" and whole numbers
-    for each in read_repository_yaml(page):
-        by_hand = re.sub(r"\{.*?\}", "", each["text"])
+    for conclusion in read_own_yaml(page):
+        by_hand = re.sub(r"\{.*?\}", "", conclusion["text"])
         assert not re.findall(r"(?<!\^)(?<!= )(?<!of )\d+\.\d", by_hand), by_hand
 
 

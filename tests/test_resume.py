@@ -40,8 +40,8 @@ def started(folder, *overrides, trigger=None, everywhere=False, processes=1, scr
         variables = [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
     triggers = [trigger if rank == 0 or everywhere else None for rank in range(processes)]
     children = [
-        FORKS.Process(target=in_child, args=(str(folder), list(overrides), own_trigger, own, script))
-        for own_trigger, own in zip(triggers, variables)
+        FORKS.Process(target=in_child, args=(str(folder), list(overrides), rank_trigger, rank_variables, script))
+        for rank_trigger, rank_variables in zip(triggers, variables)
     ]
     for child in children:
         child.start()
@@ -65,9 +65,9 @@ def run(folder, *overrides, **options):
 
 def records(folder):
     """What the log says of each step: loss, gradient norm and scale in full precision, and the samples."""
-    found = [record for record in read_log(folder / "log.jsonl") if record["event"] == "train"]
-    assert [record["step"] for record in found] == list(range(1, len(found) + 1))
-    return found
+    steps = [record for record in read_log(folder / "log.jsonl") if record["event"] == "train"]
+    assert [record["step"] for record in steps] == list(range(1, len(steps) + 1))
+    return steps
 
 
 def saved_steps(folder):
@@ -149,7 +149,7 @@ def test_killed_with_accumulation_under_way(tmp_path, unbroken):
         assert [record[name] for record in parts] == pytest.approx([record[name] for record in whole], rel=1e-4)
 
 
-def test_a_rate_of_the_logit_scale_s_own_goes_on_with_its_moments(tmp_path, unbroken):
+def test_a_separate_rate_of_the_logit_scale_resumes_with_its_moments(tmp_path, unbroken):
     faster = "optim.logit_scale_rate=20.0"
     assert run(tmp_path, faster, trigger=Trigger(signal.SIGKILL, "updated", 11)) == KILLED
     assert run(tmp_path, faster) == 0
@@ -245,7 +245,7 @@ def test_asked_to_stop_while_a_checkpoint_is_written_the_run_stops_a_step_later(
     assert_same_run(tmp_path, unbroken())
 
 
-def test_a_signal_to_the_whole_process_group_leaves_the_loader_alone(tmp_path, unbroken):
+def test_a_signal_to_the_whole_process_group_does_not_reach_the_loader(tmp_path, unbroken):
     children = started(tmp_path, "run.num_workers=2", "run.save_every=0")
     while not (tmp_path / "log.jsonl").exists() or len(read_log(tmp_path / "log.jsonl")) < 2:
         time.sleep(0.001)
@@ -269,12 +269,12 @@ def test_another_world_size_keeps_the_order_of_samples_and_the_losses(tmp_path, 
     micro = "optim.micro_batch_size=3"
     assert run(tmp_path, *SAME_DRAWS, micro, trigger=Trigger(signal.SIGKILL, "updated", 14), processes=2) == KILLED
     assert run(tmp_path, *SAME_DRAWS) == 0
-    found, expected = records(tmp_path), records(unbroken(*SAME_DRAWS))
-    assert [record["image_ids"] for record in found] == [record["image_ids"] for record in expected]
+    resumed, expected = records(tmp_path), records(unbroken(*SAME_DRAWS))
+    assert [record["image_ids"] for record in resumed] == [record["image_ids"] for record in expected]
     for name in ("loss", "gradient_norm", "scale"):
-        values, others = ([record[name] for record in run] for run in (found, expected))
+        values, others = ([record[name] for record in run] for run in (resumed, expected))
         assert values == pytest.approx(others, rel=1e-6 if name == "loss" else 1e-4)
-    assert [record["loss"] for record in found][:3] == [record["loss"] for record in expected][:3]
+    assert [record["loss"] for record in resumed][:3] == [record["loss"] for record in expected][:3]
 
 
 def test_two_processes_killed_give_the_losses_of_two_unbroken_and_agree_when_one_is_asked_to_stop(tmp_path):
@@ -313,14 +313,12 @@ def test_a_disk_that_is_full_on_the_main_process_stops_all_of_them(tmp_path):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_second_ctrl_c_ends_at_once_and_tells_what_is_saved(tmp_path, processes):
     goes_on = f"saved is step 3 in {tmp_path}; the same command goes on from there"
-    for step, said in ((1, f"nothing is saved in {tmp_path}; the same command starts anew"), (4, goes_on)):
+    for step, message in ((1, f"nothing is saved in {tmp_path}; the same command starts anew"), (4, goes_on)):
         twice = Trigger(signal.SIGINT, "embedded", step, times=2)
         assert ended(started(tmp_path, trigger=twice, everywhere=True, processes=processes)) == [130] * processes
         first, *_, last = (tmp_path / "output-0.txt").read_text().splitlines()[-3:]
-        assert first.startswith(
-            "received a stop signal: this step is finished and saved first; Ctrl-C again ends at once"
-        )
-        assert last.startswith(f"stopped at once: {said}")
+        assert first.startswith("asked to stop: this step is finished and saved first; Ctrl-C again ends at once")
+        assert last.startswith(f"stopped at once: {message}")
         assert saved_steps(tmp_path) == ([] if step == 1 else [3])
     others = [(tmp_path / f"output-{rank}.txt").read_text() for rank in range(1, processes)]
     assert not any("stop" in output or "Traceback" in output for output in others)
@@ -379,7 +377,7 @@ def test_a_launcher_that_is_asked_to_stop_passes_it_on_and_one_process_goes_on(t
     assert step < STEPS, "the run was over before the signal came"
     assert f"received a stop signal: saved at step {step} of {STEPS}" in output
     assert run(tmp_path, *SAME_DRAWS) == 0
-    found, expected = records(tmp_path), records(unbroken(*SAME_DRAWS))
-    assert [record["image_ids"] for record in found] == [record["image_ids"] for record in expected]
-    losses = [[record["loss"] for record in records_of] for records_of in (found, expected)]
+    resumed, expected = records(tmp_path), records(unbroken(*SAME_DRAWS))
+    assert [record["image_ids"] for record in resumed] == [record["image_ids"] for record in expected]
+    losses = [[record["loss"] for record in records_of] for records_of in (resumed, expected)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)

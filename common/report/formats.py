@@ -434,7 +434,7 @@ def _text_blocks(table: Table, width: int) -> Iterator[str]:
         levels = zip_longest(*labels[columns], fillvalue="")
         rule = "-" * (width - room + cell_width * len(labels[columns]))
         yield ""
-        yield from _side_by_side(
+        yield from _paired_lines(
             ["method"], ("".join(text.rjust(cell_width) for text in level) for level in levels), width - room
         )
         yield rule
@@ -447,14 +447,14 @@ def _text_blocks(table: Table, width: int) -> Iterator[str]:
                     if _nothing(line)
                     else row
                 )
-                texts += _side_by_side([line.source], row, source_width)
+                texts += _paired_lines([line.source], row, source_width)
             names = dict.fromkeys(line.method for line in group)
             methods = [part for name in names for part in textwrap.wrap(name, method_width)]
-            yield from _side_by_side(methods, texts, method_width + 2)
+            yield from _paired_lines(methods, texts, method_width + 2)
             yield rule
 
 
-def _side_by_side(left: Iterable[str], right: Iterable[str], left_width: int) -> Iterator[str]:
+def _paired_lines(left: Iterable[str], right: Iterable[str], left_width: int) -> Iterator[str]:
     """Two stacks of texts as one; the shorter one ends in blanks."""
     for texts in zip_longest(left, right, fillvalue=""):
         yield f"{texts[0]:<{left_width}}{texts[1]}".rstrip()

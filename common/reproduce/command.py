@@ -56,7 +56,7 @@ class Command:
     output: Path
     results: Path
     rows: tuple[str, ...] = ()
-    own: tuple[Path, ...] = ()
+    custom_files: tuple[Path, ...] = ()
     formats: tuple[str, ...] = ()
 
     @property
@@ -102,10 +102,10 @@ class Command:
         Raises:
             ConfigError: as `load_config`.
         """
-        sections = tuple(f"{each.name}." for each in fields(config_class))
-        own = [text for text in self.overrides if text.startswith(sections)]
+        sections = tuple(f"{field.name}." for field in fields(config_class))
+        settings = [text for text in self.overrides if text.startswith(sections)]
         rest = tuple(text for text in self.overrides if not text.startswith(sections))
-        return load_config(config_class, [], own), replace(self, overrides=rest)
+        return load_config(config_class, [], settings), replace(self, overrides=rest)
 
     def runs_at(self, scales: Iterable[str], otherwise: str) -> bool:
         """Whether the part exists at the command's scale; says so where it does not, and the other parts go on.
@@ -147,50 +147,52 @@ def reproduce_main(
     )
     parser.add_argument("--set", default="", help="section.key=value ... in one text, quotes as in a shell")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    given = parser.parse_intermixed_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
 
-    if given.part not in parts:
-        raise ConfigError(f"{paper} has no {given.part} yet; {accepted(given.part, [*parts])}")
-    if given.scale not in SCALES:
-        raise ConfigError(f"SCALE={given.scale} is unknown; {accepted(given.scale, SCALES)}")
-    if not given.seeds.isdigit() or int(given.seeds) < 1:
-        raise ConfigError(f"SEEDS={given.seeds} must be a whole number of seeds, at least 1")
-    formats = tuple(name for name in re.split(r"[\s,]+", given.formats) if name)
+    if options.part not in parts:
+        raise ConfigError(f"{paper} has no {options.part} yet; {accepted(options.part, [*parts])}")
+    if options.scale not in SCALES:
+        raise ConfigError(f"SCALE={options.scale} is unknown; {accepted(options.scale, SCALES)}")
+    if not options.seeds.isdigit() or int(options.seeds) < 1:
+        raise ConfigError(f"SEEDS={options.seeds} must be a whole number of seeds, at least 1")
+    formats = tuple(name for name in re.split(r"[\s,]+", options.formats) if name)
     for name in formats:
         if name not in FORMATS:
-            raise ConfigError(f"FORMATS={given.formats}: {name} is unknown; {accepted(name, [*FORMATS])}")
+            raise ConfigError(f"FORMATS={options.formats}: {name} is unknown; {accepted(name, [*FORMATS])}")
     try:
-        overrides = [*shlex.split(given.set), *given.overrides]
+        overrides = [*shlex.split(options.set), *options.overrides]
     except ValueError as error:
         raise ConfigError(
-            f"SET={given.set}: {error}; accepted: section.key=value, one with spaces or quotes quoted as in a shell, "
+            f"SET={options.set}: {error}; accepted: section.key=value, one with spaces or quotes quoted as in a shell, "
             """SET='data.train="a b.tar" optim.steps=9'"""
         ) from None
     for key, instead in (("run.seed=", "SEEDS"), ("data.root=", "DATA"), ("model.weights=", "WEIGHTS")):
         if any(text.startswith(key) for text in overrides):
             raise ConfigError(f"{key.rstrip('=')} cannot be overridden here; use {instead}")
-    for key, name, value in (("data.root", "DATA", given.data), ("model.weights", "WEIGHTS", given.weights)):
-        if value and given.scale in ("smoke", "demo"):
+    for key, name, value in (("data.root", "DATA", options.data), ("model.weights", "WEIGHTS", options.weights)):
+        if value and options.scale in ("smoke", "demo"):
             raise ConfigError(
-                f"{name}={value} has no effect at scale {given.scale}, which trains on the embedded scenes; "
+                f"{name}={value} has no effect at scale {options.scale}, which trains on the embedded scenes; "
                 "use SCALE=photos, photos_scratch or paper"
             )
         if value:
             overrides.append(f"{key}={value}")
     printed = paper_tables(paper)
-    known = _trained_rows(printed, given.part)
-    rows, own = _asked_rows(dict.fromkeys(shlex.split(given.rows)), known, given.part, paper, printed)
+    known = _trained_rows(printed, options.part)
+    rows, custom_files = _rows_of_names(dict.fromkeys(shlex.split(options.rows)), known, options.part, paper, printed)
     if set(rows) == set(known):
         rows = ()  # the whole table
-    results = given.results if given.results is not None else given.output / "results"
-    seeds = tuple(range(int(given.seeds)))
-    command = Command(given.part, given.scale, seeds, tuple(overrides), given.output, results, rows, own, formats)
+    results = options.results if options.results is not None else options.output / "results"
+    seeds = tuple(range(int(options.seeds)))
+    command = Command(
+        options.part, options.scale, seeds, tuple(overrides), options.output, results, rows, custom_files, formats
+    )
     _join_processes()
     if is_main_process():
         source = printed["paper"]
         print(f"{command.part} of {source['title']} ({paper}, version {source['version']})")
         print(f"scale {command.scale}, {seeds_name(seeds)} {', '.join(map(str, seeds))}", flush=True)
-    tables = parts[given.part](command)
+    tables = parts[options.part](command)
     if tables and is_main_process():  # without tables the part has said why
         _write(command, paper, tables)
 
@@ -223,13 +225,18 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
     just_now = {table.table_id for table in tables}
     earlier = [entry.table for entry in collect(roots) if not entry.changed and entry.table.scale == command.scale]
     # of one name the newest; of one day that in the last root, this command's folder of results
-    found = [experiment for root in roots for experiment in collect_experiments([root])]
-    found = [each for each in found if (each.paper, each.scale) == (paper, command.scale)]
-    experiments = {each.name: each for each in sorted(found, key=lambda each: each.created)}
+    experiments = [
+        experiment
+        for root in roots
+        for experiment in collect_experiments([root])
+        if (experiment.paper, experiment.scale) == (paper, command.scale)
+    ]
+    newest = {experiment.name: experiment for experiment in sorted(experiments, key=lambda one: one.created)}
     tables = [table for table in earlier if table.table_id not in just_now] + tables
-    claims = judge(ROOT / paper, tables, list(experiments.values()))
-    own = collect_experiments([command.results])
-    just_measured = [each.name for each in own if each.paper == paper and each.command == command.text(paper)]
+    claims = judge(ROOT / paper, tables, list(newest.values()))
+    this_command = (paper, command.text(paper))
+    written = collect_experiments([command.results])
+    just_measured = [one.name for one in written if (one.paper, one.command) == this_command]
     touched = None if claims is None else touching(claims, [*just_now, command.part, *just_measured])
     if touched is not None and touched.judged:
         print("\n" + claims_to_text(touched), end="")
@@ -244,8 +251,8 @@ def _trained_rows(printed: dict[str, Any], part: str) -> list[str]:
     return names if len(set(names)) == len(names) else []
 
 
-def _asked_rows(
-    asked: Iterable[str], known: list[str], part: str, paper: str, printed: dict[str, Any]
+def _rows_of_names(
+    names: Iterable[str], known: list[str], part: str, paper: str, printed: dict[str, Any]
 ) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     """The rows that a user names, and the files of those that the table does not print.
 
@@ -257,23 +264,23 @@ def _asked_rows(
     Raises:
         ConfigError: no such row, or two of one name.
     """
-    rows, own, others = [], [], {row for table in printed["tables"] for row in _trained_rows(printed, table)}
-    for row in asked:
+    rows, custom_files, others = [], [], {row for table in printed["tables"] for row in _trained_rows(printed, table)}
+    for row in names:
         file = next((file for file in (ROOT / paper / "configs" / f"{row}.yaml", Path(row)) if file.is_file()), None)
         if row in known:
             rows.append(row)
         elif known and row not in others and file is not None and file.suffix == ".yaml":
             rows.append(file.stem)
-            own.append(file.resolve())
+            custom_files.append(file.resolve())
         else:
             raise ConfigError(
                 f"ROWS={row}: {part} trains no such row; {accepted(row, known)}"
                 + ("; or a YAML file of your own, by its name in configs/ or its path" if known else "")
             )
-    twice = [row for row in rows if rows.count(row) > 1] or [file.stem for file in own if file.stem in known]
+    twice = [row for row in rows if rows.count(row) > 1] or [file.stem for file in custom_files if file.stem in known]
     if twice:
         raise ConfigError(f"ROWS: two rows are called {twice[0]}; accepted: another name of your own file")
-    return tuple(rows), tuple(own)
+    return tuple(rows), tuple(custom_files)
 
 
 def _without_path(override: str) -> str:

@@ -159,21 +159,21 @@ class Job(NamedTuple):
         Raises:
             ConfigError: a row that is not there, or one that starts from itself.
         """
-        start, found = getattr(self.config(), "start", None), {}
+        start, parents = getattr(self.config(), "start", None), {}
         # where a row starts says nothing of its parents, but for the BERT below them all
-        said = (each for each in self.overrides if not each.startswith("start.") or each.startswith("start.bert="))
-        overrides = tuple(said)
+        inherited = (text for text in self.overrides if not text.startswith("start.") or text.startswith("start.bert="))
+        overrides = tuple(inherited)
         for name, folder in STARTS.items():
             row = getattr(start, name, "")
             if not row or getattr(start, folder):
                 continue
             file = self.paper.folder / "configs" / f"{row}.yaml"
             if not file.is_file() or row == Path(self.row).stem:
-                said = f"accepted: another row of {self.paper.name}: {', '.join(rows_of(self.paper.folder))}"
-                raise ConfigError(f"{self.row}: start.{name} = {row}; {said}")
+                expected = f"expected another row of {self.paper.name}: {', '.join(rows_of(self.paper.folder))}"
+                raise ConfigError(f"{self.row}: start.{name} = {row}; {expected}")
             paper = self.paper.of(file.name)
-            found[f"start.{folder}"] = self._replace(paper=paper, row=file.name, overrides=overrides, settings=())
-        return found
+            parents[f"start.{folder}"] = self._replace(paper=paper, row=file.name, overrides=overrides, settings=())
+        return parents
 
     def opened(self) -> tuple[Any, Any, RunFiles]:
         """Config, training set and files of the run.
@@ -209,8 +209,8 @@ def run_row(job: Job) -> RowRun:
         return gather_objects(_state_of(paper, config, pairs.fingerprint, files))[0]  # the main process decides
 
     state = state_for_all()
-    alone = accelerator.is_main_process and state != "current"  # several may read what is finished
-    with only_run_in(files, config.run.lock) if alone else nullcontext(), interrupted_with_saved_step(files):
+    needs_lock = accelerator.is_main_process and state != "current"  # several may read what is finished
+    with only_run_in(files, config.run.lock) if needs_lock else nullcontext(), interrupted_with_saved_step(files):
         state = state if state == "current" else state_for_all()  # another process may have finished it meanwhile
         if state == "stale":
             if accelerator.is_main_process:
@@ -348,10 +348,10 @@ def is_current(files: RunFiles, tests: dict[str, Any]) -> bool:
     kept = read_evaluations(files)
     if kept is None:
         return False
-    found, _ = kept
+    evaluation, _ = kept
     today = {role: data_set.fingerprint for role, data_set in tests.items()}
-    then = {role: result["protocol"]["fingerprint"] for role, result in found["evaluations"].items()}
-    return then == today and not changed_files(found["evaluation_code"])
+    then = {role: result["protocol"]["fingerprint"] for role, result in evaluation["evaluations"].items()}
+    return then == today and not changed_files(evaluation["evaluation_code"])
 
 
 def _diverged(files: RunFiles) -> Path:
@@ -360,7 +360,7 @@ def _diverged(files: RunFiles) -> Path:
 
 def _divergence(files: RunFiles) -> str | None:
     """What the training of this run said when it diverged; None where it did not."""
-    found = read_json(_diverged(files))
-    if not isinstance(found, dict) or any(found.get(name) != value for name, value in files.identity.items()):
+    record = read_json(_diverged(files))
+    if not isinstance(record, dict) or any(record.get(name) != value for name, value in files.identity.items()):
         return None
-    return found.get("error")
+    return record.get("error")

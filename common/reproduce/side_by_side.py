@@ -43,14 +43,14 @@ def run_rows(jobs: Mapping[str, Sequence[Job]]) -> dict[str, list[RowRun]]:
     Raises:
         Stopped, NonFiniteLoss, ConfigError: as `run_row`.
     """
-    diverged = train_side_by_side([job for each in jobs.values() for job in each])
+    diverged = train_side_by_side([job for row_jobs in jobs.values() for job in row_jobs])
 
     def run(job: Job) -> RowRun:
         if job in diverged:
             raise NonFiniteLoss(diverged[job])
         return run_row(job)
 
-    return {name: [run(job) for job in each] for name, each in jobs.items()}
+    return {name: [run(job) for job in row_jobs] for name, row_jobs in jobs.items()}
 
 
 def train_side_by_side(jobs: Sequence[Job]) -> dict[Job, str]:
@@ -107,7 +107,7 @@ class _Trainer:
         self.waiting, self.count = list(jobs)[::-1], count
         self.threads = max(_threads_asked(), cores() // count)
         self.running: list[_Worker] = []
-        self.said: dict[str, list[str]] = {"stopped": [], "interrupted": []}
+        self.messages: dict[str, list[str]] = {"stopped": [], "interrupted": []}
         self.diverged: dict[Job, str] = {}
         # of each place the line of progress, where the screen can rewrite it
         self.bars = [
@@ -138,12 +138,12 @@ class _Trainer:
             for bar in self.bars:
                 bar.close()
         if stop.received:
-            raise (Stopped if self.said["stopped"] else KeyboardInterrupt)(self._saved())
+            raise (Stopped if self.messages["stopped"] else KeyboardInterrupt)(self._saved())
         return self.diverged
 
     def _saved(self) -> str:
-        told = [*self.said["stopped"], *self.said["interrupted"]]
-        return "\n".join(filter(None, told)) or "the same command goes on"
+        lines = [*self.messages["stopped"], *self.messages["interrupted"]]
+        return "\n".join(filter(None, lines)) or "the same command goes on"
 
     def _start(self, job: Job) -> None:
         listener, speaker = PROCESSES.Pipe(duplex=False)
@@ -156,7 +156,7 @@ class _Trainer:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         speaker.close()
-        place = min({*range(self.count)} - {each.place for each in self.running})
+        place = min({*range(self.count)} - {worker.place for worker in self.running})
         self.running.append(_Worker(process, listener, job, place))
 
     def _signal(self, number: int) -> None:
@@ -166,7 +166,7 @@ class _Trainer:
 
     def _listen(self) -> None:
         """Takes in what the processes have said since the last call, and which have ended."""
-        wait([each.listener for each in self.running] + [each.process.sentinel for each in self.running], LOOK)
+        wait([worker.listener for worker in self.running] + [worker.process.sentinel for worker in self.running], LOOK)
         for worker in list(self.running):
             ended = not worker.process.is_alive()  # asked first: what it has said by then is there to be read
             with suppress(EOFError, OSError):
@@ -187,8 +187,8 @@ class _Trainer:
             lines = [text]
         if what == "diverged":
             self.diverged[worker.job] = text
-        elif what in self.said:
-            self.said[what].append(text)
+        elif what in self.messages:
+            self.messages[what].append(text)
             return
         for line in lines:
             line = line.rpartition("\r")[2].strip()

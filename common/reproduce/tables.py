@@ -42,7 +42,7 @@ def train_rows(
     Raises:
         ConfigError: the command names a custom row that is none of these.
     """
-    left_out = {file.stem for file in command.own} - {Path(config).stem for config in configs.values()}
+    left_out = {file.stem for file in command.custom_files} - {Path(config).stem for config in configs.values()}
     if left_out:
         raise ConfigError(f"ROWS={min(left_out)}: {command.part} takes no row of your own; accepted: without it")
     return run_rows(
@@ -68,7 +68,7 @@ def train_rows(
 
 def with_custom_rows(command: Command, source: dict[str, Any]) -> dict[str, Any]:
     """A printed table with the custom rows that the command names: each has a config and nothing printed."""
-    custom = [{"method": file.stem, "config": str(file), "values": []} for file in command.own]
+    custom = [{"method": file.stem, "config": str(file), "values": []} for file in command.custom_files]
     return {**source, "rows": [*source["rows"], *custom]}
 
 

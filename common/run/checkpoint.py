@@ -61,15 +61,15 @@ class Checkpoint:
         Raises:
             CheckpointError: names the parameters that are missing, left over, of another shape or not finite.
         """
-        tensors = {name: each for name, each in self.model_tensors().items() if not name.startswith(without)}
+        tensors = {name: tensor for name, tensor in self.model_tensors().items() if not name.startswith(without)}
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        problems = [f"missing {name}" for name in expected.keys() - found.keys()]
-        problems += [f"unknown {name}" for name in found.keys() - expected.keys()]
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        problems = [f"missing {name}" for name in expected.keys() - shapes.keys()]
+        problems += [f"unknown {name}" for name in shapes.keys() - expected.keys()]
         problems += [
-            f"{name} is {found[name]}, the model has {expected[name]}"
-            for name in expected.keys() & found.keys()
-            if expected[name] != found[name]
+            f"{name} is {shapes[name]}, the model has {expected[name]}"
+            for name in expected.keys() & shapes.keys()
+            if expected[name] != shapes[name]
         ]
         if problems:
             shown = "; ".join(sorted(problems)[:4])
@@ -141,12 +141,12 @@ def save_checkpoint(
 
 def _spoilt(tensors: Mapping[str, torch.Tensor], weights: Container[str]) -> str:
     """Names of those that are not finite, for a message; a buffer may hold infinity, say for "no path", but no NaN."""
-    found = sorted(
+    names = sorted(
         name
         for name, tensor in tensors.items()
         if tensor.isnan().any() or (name in weights and not tensor.isfinite().all())
     )
-    return some(found)
+    return some(names)
 
 
 def _write(
@@ -208,9 +208,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     missing = [name for name in (*files, SUMS) if not (path / name).is_file()]
     if missing:
         raise CheckpointError(f"{path} is no whole checkpoint: {', '.join(missing)} missing")
-    recorded, found = (path / SUMS).read_bytes(), [line.encode() for line in _sum_lines(path, files)]
-    if recorded != b"".join(found):
-        differing = [name for name, line in zip(files, found) if line not in recorded] or [SUMS]
+    sums, lines = (path / SUMS).read_bytes(), [line.encode() for line in _sum_lines(path, files)]
+    if sums != b"".join(lines):
+        differing = [name for name, line in zip(files, lines) if line not in sums] or [SUMS]
         raise CheckpointError(f"{path} is damaged: the sha256 of {', '.join(differing)} is not the one in {SUMS}")
     state_path = path / "state.json"
     try:
@@ -218,8 +218,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     except ValueError as error:
         raise CheckpointError(f"{state_path} is no JSON: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        found_format = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise CheckpointError(f"{state_path} has format {found_format!r}; accepted: {FORMAT}")
+        version = state.get("format") if isinstance(state, dict) else type(state).__name__
+        raise CheckpointError(f"{state_path} has format {version!r}; accepted: {FORMAT}")
     if type(state.get("step")) is not int or state["step"] < 0 or not isinstance(state.get("optimizer_groups"), list):
         raise CheckpointError(f"{state_path} is not what save_checkpoint writes: step {state.get('step')!r}")
     return Checkpoint(path, state)
@@ -237,12 +237,12 @@ def named_checkpoint(path: Path, key: str = "checkpoint") -> Checkpoint:
     """
     if not path.exists() and not path.is_absolute() and len(path.parts) == 2:
         for name in (*PUBLISHED, SUMS):
-            found = find_file(str(path), (name,), key)
-        path = found.parent
+            file = find_file(str(path), (name,), key)
+        path = file.parent
     for folder in (path / "checkpoints", path):
-        found = last_checkpoint(folder)
-        if found is not None:
-            return found
+        checkpoint = last_checkpoint(folder)
+        if checkpoint is not None:
+            return checkpoint
     seeds = sorted(folder.parent.name for folder in path.glob("seed*/checkpoints"))
     if seeds or not path.is_dir():
         what = f"runs of {', '.join(seeds)}" if seeds else "a file" if path.exists() else "no such folder"
@@ -284,8 +284,8 @@ def saved_weights(folder: Path) -> str | None:
     if not paths:
         return None
     sums = paths[-1] / SUMS
-    told = re.search(r"(\w+)  model\.safetensors", sums.read_text("utf-8", "replace") if sums.is_file() else "")
-    return "not told" if told is None else told[1]
+    match = re.search(r"(\w+)  model\.safetensors", sums.read_text("utf-8", "replace") if sums.is_file() else "")
+    return "not told" if match is None else match[1]
 
 
 def set_aside_later(folder: Path, step: int) -> None:
@@ -303,8 +303,8 @@ def set_aside_later(folder: Path, step: int) -> None:
 
 def _step_folders(folder: Path) -> list[Path]:
     """Checkpoint folders, oldest first; a copy that a user has named otherwise is not one."""
-    found = folder.glob("step-*") if folder.is_dir() else []
-    return sorted((path for path in found if re.fullmatch(r"step-\d+", path.name) and path.is_dir()), key=_step_of)
+    paths = folder.glob("step-*") if folder.is_dir() else []
+    return sorted((path for path in paths if re.fullmatch(r"step-\d+", path.name) and path.is_dir()), key=_step_of)
 
 
 def _step_of(path: Path) -> int:
@@ -314,12 +314,12 @@ def _step_of(path: Path) -> int:
 def _without_shared_memory(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tied weights become copies: safetensors refuses tensors that share memory."""
     seen: set[int] = set()
-    own = {}
+    separate = {}
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage().data_ptr()
-        own[name] = tensor.clone(memory_format=torch.contiguous_format) if storage in seen else tensor.contiguous()
+        separate[name] = tensor.clone(memory_format=torch.contiguous_format) if storage in seen else tensor.contiguous()
         seen.add(storage)
-    return own
+    return separate
 
 
 def _sum_lines(path: Path, files: tuple[str, ...] = FILES) -> list[str]:

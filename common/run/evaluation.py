@@ -29,7 +29,7 @@ from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
 from common.run.inputs import feature_cache, keep_captions
-from common.run.sources import own_checkpoint
+from common.run.sources import run_checkpoint
 
 DECIDES = "evaluation"
 
@@ -54,7 +54,7 @@ class TrainedModels:
     kind: what the state of its checkpoints says they are; "" = models of captioned pictures.
     open_sets: config.data -> what evaluate_all takes.
     script: of the folder, that evaluates.
-    training_alone: beginnings of names of tensors of a checkpoint that only a model in training has.
+    training_only: beginnings of names of tensors of a checkpoint that only a model in training has.
     """
 
     paper: str
@@ -64,7 +64,7 @@ class TrainedModels:
     kind: str = ""
     open_sets: Callable[[Any], Any] = open_evaluation_sets
     script: str = "evaluate.py"
-    training_alone: tuple[str, ...] = ()
+    training_only: tuple[str, ...] = ()
 
     def load_encoder(
         self, checkpoint: Checkpoint, device: torch.device, overrides: Sequence[str] = ()
@@ -100,7 +100,7 @@ class TrainedModels:
                 f"{checkpoint.path} was trained with geometry {state['geometry']!r}, its config builds "
                 f"{model.geometry.name!r}"
             )
-        checkpoint.load_model(model, self.training_alone)
+        checkpoint.load_model(model, self.training_only)
         transform = ImageTransform.from_json(state["transform"])
         return config, _encoder(model, transform, tokenizer, trained.data.context_length, config.run, device)
 
@@ -149,7 +149,9 @@ def zero_shot_and_retrieval(config: Any, encoder: Encoder, sets: EvaluationSets)
     average = config.method.prompt_average
     results = {name: evaluate_zero_shot(encoder, task, average) for name, task in sets.zero_shot.items()}
     gallery = config.data.gallery
-    return results | {role: evaluate_retrieval(encoder, each, gallery=gallery) for role, each in sets.retrieval.items()}
+    return results | {
+        role: evaluate_retrieval(encoder, pairs, gallery=gallery) for role, pairs in sets.retrieval.items()
+    }
 
 
 def evaluate_and_save(
@@ -195,21 +197,21 @@ def command_line(description: str, checkpoint: str, published: bool = False) -> 
 def evaluate_main(description: str, models: TrainedModels) -> None:
     """The command line of an evaluate.py: --checkpoint, --output, then `data.key=value` and `run.key=value`."""
     accepted = "a run, step-XXXXXXXX in it, a published model, or its name on the hub"
-    given = command_line(description, accepted).parse_intermixed_args()
-    _evaluate_named(models, named_checkpoint(Path(given.checkpoint)), given)
+    options = command_line(description, accepted).parse_intermixed_args()
+    _evaluate_named(models, named_checkpoint(Path(options.checkpoint)), options)
 
 
-def evaluated_own(models: TrainedModels, given: argparse.Namespace) -> bool:
+def evaluate_if_run(models: TrainedModels, options: argparse.Namespace) -> bool:
     """Evaluates what --checkpoint names if a run of this repository wrote it, as evaluate.py does; whether it did."""
-    own = own_checkpoint(given.checkpoint)
-    if own is not None:
-        _evaluate_named(models, own, given)
-    return own is not None
+    checkpoint = run_checkpoint(options.checkpoint)
+    if checkpoint is not None:
+        _evaluate_named(models, checkpoint, options)
+    return checkpoint is not None
 
 
-def _evaluate_named(models: TrainedModels, checkpoint: Checkpoint, given: argparse.Namespace) -> None:
-    content, results = evaluate_checkpoint(models, checkpoint, given.overrides)
-    save_answer(content, results, given.checkpoint, given.output)
+def _evaluate_named(models: TrainedModels, checkpoint: Checkpoint, options: argparse.Namespace) -> None:
+    content, results = evaluate_checkpoint(models, checkpoint, options.overrides)
+    save_answer(content, results, options.checkpoint, options.output)
 
 
 def evaluate_checkpoint(
@@ -270,8 +272,8 @@ def check_layout(checkpoint: str, layout: str, of_files: tuple[str, ...], of_fol
 
 def read_with(activation: str, results: dict[str, Evaluation]) -> dict[str, Evaluation]:
     """Evaluations whose protocols say with which activation the weights were read; the wrong one costs accuracy."""
-    told = {"activation": activation}
-    return {role: replace(found, protocol=found.protocol | told) for role, found in results.items()}
+    addition = {"activation": activation}
+    return {role: replace(evaluation, protocol=evaluation.protocol | addition) for role, evaluation in results.items()}
 
 
 def published_encoder(

@@ -40,5 +40,5 @@ def read_evaluations(files: RunFiles) -> tuple[dict[str, Any], dict[str, Any]] |
     if not isinstance(content, dict) or content.pop("hash", None) != hash_of([content, hits]):
         return None
     weights = saved_weights(files.checkpoints)
-    own = files.identity if weights is None else {"weights": weights, **files.identity}
-    return (content, hits) if all(content.get(name) == value for name, value in own.items()) else None
+    expected = files.identity if weights is None else {"weights": weights, **files.identity}
+    return (content, hits) if all(content.get(name) == value for name, value in expected.items()) else None

@@ -212,30 +212,30 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
         ConfigError: if a fresh run would write over one that is there, if the run there has another config or other
             training data, or if the processes do not see the same checkpoint.
     """
-    found = problem = None
+    checkpoint = problem = None
     try:
-        found = last_checkpoint(files.checkpoints)
+        checkpoint = last_checkpoint(files.checkpoints)
     except CheckpointError as error:  # raised when all know of it
         problem = error
-    steps = gather_objects("damaged" if problem else None if found is None else found.state["step"])
+    steps = gather_objects("damaged" if problem else None if checkpoint is None else checkpoint.state["step"])
     if len(set(steps)) > 1:
         raise ConfigError(f"{files.checkpoints} is not the same for all processes (steps {steps}): use a shared disk")
     if problem is not None:
         raise problem
-    if found is None:
+    if checkpoint is None:
         return None
     if not resume:
         raise ConfigError(
-            f"{files.folder} holds a run up to step {found.state['step']}: add --resume to go on from there, "
+            f"{files.folder} holds a run up to step {checkpoint.state['step']}: add --resume to go on from there, "
             "or choose another --output-dir"
         )
-    check_same_run(found, files, config, data_fingerprint)
+    check_same_run(checkpoint, files, config, data_fingerprint)
     if is_main_process():
-        set_aside_later(files.checkpoints, found.state["step"])
-    return found
+        set_aside_later(files.checkpoints, checkpoint.state["step"])
+    return checkpoint
 
 
-def check_same_run(found: Checkpoint, files: RunFiles, config: Any, data_fingerprint: str) -> None:
+def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fingerprint: str) -> None:
     """Whether a checkpoint is of the run in whose folder it lies; arguments as in `checkpoint_to_resume`.
 
     Raises:
@@ -243,22 +243,22 @@ def check_same_run(found: Checkpoint, files: RunFiles, config: Any, data_fingerp
     """
     now = _settings_deciding("weights", config)
     # what the code has learnt since is taken to have had its default
-    before = _settings_deciding("weights", type(config)(), found.state["config"])
+    before = _settings_deciding("weights", type(config)(), checkpoint.state["config"])
     changed = [
         f"{key} {before.get(key)} -> {now.get(key)}"
         for key in {**before, **now}
         if before.get(key) != now.get(key) and not (key in stated_by_weights(type(config)) and now.get(key) is None)
     ]
     if changed:
-        said = f"{files.folder} holds a run of another config: {'; '.join(changed[:5])}"
-        raise ConfigError(f"{said}; accepted: its own settings, or another --output-dir")
-    if found.state.get("initial_weights", {}) != initial_fingerprints(config):
+        problem = f"{files.folder} holds a run of another config: {'; '.join(changed[:5])}"
+        raise ConfigError(f"{problem}; accepted: its own settings, or another --output-dir")
+    if checkpoint.state.get("initial_weights", {}) != initial_fingerprints(config):
         raise ConfigError(f"{files.folder} holds a run that started from other weights than model.init names now")
-    if found.state["data_fingerprint"] != data_fingerprint:
+    if checkpoint.state["data_fingerprint"] != data_fingerprint:
         raise ConfigError(f"{files.folder} holds a run on other training data than data.train and data.root name now")
     key = files.identity.get("key")
-    if None not in (key, found.state.get("run_key")) and found.state["run_key"] != key:
-        raise ConfigError(f"{files.folder} holds a run with another key, {found.state['run_key']}")
+    if None not in (key, checkpoint.state.get("run_key")) and checkpoint.state["run_key"] != key:
+        raise ConfigError(f"{files.folder} holds a run with another key, {checkpoint.state['run_key']}")
 
 
 def _settings_deciding(kind: Decides, config: Any, saved: dict[str, Any] | None = None) -> dict[str, Any]:

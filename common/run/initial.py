@@ -32,14 +32,14 @@ from common.encoders.weights import (
 )
 from common.geometry import clamp_scalars_
 from common.run.checkpoint import Checkpoint
-from common.run.sources import SIDES, named_sources, own_checkpoint, stems_to_load
+from common.run.sources import SIDES, named_sources, run_checkpoint, stems_to_load
 
 
 def open_source(
     name: str, activation: Activation | None = None, key: str = "weights", heads: Heads = NOT_STATED
 ) -> Weights:
     """Weights from whatever a user names: a run, a checkpoint, or what `read_source` reads; arguments as there."""
-    checkpoint = own_checkpoint(name)
+    checkpoint = run_checkpoint(name)
     return read_source(name, activation, key, heads) if checkpoint is None else _of_checkpoint(checkpoint, activation)
 
 
@@ -49,28 +49,30 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
     if state.get("kind") == "vision":
         raise WeightsError(f"{name} was written by pretrain.py and holds a ResNet; accepted: a run of two transformers")
     tokenizer = tokenizer_from_json(state["tokenizer"])
-    told = {}
+    settings = {}
     for side in SIDES:
         config = state["config"]["model"][side]
         if not config["layers"]:
             raise WeightsError(f"{name} has no layers in its {side} tower; accepted: a run of two transformers")
-        told[side] = {key: config[key] for key in ("heads", "activation", "norm_eps") if config.get(key) is not None}
+        settings[side] = {
+            key: config[key] for key in ("heads", "activation", "norm_eps") if config.get(key) is not None
+        }
         stem, data = config.get("stem", {}), state["config"]["data"]
         if stem.get("name"):
             colours = (stem["mean"], stem["std"]) if stem.get("mean") else None
-            told[side]["stem"] = Stem(stem["name"], data["image_size"], stem["trainable"], colours=colours)
+            settings[side]["stem"] = Stem(stem["name"], data["image_size"], stem["trainable"], colours=colours)
         if side == "text" and stem.get("weights"):
             sizes = {name: stem[name] for name in ("width", "layers", "heads", "mlp_ratio")}
             sizes |= {"vocabulary_size": tokenizer.vocabulary_size, "end_id": tokenizer.end_id}
-            told[side]["stem"] = TextStem(stem["trainable"], context_length=data["context_length"], **sizes)
-        agreed_activation(name, told[side].get("activation", "gelu"), activation)
+            settings[side]["stem"] = TextStem(stem["trainable"], context_length=data["context_length"], **sizes)
+        agreed_activation(name, settings[side].get("activation", "gelu"), activation)
     # late interaction wraps its towers, and a momentum encoder beside them is no part of the weights
     tensors = {key.replace("_tower.tower.", "_tower."): value for key, value in checkpoint.model_tensors().items()}
-    towers = towers_of_sizes(tensors, told["image"], {**told["text"], "end_id": tokenizer.end_id}, name)
+    towers = towers_of_sizes(tensors, settings["image"], {**settings["text"], "end_id": tokenizer.end_id}, name)
     for side, tower in zip(SIDES, towers, strict=True):
         prefix = f"{side}_tower."
-        own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        tower.load_state_dict(own, assign=True)
+        side_tensors = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        tower.load_state_dict(side_tensors, assign=True)
     # scalars of logits and geometry; a run takes those that its model has and trains
     beside = {key: value for key, value in tensors.items() if not key.startswith(("image_tower.", "text_tower."))}
     pixels = dataclasses.replace(ImageTransform.from_json(state["transform"]), crop_scale=None, flip_probability=0.0)
@@ -112,21 +114,21 @@ class InitialWeights:
             model = _with_colours(model, colours_beside(model.image.stem.name, model.image.stem.weights))
         for side, (_, weights) in self.of.items():
             tower = getattr(weights, f"{side}_tower")
-            told = {} if tower is None else settings_of(tower)
+            stated = {} if tower is None else settings_of(tower)
             section = getattr(model, side)
-            own = {name: told.get(f"model.{side}.{name}") for name in ("activation", "norm_eps")}
-            missing = {name: value for name, value in own.items() if getattr(section, name) is None}
+            values = {name: stated.get(f"model.{side}.{name}") for name in ("activation", "norm_eps")}
+            missing = {name: value for name, value in values.items() if getattr(section, name) is None}
             model = dataclasses.replace(model, **{side: dataclasses.replace(section, **missing)})
             if side == "image" and model.image_kind is None:
-                model = dataclasses.replace(model, image_kind=told.get("model.image_kind"))
+                model = dataclasses.replace(model, image_kind=stated.get("model.image_kind"))
             if side == "image" and getattr(tower, "stem", None) is not None:
                 model = _with_colours(model, tower.stem.stated)
         bert = self.text_stem and self.text_stem.text_tower
         if "text" in self.of and self.of["text"][1].text_tower is not None:
             bert = getattr(self.of["text"][1].text_tower.stem, "network", None)
         if bert is not None and model.text.stem.weights:
-            stem, told = model.text.stem, settings_of(bert)
-            sizes = {name: told[f"model.text.{name}"] for name in ("layers", "width", "heads", "mlp_ratio")}
+            stem, stated = model.text.stem, settings_of(bert)
+            sizes = {name: stated[f"model.text.{name}"] for name in ("layers", "width", "heads", "mlp_ratio")}
             sizes = {name: value for name, value in sizes.items() if getattr(stem, name) is None}
             text = dataclasses.replace(model.text, stem=dataclasses.replace(stem, **sizes))
             model = dataclasses.replace(model, text=text)
@@ -164,7 +166,7 @@ class InitialWeights:
             WeightsError: what does not fit, with its keys and both values.
             ConfigError: nothing is left to train.
         """
-        told: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         for side, (key, weights) in self.of.items():
             tower = bare_tower(getattr(model, f"{side}_tower"))
             if side == "text" and weights.tokenizer not in (None, tokenizer.fingerprint):
@@ -177,30 +179,36 @@ class InitialWeights:
             if lock is not None:
                 lock_(tower, filled, lock)
             parameters = dict(tower.named_parameters())
-            told[side] = {
+            facts[side] = {
                 "weights": weights.source,
                 "filled": len(filled),
                 "new": [name for name in parameters if name not in filled],
                 "lock": lock,
-                "locked_parameters": sum(each.numel() for each in parameters.values() if not each.requires_grad),
-                "trained_parameters": sum(each.numel() for each in parameters.values() if each.requires_grad),
+                "locked_parameters": sum(
+                    parameter.numel() for parameter in parameters.values() if not parameter.requires_grad
+                ),
+                "trained_parameters": sum(
+                    parameter.numel() for parameter in parameters.values() if parameter.requires_grad
+                ),
             }
             if side == "image":
-                told[side]["pixels"] = unlike_pixels(weights.pixels, config.data)
+                facts[side]["pixels"] = unlike_pixels(weights.pixels, config.data)
         sources = {id(weights): weights for _, weights in self.of.values()}
         if len(self.of) == 2 and len(sources) == 1:
             (weights,) = sources.values()
-            told["scalars"] = []
+            facts["scalars"] = []
             if weights.geometry == model.geometry.name:
-                parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+                parameters = {
+                    name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+                }
                 for name, value in weights.beside.items():
                     if name in parameters and parameters[name].shape == value.shape:
                         parameters[name].copy_(value)
-                        told["scalars"].append(name)
+                        facts["scalars"].append(name)
                 clamp_scalars_(model.scalars())
-        if self.of and not any(each.requires_grad for each in model.parameters()):
+        if self.of and not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError("model.image.lock = all and model.text.lock = all leave nothing to train")
-        return told
+        return facts
 
 
 def unlike_pixels(pixels: ImageTransform | None, data: DataConfig) -> str:
@@ -231,13 +239,13 @@ def _with_colours(model: ModelConfig, colours: Colours | None) -> ModelConfig:
     return dataclasses.replace(model, image=dataclasses.replace(model.image, stem=stem))
 
 
-def start_text(told: dict[str, Any]) -> str:
+def start_text(facts: dict[str, Any]) -> str:
     """What `start_` returns, for the screen."""
     sides = [
-        f"{side} tower from {of['weights']}, {of['locked_parameters']:,} parameters locked, "
-        f"{of['trained_parameters']:,} trained"
-        for side, of in told.items()
+        f"{side} tower from {side_facts['weights']}, {side_facts['locked_parameters']:,} parameters locked, "
+        f"{side_facts['trained_parameters']:,} trained"
+        for side, side_facts in facts.items()
         if side in SIDES
     ]
-    sides += [told["image"]["pixels"]] if told.get("image", {}).get("pixels") else []
+    sides += [facts["image"]["pixels"]] if facts.get("image", {}).get("pixels") else []
     return "; ".join(sides)

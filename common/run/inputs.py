@@ -239,8 +239,8 @@ def batches_from(
 
     if not order.by_epoch:
         return loader(first_step, last)
-    each = order.samples_per_epoch // order.global_batch_size
-    edges = [first_step, *range((first_step // each + 1) * each, last, each), last]
+    steps_per_epoch = order.samples_per_epoch // order.global_batch_size
+    edges = [first_step, *range((first_step // steps_per_epoch + 1) * steps_per_epoch, last, steps_per_epoch), last]
     return itertools.chain.from_iterable(loader(start, stop) for start, stop in itertools.pairwise(edges))
 
 

@@ -13,7 +13,7 @@ def bytes_kept_for_backward(loss_of: Callable[[], torch.Tensor], weights: Sequen
         loss_of: the forward pass; on the meta device it costs neither time nor memory.
         weights: tensors that are there anyhow.
     """
-    own = {weight.untyped_storage()._cdata for weight in weights}  # on the meta device all addresses are 0
+    weight_storages = {weight.untyped_storage()._cdata for weight in weights}  # on the meta device all addresses are 0
     saved: list[weakref.ref] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -25,6 +25,6 @@ def bytes_kept_for_backward(loss_of: Callable[[], torch.Tensor], weights: Sequen
         loss = loss_of()
     # what was saved by a part of the graph that is gone is not kept, and its address may have been given out again
     storages = [tensor.untyped_storage() for tensor in (reference() for reference in saved) if tensor is not None]
-    kept = {storage._cdata: storage.nbytes() for storage in storages if storage._cdata not in own}
+    kept = {storage._cdata: storage.nbytes() for storage in storages if storage._cdata not in weight_storages}
     del loss  # the graph lives until here
     return sum(kept.values())

@@ -36,13 +36,13 @@ class FrozenFeatures:
     """An Encoder of a backbone that computes the features of each labelled set once."""
 
     encoder: Encoder
-    found: dict[int, tuple[Any, tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
+    computed: dict[int, tuple[Any, tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
 
     def images(self, data_set: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """As Encoder.images."""
-        if id(data_set) not in self.found:  # the set is kept, so that its id stays its own
-            self.found[id(data_set)] = (data_set, self.encoder.images(data_set))
-        return self.found[id(data_set)][1]
+        if id(data_set) not in self.computed:  # the set is kept, so that its id stays its own
+            self.computed[id(data_set)] = (data_set, self.encoder.images(data_set))
+        return self.computed[id(data_set)][1]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.encoder, name)

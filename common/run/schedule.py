@@ -45,17 +45,19 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     which moves as slowly in a short run) are a third group, of their own rate; the model then offers `scalars()`.
     """
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    with_own_rate = []
+    loss_scalars = []
     if optim.logit_scale_rate != 1:
         in_loss = {id(scalar.parameter) for scalar in model.scalars() if scalar.in_loss}
-        with_own_rate = [trainable.pop(name) for name in list(trainable) if id(trainable[name]) in in_loss]
-    decayed = {name for name, each in trainable.items() if each.ndim >= 2 and not name.endswith("class_embedding")}
+        loss_scalars = [trainable.pop(name) for name in list(trainable) if id(trainable[name]) in in_loss]
+    decayed = {
+        name for name, parameter in trainable.items() if parameter.ndim >= 2 and not name.endswith("class_embedding")
+    }
     groups = [
         {"params": [trainable[name] for name in trainable if name in decayed], "weight_decay": optim.weight_decay},
         {"params": [trainable[name] for name in trainable if name not in decayed], "weight_decay": 0.0},
     ]
-    if with_own_rate:
-        groups.append({"params": with_own_rate, "weight_decay": 0.0, "rate": optim.logit_scale_rate})
+    if loss_scalars:
+        groups.append({"params": loss_scalars, "weight_decay": 0.0, "rate": optim.logit_scale_rate})
     return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), eps=optim.epsilon)
 
 

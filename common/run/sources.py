@@ -12,15 +12,15 @@ from common.run.checkpoint import SUMS, Checkpoint, named_checkpoint, saved_step
 SIDES = ("image", "text")
 
 
-def own_checkpoint(name: str) -> Checkpoint | None:
+def run_checkpoint(name: str) -> Checkpoint | None:
     """The checkpoint that a name stands for; None where it names something else than a folder of ours."""
     path = Path(name).expanduser()
     if not path.exists() and not path.is_absolute() and len(path.parts) == 2:  # a hub name
         try:
-            told = find_file(name, ("open_clip_config.json", "config.json", "state.json"), "weights")
+            file = find_file(name, ("open_clip_config.json", "config.json", "state.json"), "weights")
         except ValueError:  # said by whoever reads it
             return None
-        return named_checkpoint(path) if told.name == "state.json" else None
+        return named_checkpoint(path) if file.name == "state.json" else None
     has_steps = any(saved_step(folder) is not None for folder in (path / "checkpoints", path))
     return named_checkpoint(path) if has_steps or (path / "state.json").is_file() else None
 
@@ -31,9 +31,9 @@ def named_sources(config: Any) -> dict[str, tuple[str, str]]:
         return {}
     names = {}
     for side in SIDES:
-        own = getattr(config.model, side).init
-        if own or config.model.init:
-            names[side] = (f"model.{side}.init", own) if own else ("model.init", config.model.init)
+        side_init = getattr(config.model, side).init
+        if side_init or config.model.init:
+            names[side] = (f"model.{side}.init", side_init) if side_init else ("model.init", config.model.init)
     return names
 
 
@@ -48,20 +48,20 @@ def stems_to_load(config: Any) -> dict[str, StemConfig | TextStemConfig]:
 
 def initial_fingerprints(config: Any) -> dict[str, str]:
     """Setting -> what changes with the weights that it names; empty where a run starts at random."""
-    found = {key: _fingerprint(name, key) for key, name in dict(named_sources(config).values()).items()}
+    fingerprints = {key: _fingerprint(name, key) for key, name in dict(named_sources(config).values()).items()}
     for side, stem in stems_to_load(config).items():
         key = f"model.{side}.stem.weights"
-        found[key] = weights_fingerprint(stem.weights, key) if stem.weights else stem.name
+        fingerprints[key] = weights_fingerprint(stem.weights, key) if stem.weights else stem.name
     for key in ("run", "discriminator_run") if hasattr(config, "start") else ():
         if named := getattr(config.start, key):
-            found[f"start.{key}"] = _run_fingerprint(named_checkpoint(Path(named), f"start.{key}"))
+            fingerprints[f"start.{key}"] = _run_fingerprint(named_checkpoint(Path(named), f"start.{key}"))
     if hasattr(config, "start") and config.start.bert:
-        found["start.bert"] = weights_fingerprint(config.start.bert, "start.bert")
-    return found
+        fingerprints["start.bert"] = weights_fingerprint(config.start.bert, "start.bert")
+    return fingerprints
 
 
 def _fingerprint(name: str, key: str) -> str:
-    checkpoint = own_checkpoint(name)
+    checkpoint = run_checkpoint(name)
     return weights_fingerprint(name, key) if checkpoint is None else _run_fingerprint(checkpoint)
 
 

@@ -37,7 +37,7 @@ from geomm.pool import GeodesicPool
 from geomm.vision import config as geo_vision
 from geomm.vision.methods import build_method as geo_method
 from scripts.benchmarks.comparison import Comparison, Skipped, Usage
-from scripts.benchmarks.loss import grown, grown_alone
+from scripts.benchmarks.loss import grown, grown_in_new_process
 
 SIZES = {"capacity": 65_536, "dim": 256, "clusters": 256, "batch": 64}
 TOY = {"capacity": 512, "dim": 16, "clusters": 16, "batch": 8}
@@ -103,8 +103,8 @@ def geodesic_memory(attach: str, quick: bool, folder: Path) -> Comparison:
     """The same in memory."""
     sizes = TOY if quick else SIZES
     sides = [
-        partial(memory_of_pool, each, sizes) if quick else partial(grown_alone, memory_of_pool, each, sizes)
-        for each in (attach, None)
+        partial(memory_of_pool, graph, sizes) if quick else partial(grown_in_new_process, memory_of_pool, graph, sizes)
+        for graph in (attach, None)
     ]
     return Comparison(
         f"extra memory of InfoNCE against a pool and its gradients, {words(sizes)}: geodesic, {attach} / cosine",
@@ -177,7 +177,7 @@ def steps_of_moco(model: Method, capacity: int, batch: int) -> Callable[[], None
     """Training steps of a MoCo v2 whose pool is full; a graph is built once, before."""
     model.contrast.pool.insert(keys_in_groups(capacity, 128))
     model.start_step(0)
-    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 1e-3)
+    optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], 1e-3)
     views = torch.randn(2, batch, 3, 32, 32)
 
     def work() -> None:

@@ -113,7 +113,7 @@ def _status(name: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def grown_alone(usage: Callable[..., Usage], *arguments: object) -> Usage:
+def grown_in_new_process(usage: Callable[..., Usage], *arguments: object) -> Usage:
     """`usage(*arguments)` in a process of its own, whose memory nothing else has used and freed."""
     threads = torch.get_num_threads()
     with ProcessPoolExecutor(
@@ -122,7 +122,7 @@ def grown_alone(usage: Callable[..., Usage], *arguments: object) -> Usage:
         return pool.submit(usage, *arguments).result()
 
 
-usage_alone = partial(grown_alone, usage)
+usage_in_new_process = partial(grown_in_new_process, usage)
 
 
 def check_that_the_matrix_fits(name: str, batch: int) -> None:
@@ -140,7 +140,7 @@ def loss_memory(name: str, quick: bool, folder: Path) -> Comparison:
     """What the tiled loss takes over what the whole matrix takes."""
     batch, tile = (512, 64) if quick else (BATCH[name], TILE)
     check_that_the_matrix_fits(name, batch)
-    used = usage if quick else usage_alone
+    used = usage if quick else usage_in_new_process
     return Comparison(
         f"extra memory of InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}: tiles of {tile} / at once",
         "memory",
@@ -166,7 +166,7 @@ def loss_time(name: str, quick: bool, folder: Path) -> Comparison:
     )
 
 
-def loss_memory_alone(name: str, batch: int, quick: bool, folder: Path) -> Comparison:
+def loss_memory_in_budget(name: str, batch: int, quick: bool, folder: Path) -> Comparison:
     """What the tiled loss takes where the whole matrix does not fit, over a budget."""
     batch, tile = (512, 64) if quick else (batch, TILE)
     return Comparison(
@@ -175,7 +175,7 @@ def loss_memory_alone(name: str, batch: int, quick: bool, folder: Path) -> Compa
         "memory",
         1.0,
         batch,
-        partial(usage if quick else usage_alone, name, batch, tile),
+        partial(usage if quick else usage_in_new_process, name, batch, tile),
         lambda: Usage(0.0, round(GIGABYTES * 1e9)),
     )
 
@@ -291,8 +291,8 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
 LOSS_BENCHMARKS = {
     **{f"loss_memory_{name}": partial(loss_memory, name) for name in GEOMETRIES},
     **{f"loss_time_{name}": partial(loss_time, name) for name in GEOMETRIES},
-    "loss_memory_oblique_geodesic_16384": partial(loss_memory_alone, "oblique_geodesic", 16_384),
-    "loss_memory_65536": partial(loss_memory_alone, "sphere", 65_536),
+    "loss_memory_oblique_geodesic_16384": partial(loss_memory_in_budget, "oblique_geodesic", 16_384),
+    "loss_memory_65536": partial(loss_memory_in_budget, "sphere", 65_536),
     "micro_batches": micro_batches,
     "queue_logits": queue_logits,
     "loss_gpu_32768": partial(loss_gpu, "matmul", 32_768),
