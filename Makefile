@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine: `make reproduce-table2` and `make test`.
 # The first of them makes a virtual environment in .venv and installs requirements.txt; nothing is installed again
-# unless the requirements change. To use an environment of your own: make test PY=python3
+# unless the requirements change. To use your environment: make test PY=python3
 
 SETTINGS = PAPER SCALE SEEDS DATA WEIGHTS ROWS RUNS SET OUTPUT RESULTS FORMATS PY PYTHON VENV
 
@@ -8,9 +8,9 @@ SETTINGS = PAPER SCALE SEEDS DATA WEIGHTS ROWS RUNS SET OUTPUT RESULTS FORMATS P
 # what `make clean` removes. Such a one is named, and so is a setting that there is not, such as SEDS=3.
 ifeq ($(MAKELEVEL),0)
 IGNORED := $(strip $(foreach name,$(SETTINGS),$(if $(filter environment,$(lastword $(origin $(name)))),$(name))))
-$(if $(IGNORED),$(warning $(IGNORED) of the environment: not used; settings stand behind make, as in: make reproduce-table2 SEEDS=3))
+$(if $(IGNORED),$(warning $(IGNORED) from the environment: not used; settings follow make, as in: make reproduce-table2 SEEDS=3))
 UNKNOWN := $(strip $(filter-out $(SETTINGS),$(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))))
-$(if $(UNKNOWN),$(error no setting $(UNKNOWN); accepted: $(SETTINGS)))
+$(if $(UNKNOWN),$(error no setting $(UNKNOWN); expected one of: $(SETTINGS)))
 endif
 
 PAPER   = oblique_topology
@@ -55,7 +55,7 @@ OPTIONS   = --scale $(call typed,SCALE) --seeds $(call typed,SEEDS) --output $(c
 help: ## this list
 	@echo "make reproduce-table2        train and evaluate what the table needs, print ours beside the paper's"
 	@echo "make reproduce-tableN        PAPER=$(PAPER) SCALE=smoke|demo|photos|photos_scratch|paper SEEDS=<how many>"
-	@echo "                             DATA=<folder of pictures and captions> WEIGHTS=<folder of pre-trained weights>"
+	@echo "                             DATA=<folder of images and captions> WEIGHTS=<folder of pre-trained weights>"
 	@echo "                             ROWS=\"<row> <row> ...\" for some rows of a table only, see make rows"
 	@echo "                             SET=\"section.key=value ...\" OUTPUT=<folder> RESULTS=<folder> FORMATS=csv,latex"
 	@echo "                             also reproduce-figureN and other parts"
@@ -126,10 +126,10 @@ reproduce-all: $(RUN_READY) ## every table and figure of every paper
 	@$(REPRODUCE) all all $(OPTIONS)
 
 clean: ## removes runs, tables and page from outputs/; committed results and .venv stay
-	$(if $(filter OUTPUT,$(IGNORED)),$(error OUTPUT of the environment: what is meant? make clean OUTPUT=<folder>))
+	$(if $(filter OUTPUT,$(IGNORED)),$(error OUTPUT comes from the environment; run: make clean OUTPUT=<folder>))
 	@output=$(call typed,OUTPUT); there=$$(cd -- "$${output:-/}" 2>/dev/null && pwd -P); \
 	case "$$there" in /|"$$(pwd -P)"|"$${HOME:-/}") \
-	    echo "error: OUTPUT=$$output: $$there is no folder of outputs; runs/ and results/ in it stay" >&2; exit 1;; esac; \
+	    echo "error: OUTPUT=$$output: $$there is not a folder of outputs; runs/ and results/ in it stay" >&2; exit 1;; esac; \
 	cd -- "$$output" 2>/dev/null || exit 0; rm -rf runs results shard_index report.html report_*.html; echo "cleaned: $$there"
 
 .DEFAULT:

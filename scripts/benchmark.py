@@ -115,9 +115,9 @@ def main() -> None:
     arguments = parser.parse_args()
     unknown = [name for name in arguments.only if name not in BENCHMARKS]
     if unknown:
-        raise ConfigError(f"--only {' '.join(unknown)} is unknown; accepted: {', '.join(BENCHMARKS)}")
+        raise ConfigError(f"--only {' '.join(unknown)} is unknown; expected one of: {', '.join(BENCHMARKS)}")
     if arguments.repeats < 1:
-        raise ConfigError(f"--repeats {arguments.repeats}; accepted: at least 1")
+        raise ConfigError(f"--repeats {arguments.repeats}; expected at least 1")
     output = arguments.output
     if output is None:
         whole = not arguments.quick and set(arguments.only) == set(BENCHMARKS)

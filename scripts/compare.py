@@ -79,7 +79,7 @@ def opened(text: str, overrides: Sequence[str]) -> list[Model]:
     folders = [file.parent for file in seeds] or [path]
     if not any((folders[0] / name).is_file() for name in ("config.yaml", "state.json")):
         raise ConfigError(
-            f"{text} is no run; accepted: the folder of a run or of its seeds, a checkpoint, or the JSON file of an "
+            f"{text} is no run; expected the folder of a run or of its seeds, a checkpoint, or the JSON file of an "
             "evaluation. Published weights are evaluated first: python <paper>/published.py --checkpoint ..."
         )
     return [_of_run(folder, overrides) for folder in folders]
@@ -88,11 +88,11 @@ def opened(text: str, overrides: Sequence[str]) -> list[Model]:
 def _of_file(path: Path, overrides: Sequence[str]) -> Model:
     """An evaluation that a command has written."""
     if overrides:
-        raise ConfigError(f"{path} is measured already, {overrides[0]} needs a checkpoint; accepted: no SET, or a run")
+        raise ConfigError(f"{path} is measured already, {overrides[0]} needs a checkpoint; expected no SET, or a run")
     content, hits = read_json(path), read_json(hits_beside(path))
     if not isinstance(content, dict) or "evaluations" not in content or hits is None:
         problem = f"{path} is no evaluation with its hits in {hits_beside(path).name} beside it"
-        raise ConfigError(f"{problem}; accepted: both files, whole")
+        raise ConfigError(f"{problem}; expected both files, whole")
     return _model(content["training_data"], str(path.resolve()), 0, content, hits)
 
 
@@ -104,14 +104,14 @@ def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
         config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
         files = replace(files, identity={"seed": config["run"]["seed"]})
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError) as error:
-        raise ConfigError(f"{files.config} is torn; accepted: the resolved config of a run") from error
+        raise ConfigError(f"{files.config} is torn; expected the resolved config of a run") from error
     name = files.folder.parent.name if re.fullmatch(r"seed\d+", files.folder.name) else files.folder.name
     label = re.sub(rf"-({'|'.join(SCALES)})-[0-9a-f]+$", r", \1", name)
     content, hits = (None if overrides else read_evaluations(files)) or (None, None)
     if content is None or (step and int(step.rpartition("-")[2]) != content["step"]):
         checkpoint = named_checkpoint(folder)
         if (paper := checkpoint.state["paper"]) not in PAPERS:  # it is imported
-            raise ConfigError(f"{checkpoint.path} belongs to {paper!r}; accepted: {', '.join(PAPERS)}")
+            raise ConfigError(f"{checkpoint.path} belongs to {paper!r}; expected one of: {', '.join(PAPERS)}")
         models = importlib.import_module(f"{paper}.evaluate").MODELS
         content, results = evaluate_checkpoint(models, checkpoint, overrides)
         hits = {role: result.hits for role, result in results.items()}
@@ -155,12 +155,12 @@ def lines_of(models: Sequence[Model]) -> dict[str, list[RowRun]]:
     for group in groups.values():
         runs = [model.run for model in group]
         if len({run.seed for run in runs}) < len(runs):
-            raise ConfigError(f"{group[0].label}: seed {runs[-1].seed} is named twice; accepted: each model once")
+            raise ConfigError(f"{group[0].label}: seed {runs[-1].seed} is named twice; name each model once")
         label = group[0].label
         numbers = (f"{label} ({number})" for number in itertools.count(2))
         lines[label if label not in lines else next(name for name in numbers if name not in lines)] = runs
     if len(lines) < 2:
-        raise ConfigError(f"RUNS names {len(lines)} model; accepted: at least two, and seeds of one count as one")
+        raise ConfigError(f"RUNS names {len(lines)} model; expected at least two (the seeds of a model count as one)")
     return lines
 
 

@@ -90,7 +90,7 @@ def result_table(path: Path, columns: list[str]) -> str:
     by_key = {column.key: column for column in table.columns}
     for key in columns:
         if key not in by_key:
-            raise PageError(f"has no column {key!r}; accepted: {', '.join(by_key)}")
+            raise PageError(f"has no column {key!r}; expected one of: {', '.join(by_key)}")
     return page_table(with_columns(table, [by_key[key] for key in columns or by_key]))
 
 
@@ -107,7 +107,7 @@ def verdict_table(path: Path, ids: list[str]) -> str:
     rows = {line[2:].split(". ", 1)[0]: line.strip("| ").split(" | ") for line in lines}
     for key in ids:
         if key not in rows:
-            raise PageError(f"has no claim {key!r}; accepted: {', '.join(rows)}")
+            raise PageError(f"has no claim {key!r}; expected one of: {', '.join(rows)}")
     chosen = (rows[key] for key in ids or rows)
     verdicts = (f"| {claim} | {measured} |" for claim, _, measured in chosen)
     return "\n".join(["| claim | measured |", "|---|---|", *verdicts]) + "\n"

@@ -58,7 +58,7 @@ def names_for(folder: Path, folders: list[str], names: list[str], order: str = "
     if len(names) != len(folders):
         raise ValueError(
             f"{folder} has {len(folders)} class folders ({', '.join(folders[:3])}, ...) for {len(names)} names "
-            f"({', '.join(names[:3])}, ...); accepted: one each. --source and --dataset choose other names, --among "
+            f"({', '.join(names[:3])}, ...); expected one each. --source and --dataset choose other names, --among "
             "gives some of another set's"
         )
     if not order:
@@ -84,11 +84,11 @@ def names_among(names: list[str], folder: Path, whole: Path, order: str = "") ->
     """
     all_folders, some = folders_of_classes(whole), folders_of_classes(folder)
     if not some:
-        raise ValueError(f"{folder} has no class folders; accepted: in test, val or train, or directly in it")
+        raise ValueError(f"{folder} has no class folders; expected some in test, val or train, or directly in it")
     names = names_for(whole, all_folders, names, order)
     unknown = sorted(set(some) - set(all_folders))
     if unknown:
-        raise ValueError(f"{folder}: {whole} has no class folder {unknown[0]!r}; accepted: folders of the same names")
+        raise ValueError(f"{folder}: {whole} has no class folder {unknown[0]!r}; expected folders of the same names")
     name_of = dict(zip(all_folders, names))
     return [name_of[item] for item in some]
 
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
     files = {given.folder / CLASS_NAMES_FILE: names, given.folder / TEMPLATES_FILE: templates}
     there = [path for path in files if path.exists()]
     if there:
-        raise ValueError(f"{there[0]} is there already; remove it to write it anew")
+        raise ValueError(f"{there[0]} exists already; remove it to write it again")
     given.folder.mkdir(parents=True, exist_ok=True)
     for path, lines in files.items():
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -38,7 +38,7 @@ def wanted(paper: str, part: str) -> list[tuple[str, str]]:
 
 
 def described_rows(paper: str, output: Path) -> list[str]:
-    """A line for each row of a paper: its name, what it is, its committed results, and finished runs of one's own.
+    """A line for each row of a paper: its name, what it is, its committed results, and finished runs in outputs.
 
     Args:
         paper: the folder; the comments that open its configs say what a row is and where its results are.
@@ -50,11 +50,11 @@ def described_rows(paper: str, output: Path) -> list[str]:
     rows, lines = rows_of(ROOT / paper), []
     for row in rows:
         text = (ROOT / paper / "configs" / f"{row}.yaml").read_text(encoding="utf-8")
-        what = re.match(r"#.*?: (.*)|", text)[1]  # of a row of one's own maybe nothing
+        what = re.match(r"#.*?: (.*)|", text)[1]  # a custom row may have no header
         ours = re.search(r"^#.*\bOurs: (.+?)(?:[.;] .*|\.?)$", text, re.MULTILINE)
         evaluations = sorted((output / "runs" / paper).glob(f"{row}-*/seed*/evaluation.json"))
         here = sorted({f"{run.parts[-3].removeprefix(f'{row}-').split('-')[0]} {run.parts[-2]}" for run in evaluations})
-        committed = ours[1].replace("results/", "committed: results/", 1) if ours else "a row of your own"
+        committed = ours[1].replace("results/", "committed: results/", 1) if ours else "a custom row"
         mine = [f"in {output}: {', '.join(here)}"] if here else []
         lines.append(f"{row:{max(map(len, rows))}}  {'; '.join(filter(None, [what, committed, *mine]))}")
     return lines

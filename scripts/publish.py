@@ -48,10 +48,10 @@ def publish(run: Path, folder: Path, licence: str) -> None:
     checkpoint = replace(checkpoint, state=state)
     if "kind" in state:
         raise CheckpointError(
-            f"{checkpoint.path} is a model of kind {state['kind']!r}; accepted: a run of pictures and captions"
+            f"{checkpoint.path} is a model of kind {state['kind']!r}; expected a run of images and captions"
         )
     if folder.exists():
-        raise ConfigError(f"{folder} is there already; accepted: --output with a new folder")
+        raise ConfigError(f"{folder} exists already; expected --output with a new folder")
     write_published(checkpoint, folder)
     (folder / "config.yaml").write_text(yaml.safe_dump(state["config"], sort_keys=False), encoding="utf-8")
     words = tokenizer_from_json(state["tokenizer"]).vocabulary

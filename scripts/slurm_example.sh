@@ -18,7 +18,7 @@
 # Two minutes before the end every training process saves a checkpoint after its step. The launcher gives them 30 seconds
 # and then ends with status 1.
 # Slurm does not make the folder of --output: mkdir -p outputs before sbatch.
-# With --resume auto a job that ran into its time limit goes on when it is submitted again; name an --output-dir,
+# With --resume auto a job that ran into its time limit resumes when it is submitted again; name an --output-dir,
 # because the default folder changes with the config and the code.
 
 set -euo pipefail

@@ -8,9 +8,9 @@ from dataclasses import replace
 import open_clip
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from common.base.config import ConfigError
-from common.run.utilisation import training_flops
 from scripts import benchmark
 from scripts.benchmarks import comparison
 from scripts.benchmarks.comparison import Comparison, Row, Skipped, Usage, measure
@@ -87,6 +87,13 @@ def test_a_verdict_follows_the_median_and_the_table_shows_it(kind, ratio, met):
     assert "| other | | | | | skipped: no CUDA device | | | |" in text
     assert f"torch {torch.__version__.partition('+')[0]}" in text
     assert "mean nothing" not in text
+
+
+def training_flops(model, *inputs):
+    """FLOPs of one forward and one backward pass."""
+    with FlopCounterMode(display=False) as counter:
+        sum(output.sum() for output in model(*inputs) if output.requires_grad).backward()
+    return counter.get_total_flops()
 
 
 @pytest.mark.parametrize("towers", [TOY, SMALL, VIT_B_32], ids=["toy", "small", "vit_b_32"])
@@ -212,8 +219,8 @@ def test_the_class_of_a_machine_is_its_gpu_or_its_threads(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--only", "retrieval", "speed"], "--only speed is unknown; accepted: retrieval, scenes"),
-        (["--repeats", "0"], "--repeats 0; accepted: at least 1"),
+        (["--only", "retrieval", "speed"], "--only speed is unknown; expected one of: retrieval, scenes"),
+        (["--repeats", "0"], "--repeats 0; expected at least 1"),
     ],
 )
 def test_bad_arguments_are_refused(monkeypatch, arguments, words):

@@ -318,7 +318,7 @@ def test_folders_that_are_no_checkpoints_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"the sha256 of state\.json is not the one in SHA256SUMS"):
         open_checkpoint(path)
     (path / SUMS).write_text("".join(checkpoint_module._sum_lines(path)))
-    with pytest.raises(CheckpointError, match=f"format 99; accepted: {checkpoint_module.FORMAT}"):
+    with pytest.raises(CheckpointError, match=f"format 99; expected {checkpoint_module.FORMAT}"):
         open_checkpoint(path)
     assert last_checkpoint(tmp_path / "nowhere") is None
 
@@ -330,9 +330,9 @@ def test_a_user_may_name_a_checkpoint_its_folder_or_the_run(tmp_path):
     saved(tmp_path / "seeds/seed3/checkpoints", 1)
     (tmp_path / "README.md").touch()
     for name, message in (
-        ("nowhere", "start.run = .*nowhere: no such folder; accepted: the folder of a run or of a checkpoint"),
-        ("README.md", r"README.md: a file; accepted: the folder of a run"),
-        ("seeds", r"seeds: runs of seed3; accepted: one of them, as in .*seeds/seed3$"),
+        ("nowhere", "start.run = .*nowhere: no such folder; expected the folder of a run or of a checkpoint"),
+        ("README.md", r"README.md: a file; expected the folder of a run"),
+        ("seeds", r"seeds: runs of seed3; expected one of them, as in .*seeds/seed3$"),
     ):
         with pytest.raises(CheckpointError, match=message):
             named_checkpoint(tmp_path / name, "start.run")

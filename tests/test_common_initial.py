@@ -254,7 +254,7 @@ def test_other_words_and_class_tokens_are_named(tmp_path, public):
     weights = initial._of_checkpoint(type(last_checkpoint(first.checkpoints))(path.parent, state), None)
     assert weights.tokenizer == other.fingerprint
     config = config_of("euclip", f"model.text.init={first.folder}")
-    with pytest.raises(WeightsError, match=r"model\.text\.init = .* was trained with other words"):
+    with pytest.raises(WeightsError, match=r"model\.text\.init = .* has another tokenizer"):
         InitialWeights({"text": ("model.text.init", weights)}).start_(model_of("euclip", config)[0], config, WORDS)
 
 
@@ -340,7 +340,7 @@ def test_weights_without_a_text_tower_are_named(tmp_path):
     state = {"kind": "vision", "paper": "contrastive_basics"}
     model = torch.nn.Linear(2, 2)
     save_checkpoint(tmp_path, 1, model, torch.optim.AdamW(model.parameters()), state)
-    with pytest.raises(WeightsError, match=r"written by pretrain\.py and holds a ResNet; accepted: a run of two trans"):
+    with pytest.raises(WeightsError, match=r"written by pretrain\.py and holds a ResNet; expected a run of two trans"):
         open_source(str(tmp_path))
 
 
@@ -398,7 +398,7 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     published("again", "--to", "me/mine")
     assert uploads == ["me/mine", sorted(file.name for file in folder.iterdir())]
     assert "uploaded to https://hub/me/mine" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="mine is there already; accepted: --output with a new folder"):
+    with pytest.raises(ConfigError, match="mine exists already; expected --output with a new folder"):
         published("mine")
     # by hub name, as from its cache
     actual = staticmethod(

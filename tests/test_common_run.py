@@ -152,7 +152,7 @@ def test_a_setting_that_the_code_has_learnt_since_has_had_its_default(tmp_path):
     del older["optim"]["beta2"], older["model"]["text"]["mlp_ratio"]
     save(files, 7, older)
     assert checkpoint_to_resume(files, True, Config(), "data").state["step"] == 7
-    with pytest.raises(ConfigError, match=r"config: optim\.beta2 0\.98 -> 0\.9; accepted"):
+    with pytest.raises(ConfigError, match=r"config: optim\.beta2 0\.98 -> 0\.9; expected"):
         checkpoint_to_resume(files, True, override(Config(), ["optim.beta2=0.9"]), "data")
 
 
@@ -351,9 +351,9 @@ def test_a_run_ended_at_once_says_what_is_saved_or_that_nothing_is(capsys, tmp_p
             run_or_explain(main)
         assert end.value.code == 130
         messages.append(capsys.readouterr().err.strip())
-    assert messages[0] == f"stopped at once: nothing is saved in {tmp_path}; the same command starts anew"
+    assert messages[0] == f"stopped at once: nothing is saved in {tmp_path}; the same command starts again"
     assert messages[1].startswith(
-        f"stopped at once: saved is step 7 in {tmp_path}; the same command goes on from there"
+        f"stopped at once: the last checkpoint is step 7 in {tmp_path}; the same command resumes from there"
     )
 
 
@@ -408,7 +408,7 @@ def test_a_gradient_that_is_not_finite_names_its_parameters(bad):
     model(torch.ones(1, 2)).sum().backward()
     model[1].bias.grad[0] = bad
     norms, norm = clip_gradient(Accelerator(cpu=True), model, OptimConfig(max_gradient_norm=1.0))
-    with pytest.raises(NonFiniteLoss, match=r"not finite is the gradient of 1\.bias\. The"):
+    with pytest.raises(NonFiniteLoss, match=r"the gradient of 1\.bias is not finite\. The"):
         check_finite_gradient(float(norm), 3, norms)
 
 

@@ -142,7 +142,7 @@ def test_published_weights_are_evaluated_with_their_preprocessing(tmp_path, prep
 
 def test_a_picture_size_that_the_tower_does_not_take_is_refused():
     words = SimpleNamespace(vocabulary_size=60, end_id=59)
-    with pytest.warns(UserWarning, match="do not state how pixels become inputs; CLIP's way is taken"):
+    with pytest.warns(UserWarning, match="do not state their preprocessing; CLIP's is used"):
         published_encoder(our_clip(), words, RunConfig(), torch.device("cpu"))
     with pytest.raises(ValueError, match=r"prepared with size 48, their image tower takes 32; expected the same"):
         published_encoder(our_clip(), words, RunConfig(), torch.device("cpu"), ImageTransform(48))
@@ -200,15 +200,15 @@ def test_pictures_that_a_run_prepares_unlike_its_weights_are_reported(tmp_path, 
     for resize, words in (
         (
             "crop",
-            r"pictures are prepared unlike: data.resize=crop, the weights have squeeze: set data.resize=squeeze; ",
+            r"images are preprocessed differently: data.resize=crop, the weights have squeeze: set data.resize=",
         ),
-        ("squeeze", "pictures are prepared unlike: bicubic resizing, the weights have bilinear"),
+        ("squeeze", "images are preprocessed differently: bicubic resizing, the weights have bilinear"),
     ):
         config = config_of("euclip", f"model.init={tmp_path}", f"data.resize={resize}")
         _, report = model_of("euclip", config)
         assert words in start_text(report)
     _, report = model_of("euclip", config_of("euclip", f"model.init={folder / 'clip'}"))
-    assert "the weights do not state how pictures were prepared" in start_text(report)
+    assert "the weights do not state their preprocessing" in start_text(report)
 
 
 # ---------------------------------------------------------------- written out

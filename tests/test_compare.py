@@ -115,10 +115,10 @@ def test_a_checkpoint_is_evaluated_now_on_the_data_that_are_named(tmp_path, monk
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        (["run/seed0", "ViT-B-32.pt"], r"ViT-B-32\.pt is no run; accepted: .* Published weights are evaluated first"),
+        (["run/seed0", "ViT-B-32.pt"], r"ViT-B-32\.pt is no run; expected .* Published weights are evaluated first"),
         (["run/seed0", "run/seed0"], r"run: seed 0 is named twice"),
-        (["run/seed0"], r"RUNS names 1 model; accepted: at least two"),
-        (["run/seed0", "torn"], r"config\.yaml is torn; accepted: the resolved config of a run"),
+        (["run/seed0"], r"RUNS names 1 model; expected at least two"),
+        (["run/seed0", "torn"], r"config\.yaml is torn; expected the resolved config of a run"),
         (["run/seed0", "torn.json"], r"torn\.json is no evaluation"),
         (["run/seed0", "changed"], r"changed is no whole checkpoint"),  # it would be evaluated again
         (["run/seed0", "alone.json"], r"alone\.json is no evaluation with its hits in alone_hits\.json beside it"),

@@ -311,11 +311,11 @@ def test_parts_refuse_overrides_and_have_nothing_at_the_scales_of_photographs(tm
         experiments.collapse(Command("collapse", "demo", (0,), ("optim.steps=2",), tmp_path, tmp_path))
     assert experiments.collapse(Command("collapse", "photos", (0,), ("data.root=/x",), tmp_path, tmp_path)) == []
     assert (
-        "collapse runs at scale demo, smoke, nothing at photos: it is an experiment on a toy world"
+        "collapse runs only at scale demo, smoke, not at photos: it is an experiment on a toy world"
         in capsys.readouterr().out
     )
     reproduce.main(["collapse", "--scale", "paper", "--output", str(tmp_path)])
-    assert capsys.readouterr().out.splitlines()[-1].startswith("collapse runs at scale demo, smoke, nothing at paper")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("collapse runs only at scale demo, smoke, not at paper")
     assert not list(tmp_path.iterdir())
 
 

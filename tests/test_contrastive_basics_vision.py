@@ -377,7 +377,7 @@ def test_what_needs_statistics_of_all_processes_is_refused_where_torch_has_none(
     several_cpus = SimpleNamespace(num_processes=2, device=torch.device("cpu"))
     for name in ("simclr", "moco_v3", "simsiam"):
         model = built(name)
-        with pytest.raises(ConfigError, match=r"over all processes, which torch can on GPUs only; accepted: one proc"):
+        with pytest.raises(ConfigError, match=r"over all processes, which torch can on GPUs only; expected one proc"):
             _prepare(several_cpus, model, build_sgd(model, SgdConfig()))
 
 

@@ -221,7 +221,7 @@ def test_weights_that_do_not_fit_say_what_is_missing_or_left():
 @pytest.mark.parametrize(
     ("checkpoint", "layout", "geometry", "message"),
     [
-        ("x.pt", "timm", "sphere", "layout 'timm'; accepted: transformers, open_clip, meru"),
+        ("x.pt", "timm", "sphere", "layout 'timm'; expected one of: transformers, open_clip, meru"),
         ("x.pt", "meru", "euclidean", "geometry euclidean with layout meru, which states its own"),
         ("x.pt", "meru", "sphere", "x.pt does not exist; layout meru takes a file of weights"),
     ],

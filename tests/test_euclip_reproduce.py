@@ -87,9 +87,9 @@ def test_the_experiment_has_a_value_per_seed_and_is_not_of_changed_rows(euclip, 
 @pytest.mark.parametrize(
     ("part", "row", "message"),
     [
-        ("table1", "b16_clip.yaml", r"two rows are called b16_clip; accepted: another name of your own file"),
-        ("table1", "nowhere.yaml", r"table1 trains no such row; expected one of: .*or a YAML file of your own, by"),
-        ("table2", "my_row.yaml", r"table2 trains no such row; expected one of: none"),
+        ("table1", "b16_clip.yaml", r"two rows have the name b16_clip; rename the custom row"),
+        ("table1", "nowhere.yaml", r"table1 trains no such row; accepted: .*or a custom row: a YAML file, by"),
+        ("table2", "my_row.yaml", r"table2 trains no such row; accepted: none"),
     ],
 )
 def test_a_custom_row_that_does_not_fit_is_refused(part, row, message, tmp_path, monkeypatch):

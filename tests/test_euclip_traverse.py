@@ -465,7 +465,7 @@ def test_published_weights_are_walked_like_ours(monkeypatch, tmp_path, capsys):
     assert asked == [("a/euclip.pt", "open_clip", "euclidean_squared", "euclidean_squared")]
     assert "model: euclidean_squared, published weights euclip.pt" in capsys.readouterr().out
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="layout 'other'; accepted: transformers, open_clip, meru"):
+    with pytest.raises(ValueError, match="layout 'other'; expected one of: transformers, open_clip, meru"):
         traverse.main(["--checkpoint", "a", "--layout", "other"])
 
 

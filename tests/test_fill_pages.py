@@ -110,7 +110,7 @@ def test_verdicts_are_those_of_the_report(root):
     assert filled("<!-- claims: results/p/c.md -->\n", "page").endswith(
         f"{head}| C1. One. | undecided |\n| C2-b. Two. | holds |\n"
     )
-    with pytest.raises(PageError, match=r"page: results/p/c\.md has no claim 'C3'; accepted: C1, C2-b"):
+    with pytest.raises(PageError, match=r"page: results/p/c\.md has no claim 'C3'; expected one of: C1, C2-b"):
         filled("<!-- claims: results/p/c.md; ids: C3 -->\n", "page")
 
 
@@ -140,7 +140,10 @@ def test_without_columns_all_are_shown(root):
 @pytest.mark.parametrize(
     ("mark", "words"),
     [
-        (MARK.format("; columns: acc, top1"), "page: .*table1.json has no column 'top1'; accepted: acc, mean, other"),
+        (
+            MARK.format("; columns: acc, top1"),
+            "page: .*table1.json has no column 'top1'; expected one of: acc, mean, other",
+        ),
         (MARK.format("").replace("table1.json", "table9.json"), "page: results/p/table1/demo/table9.json: no such"),
     ],
 )

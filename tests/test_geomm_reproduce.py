@@ -88,7 +88,7 @@ def test_table8_counts_the_training_sets_below_the_papers(geomm, tmp_path):
 
 
 def test_the_oblique_papers_tcl_is_trained_by_these_rows(geomm):
-    with pytest.raises(ConfigError, match=r"trained by gone/, which is not here; accepted: a copy with that folder"):
+    with pytest.raises(ConfigError, match=r"trained by gone/, which is missing; expected a copy of the repository"):
         CODE.of("../../gone/configs/tcl.yaml")
     folder = SmokeParts("oblique_topology", geomm.folder, geomm.overrides)("table9")
     printed = read_repository_yaml(ROOT / "oblique_topology" / "paper_tables.yaml")["tables"]["table9"]

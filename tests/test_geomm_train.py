@@ -72,7 +72,7 @@ def test_weights_of_the_run_that_it_starts_from_are_in_the_key(finetuned, runs, 
 
     moved = shutil.copytree(start, tmp_path / "moved")
     assert key(start) == key(moved) != key(other)
-    with pytest.raises(CheckpointError, match=r"start.run = /nowhere: no such folder; accepted: the folder of"):
+    with pytest.raises(CheckpointError, match=r"start.run = /nowhere: no such folder; expected the folder of"):
         key("/nowhere")
 
 

@@ -38,7 +38,7 @@ def test_a_set_with_its_files_can_be_opened(tmp_path, prompts):
     assert sets["pets"].class_names == ["cat", "dog", "emu"]
     assert sets["few_pets"].class_names == ["cat", "emu"]
     assert sets["pets"].templates == sets["few_pets"].templates == ["a photo of a {}.", "a drawing of a {}."]
-    with pytest.raises(ValueError, match=f"{CLASS_NAMES_FILE} is there already"):
+    with pytest.raises(ValueError, match=f"{CLASS_NAMES_FILE} exists already"):
         main(few)
 
 
@@ -55,7 +55,7 @@ def test_imagenets_names_and_templates_come_from_open_clip(tmp_path):
 
 def test_names_of_another_set_are_refused_and_those_of_the_folders_take_their_order(tmp_path, prompts):
     pictures(tmp_path / "cifar10" / "test", ["airplane", "automobile", "bird"])
-    message = r"cifar10 has 3 class folders \(airplane, .* for 1000 names \(tench, .*; accepted: one each"
+    message = r"cifar10 has 3 class folders \(airplane, .* for 1000 names \(tench, .*; expected one each"
     with pytest.warns(UserWarning, match="missile"), pytest.raises(ValueError, match=message):
         main([str(tmp_path / "cifar10")])
     assert not list((tmp_path / "cifar10").glob("*.txt"))

@@ -301,7 +301,7 @@ def test_a_mistyped_flag_or_choice_has_a_nearest(argument, meant, capsys, monkey
 def test_a_tracker_whose_package_is_missing_ends_a_run_before_it_trains(tracker, needs, tmp_path, monkeypatch):
     monkeypatch.setattr("common.run.launch.find_spec", lambda package: None)
     output = message_of(train.main, *FEW, "--output-dir", str(tmp_path), f"run.tracker={tracker}")
-    assert f"run.tracker = {tracker} needs the package {needs}, which is not installed; accepted: pip install" in output
+    assert f"run.tracker = {tracker} needs the package {needs}, which is not installed; run: pip install" in output
     assert not (tmp_path / "log.jsonl").exists()
 
 
@@ -320,7 +320,7 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(main, arg
     assert message_of(main, *arguments, str(tmp_path)) == 130
     output = capsys.readouterr().err.splitlines()[-1]
     assert output.startswith(f"stopped at once: nothing is saved in {tmp_path}")
-    assert output.endswith("; the same command starts anew")
+    assert output.endswith("; the same command starts again")
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(main, arg
             "SCALE=big is unknown; expected one of: smoke, demo, photos, photos_scratch, paper",
         ),
         (["oblique_topology", "table2", "--seeds", "0"], "SEEDS=0 must be a whole number of seeds"),
-        (["oblique_topology", "table2", "--set", "data.train='a"], "SET=data.train='a: No closing quotation; accepted"),
+        (["oblique_topology", "table2", "--set", "data.train='a"], "SET=data.train='a: No closing quotation; expected"),
         (["oblique_topology", "table2", "--data", "x"], "DATA=x has no effect at scale demo"),
     ],
 )

@@ -23,7 +23,7 @@ def assert_saved_and_same(folder, last, message, processes, unbroken):
     """The message, the checkpoint that it names, and that the run goes on from there to what an unbroken one gives."""
     (step,) = saved_steps(folder)
     assert len(records(folder)) == step < STEPS
-    assert re.fullmatch(rf"{message}; saved at step {step} of {STEPS} in {folder}; the same command goes on .*", last)
+    assert re.fullmatch(rf"{message}; saved at step {step} of {STEPS} in {folder}; the same command resumes .*", last)
     assert run(folder, *SAME_DRAWS, processes=processes) == 0
     assert_same_run(folder, unbroken(processes))
     return step

@@ -78,7 +78,7 @@ def test_a_clip_of_transformers_is_evaluated_on_the_sphere(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--layout", "timm"], r"layout 'timm'; accepted: clip, released"),
+        (["--layout", "timm"], r"layout 'timm'; expected one of: clip, released"),
         (["--checkpoint", "nowhere.pt"], r"nowhere\.pt does not exist; layout released takes a file"),
         (["coco.cxc=sits.csv"], r"coco\.cxc=sits\.csv without coco\.test, the file of the test pictures"),
         (["method.geometry=sphere"], r"method\.geometry=sphere: published weights bring their own"),

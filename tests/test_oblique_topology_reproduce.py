@@ -149,7 +149,7 @@ def test_a_custom_row_stands_in_the_tables_of_settings_too_and_is_never_left_out
     row = from_json(path.read_text()).rows[-1]
     assert (row.method, row.paper, row.ours["weight_decay"].mean) == ("mine", {}, 0.07)
     command = Command("figure4", "smoke", (0,), (), tmp_path, tmp_path, ("mine",), (custom,))
-    with pytest.raises(ConfigError, match="ROWS=mine: figure4 takes no row of your own; accepted: without it"):
+    with pytest.raises(ConfigError, match="ROWS=mine: figure4 takes no custom row; leave it out"):
         train_rows(command, CODE, {"a row": "table2_clip.yaml"})
 
 
@@ -158,7 +158,7 @@ def test_a_custom_row_in_configs_is_among_the_rows(tmp_path, monkeypatch):
     configs = tmp_path / "euclip" / "configs"
     configs.mkdir(parents=True)
     (configs / "my_row.yaml").write_text("method: {geometry: sphere}\n")
-    assert described_rows("euclip", tmp_path) == ["my_row  a row of your own"]
+    assert described_rows("euclip", tmp_path) == ["my_row  a custom row"]
 
 
 def test_make_hands_every_part_to_this_paper():
@@ -185,7 +185,7 @@ def test_settings_of_the_environment_are_named_and_change_nothing(tmp_path):
     plain = make("-n", "PY=python", "reproduce-table2")
     done = make("-n", "PY=python", "reproduce-table2", DATA="/x", SEEDS="9", OUTPUT=str(tmp_path), PAPER="euclip")
     assert (done.stdout, done.returncode) == (plain.stdout, 0)
-    assert "PAPER SEEDS DATA OUTPUT of the environment: not used" in done.stderr
+    assert "PAPER SEEDS DATA OUTPUT from the environment: not used" in done.stderr
     assert not plain.stderr
 
 
@@ -217,7 +217,7 @@ def test_make_clean_removes_what_was_made_and_nothing_else(tmp_path):
         (["reproduce-tabel2"], "; did you mean table2?"),
         (["rows", "PAPER=euclid"], "PAPER=euclid is unknown; expected one of: contrastive_basics, "),
         (["rows", "PAPER=euclid"], "; did you mean euclip?"),
-        (["reproduce-table2", "SEDS=3"], "no setting SEDS; accepted: PAPER SCALE SEEDS"),
+        (["reproduce-table2", "SEDS=3"], "no setting SEDS; expected one of: PAPER SCALE SEEDS"),
     ],
 )  # fmt: skip
 def test_what_make_does_not_know_has_a_nearest(arguments, words):

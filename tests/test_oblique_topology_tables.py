@@ -154,7 +154,7 @@ def test_a_cell_of_none_hit_has_an_interval_and_says_of_what_kind(tmp_path):
     assert cell.interval == (0, pytest.approx(8.76, abs=0.01))  # percent
     assert cell.interval_kind == "95 % Wilson over queries, one seed"
     evaluation["metrics"]["acc1"] = 7.5
-    with pytest.raises(ValueError, match=r"seed 0, knn: acc1 = 7.5; accepted: a share in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"seed 0, knn: acc1 = 7.5; expected a share in \[0, 1\]"):
         measured_cell([run], "knn", "acc1", "smoke")
 
 

@@ -312,12 +312,14 @@ def test_a_disk_that_is_full_on_the_main_process_stops_all_of_them(tmp_path):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_second_ctrl_c_ends_at_once_and_tells_what_is_saved(tmp_path, processes):
-    goes_on = f"saved is step 3 in {tmp_path}; the same command goes on from there"
-    for step, message in ((1, f"nothing is saved in {tmp_path}; the same command starts anew"), (4, goes_on)):
+    goes_on = f"the last checkpoint is step 3 in {tmp_path}; the same command resumes from there"
+    for step, message in ((1, f"nothing is saved in {tmp_path}; the same command starts again"), (4, goes_on)):
         twice = Trigger(signal.SIGINT, "embedded", step, times=2)
         assert ended(started(tmp_path, trigger=twice, everywhere=True, processes=processes)) == [130] * processes
         first, *_, last = (tmp_path / "output-0.txt").read_text().splitlines()[-3:]
-        assert first.startswith("asked to stop: this step is finished and saved first; Ctrl-C again ends at once")
+        assert first.startswith(
+            "received a stop signal: finishing and saving this step; press Ctrl-C again to end at once"
+        )
         assert last.startswith(f"stopped at once: {message}")
         assert saved_steps(tmp_path) == ([] if step == 1 else [3])
     others = [(tmp_path / f"output-{rank}.txt").read_text() for rank in range(1, processes)]

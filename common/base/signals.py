@@ -33,13 +33,14 @@ class Stopped(Exception):
 
     @classmethod
     def at(cls, step: int, steps: int, folder: Path) -> "Stopped":
+        """After so many of all updates; the folder is the run's."""
         return cls(f"received a stop signal: {what_is_saved(step, steps, folder)}")
 
 
 def what_is_saved(step: int, steps: int, folder: Path) -> str:
     """The end of a message about a run that ends after `step` of `steps` updates."""
     if not step:
-        return f"nothing is saved in {folder}; the same command starts from the beginning"
+        return f"nothing is saved in {folder}; the same command starts again"
     return f"saved at step {step} of {steps} in {folder}; the same command resumes from there (train.py: add --resume)"
 
 
@@ -60,7 +61,7 @@ class StopRequest:
         if number == signal.SIGINT and self._interrupted is None:
             self._interrupted = time.monotonic()
             if is_main_process():
-                _tell("\nreceived a stop signal: this step is finished and saved first; Ctrl-C again ends at once\n")
+                _tell("\nreceived a stop signal: finishing and saving this step; press Ctrl-C again to end at once\n")
         elif number in (signal.SIGINT, signal.SIGTERM) and self._interrupted is not None:
             if time.monotonic() - self._interrupted > _AGAIN:
                 raise KeyboardInterrupt

@@ -36,16 +36,15 @@ WHERE_DATA_LIE = {  # settings of where the data lie; others of `data` make othe
 
 @dataclass(frozen=True)
 class Command:
-    """What the user asked for.
+    """A parsed command line.
 
     part: "table2", "figure4", ...
     scale: one of SCALES.
-    seeds: of the runs.
     overrides: "section.key=value" for every row.
     output: folder of runs, results and the page.
     results: folder of the tables, `output`/results unless named.
     rows: of a printed table those to train, as the files of their configs are called; none = all.
-    own: files of rows among them that the paper does not print.
+    custom_files: config files of rows that the paper does not print.
     formats: of tables, beside Markdown and JSON.
     """
 
@@ -65,9 +64,9 @@ class Command:
 
     @property
     def changes(self) -> list[str]:
-        """What makes another table of the paper's: overrides of its rows, and a choice of them.
+        """Overrides and rows that make another table than the paper's.
 
-        Where the data lie and how a run is made (its precision, workers, log) is no change; the command says it.
+        Where the data lie and how a run is made (its precision, workers, log) is no change; the command shows it.
         """
         elsewhere = ("run.", "public.", "coco.", "hierarchies.", "refcoco.", "sugarcrepe.")
         keys = {text: text.partition("=")[0] for text in self.overrides}
@@ -75,16 +74,16 @@ class Command:
         return [*sorted(changed), *([f"rows={' '.join(sorted(self.rows))}"] if self.rows else [])]
 
     def trains(self, config: str) -> bool:
-        """Whether the row with this file in configs/ is wanted."""
+        """Whether the row with this file in configs/ is among the rows."""
         return not self.rows or Path(config).stem in self.rows
 
     def folder(self, paper: str) -> Path:
-        """Where the part's tables go; a changed row or scale does not write over the unchanged one."""
+        """Where the part's tables go; a changed row or scale does not overwrite the unchanged one."""
         name = f"{self.scale}-{hash_of(self.changes)}" if self.changes else self.scale
         return self.results / paper / self.part / name
 
     def text(self, paper: str) -> str:
-        """The command as it would be typed, without paths of this machine."""
+        """The command as a user types it, without paths of this machine."""
         folders = {"data.root": "DATA", "model.weights": "WEIGHTS"}
         keys = [text.partition("=")[0] for text in self.overrides]
         extra = [_without_path(text) for text, key in zip(self.overrides, keys) if key not in folders]
@@ -95,10 +94,10 @@ class Command:
         return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} SEEDS={len(self.seeds)}{data}{rows}{more}"
 
     def split(self, config_class: type) -> "tuple[Any, Command]":
-        """The settings of this part alone, by their sections, and the command without them.
+        """The settings of this part by their sections, and the command without them.
 
         Args:
-            config_class: dataclass of these sections, with defaults for all of their fields.
+            config_class: dataclass of these sections; all fields have defaults.
         Raises:
             ConfigError: as `load_config`.
         """
@@ -108,16 +107,15 @@ class Command:
         return load_config(config_class, [], settings), replace(self, overrides=rest)
 
     def runs_at(self, scales: Iterable[str], otherwise: str) -> bool:
-        """Whether the part exists at the command's scale; says so where it does not, and the other parts go on.
+        """Whether the part exists at the command's scale; prints `otherwise`, the reason, if it does not.
 
         Args:
             scales: at which it exists.
-            otherwise: why it does not at the others.
         """
         if self.scale in scales:
             return True
         if is_main_process():
-            print(f"{self.part} runs at scale {', '.join(scales)}, nothing at {self.scale}: {otherwise}", flush=True)
+            print(f"{self.part} runs only at scale {', '.join(scales)}, not at {self.scale}: {otherwise}", flush=True)
         return False
 
 
@@ -125,8 +123,6 @@ def reproduce_main(
     description: str, paper: str, parts: dict[str, Callable[[Command], list[Table]]], arguments: list[str] | None = None
 ) -> None:
     """Command line: PART --scale --seeds --data --weights --rows --formats --set --output [section.key=value ...].
-
-    `arguments` replaces sys.argv.
 
     Raises:
         ConfigError: an unknown part, scale, seed or row, or DATA at a scale that trains on scenes.
@@ -138,7 +134,7 @@ def reproduce_main(
     parser.add_argument("--data", default="", help="folder of tar shards with captioned photographs")
     parser.add_argument("--weights", default="", help="folder of pre-trained weights by name; others from the hub")
     parser.add_argument(
-        "--rows", default="", help="of a table those to train, 'a b', also a row of your own or its file; default all"
+        "--rows", default="", help="rows of a table to train, 'a b'; a custom row by name or file; default all"
     )
     parser.add_argument("--output", type=Path, default=ROOT / "outputs", help="runs, results and page")
     parser.add_argument("--results", type=Path, default=None, help="where the tables go; default <output>/results")
@@ -163,7 +159,7 @@ def reproduce_main(
         overrides = [*shlex.split(options.set), *options.overrides]
     except ValueError as error:
         raise ConfigError(
-            f"SET={options.set}: {error}; accepted: section.key=value, one with spaces or quotes quoted as in a shell, "
+            f"SET={options.set}: {error}; expected section.key=value, one with spaces or quotes quoted as in a shell, "
             """SET='data.train="a b.tar" optim.steps=9'"""
         ) from None
     for key, instead in (("run.seed=", "SEEDS"), ("data.root=", "DATA"), ("model.weights=", "WEIGHTS")):
@@ -198,13 +194,13 @@ def reproduce_main(
 
 
 def _join_processes() -> None:
-    """The process group of a launch, also for parts that train nothing: one process writes. Precision stays open."""
+    """The process group of a launch, also for parts that train nothing: one process writes."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     PartialState(cpu=several and not torch.accelerator.is_available())
 
 
 def _write(command: Command, paper: str, tables: list[Table]) -> None:
-    """Prints the tables; writes them, a figure of each, and the page of everything reproduced so far."""
+    """Prints and writes the tables, a figure of each, and the page of all results."""
     folder = command.folder(paper)
     for table in tables:
         print("\n" + to_text(table))
@@ -218,7 +214,7 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
 
 
 def _write_claims(command: Command, paper: str, tables: list[Table], roots: list[Path]) -> None:
-    """Prints and writes the verdicts of the claims that the tables touch, at this scale; newer results before older."""
+    """Prints and writes the verdicts of the claims that the tables touch, at this scale."""
     if command.changes:
         print("Claims are not judged by changed rows or settings.")
         return
@@ -244,7 +240,7 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
 
 
 def _trained_rows(printed: dict[str, Any], part: str) -> list[str]:
-    """Names of the configs of a table's rows, printed and beyond the paper; none if they do not have one each."""
+    """Config names of a table's rows, printed and beyond the paper; none if two rows share a config."""
     table = printed["tables"].get(part, {})
     rows = [*table.get("rows", []), *table.get("beyond", [])]
     names = [Path(row["config"]).stem for row in rows if "config" in row]
@@ -254,13 +250,12 @@ def _trained_rows(printed: dict[str, Any], part: str) -> list[str]:
 def _rows_of_names(
     names: Iterable[str], known: list[str], part: str, paper: str, printed: dict[str, Any]
 ) -> tuple[tuple[str, ...], tuple[Path, ...]]:
-    """The rows that a user names, and the files of those that the table does not print.
+    """The rows that a user names, and the files of custom rows.
 
     Args:
-        asked: names of configs, or paths of YAML files.
+        names: of configs, or paths of YAML files.
         known: rows that the part trains.
-        part, paper: of the command.
-        printed: all tables; the row of another one is none of the user's own.
+        printed: all tables; a row of another table is no custom row.
     Raises:
         ConfigError: no such row, or two of one name.
     """
@@ -275,15 +270,15 @@ def _rows_of_names(
         else:
             raise ConfigError(
                 f"ROWS={row}: {part} trains no such row; {accepted(row, known)}"
-                + ("; or a YAML file of your own, by its name in configs/ or its path" if known else "")
+                + ("; or a custom row: a YAML file, by its name in configs/ or its path" if known else "")
             )
     twice = [row for row in rows if rows.count(row) > 1] or [file.stem for file in custom_files if file.stem in known]
     if twice:
-        raise ConfigError(f"ROWS: two rows are called {twice[0]}; accepted: another name of your own file")
+        raise ConfigError(f"ROWS: two rows have the name {twice[0]}; rename the custom row")
     return tuple(rows), tuple(custom_files)
 
 
 def _without_path(override: str) -> str:
-    """The override with a value that is a path replaced; results are committed and shared."""
+    """The override without a path: results are committed and shared."""
     key, _, value = override.partition("=")
     return f"{key}=<path>" if "/" in value or "\\" in value else override

@@ -1,4 +1,4 @@
-"""Measurements that are no table of a paper: written as an experiment, which claims refer to, and shown as a table."""
+"""Measurements that are no table of a paper: written as an experiment for claims, and shown as a table."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from common.reproduce.tables import models_of, table_of
 class Findings:
     """Everything that one experiment measured.
 
-    name: of experiment and table. caption: what it is. data: what its models were trained on, where there are some.
+    name: of experiment and table. data: training data of its models, if there are any.
     measured_on: our test set, for all columns or by column; empty = `data`.
-    protocol: how, in a few words for the readers of the table.
-    settings: how, in full: plain values, which the experiment's file keeps.
+    protocol: a few words for the table.
+    settings: the full protocol: plain values for the experiment's file.
     rows: key -> label. columns: key -> (label, unit, which is better: "higher", "lower" or None).
     values: (row, column) -> a finite value per seed; a missing pair is an empty cell.
-    chance: column -> chance level; guess: the model behind it, see `Column`. notes: what a reader must know.
-    rows_are_runs: whether each row is a training run, so that rows share their spread over seeds.
+    chance: column -> chance level; guess: the model behind it, see `Column`. notes: for the reader of the table.
+    rows_are_runs: whether a row is a training run, so that rows share their spread over seeds.
     """
 
     name: str
@@ -47,12 +47,9 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
     """Writes the experiment; claims name a value experiment["<name>"]["<row>_<column>"]. Call on the main process.
 
     Args:
-        command: scale, seeds, where results go.
-        paper: the folder.
-        findings: what was measured.
-        runs: that it was measured on, by method; a line below the table names what was trained.
+        runs: that it was measured on, by method; a line below the table describes their models.
     Returns:
-        The table, for whoever runs the part to write. Rows without a value are left out.
+        The table, without rows that have no value.
     """
     measured_on = findings.measured_on or findings.data
     units = {f"{row}_{column}": findings.columns[column][1] for row, column in findings.values}

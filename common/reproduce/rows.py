@@ -1,8 +1,8 @@
-"""From a row of a paper's table to a trained run: found in the cache, resumed, or trained now.
+"""From a row of a paper's table to a trained run: read from the cache, resumed, or trained now.
 
-A run's folder is named by its resolved config, its data and the weights that it starts from. It is current while the
-files that trained it are as they were (dependencies.json). A stale run is set aside, never shown or overwritten. If
-only code that evaluates has changed, the checkpoint is evaluated again.
+Resolved config, data and initial weights name a run's folder. The run is current while the files that trained it are
+unchanged (dependencies.json). A stale run is set aside, never shown or overwritten. If only code that evaluates has
+changed, the checkpoint is evaluated again.
 """
 
 import argparse
@@ -38,14 +38,12 @@ def _open_tests(data: Any) -> dict[str, Any]:
 class PaperCode:
     """What a paper folder brings to reproduce its rows.
 
-    name: of the folder.
-    config_class: its dataclass.
     train: (config, pairs, files, resume, accelerator, label) -> None; trains and evaluates.
-    evaluate: (checkpoint, config, files, accelerator) -> None; evaluates a checkpoint anew and writes the run's files.
+    evaluate: (checkpoint, config, files, accelerator) -> None; evaluates a checkpoint again and writes the run's files.
     open_training: (config.data, seed) -> training set with a fingerprint.
     open_tests: config.data -> evaluated sets with a fingerprint, by role.
     scale_files: stem of the scale files, see `load_row`.
-    other: file of a row -> the code that trains it, in a folder that has several; None = this one trains all.
+    other: file of a row -> the code that trains it, in a folder with several; None = this one trains all.
     """
 
     name: str
@@ -63,12 +61,14 @@ class PaperCode:
         Args:
             row: file name in the folder's configs/, a path, or "../../<paper>/configs/<file>" of another paper.
         Raises:
-            ConfigError: the other paper's folder is not there.
+            ConfigError: the other paper's folder is missing.
         """
         if row.startswith("../../"):
             other = Path(row).parts[2]
             if not (ROOT / other / "reproduce.py").is_file():
-                raise ConfigError(f"{row}: trained by {other}/, which is not here; accepted: a copy with that folder")
+                raise ConfigError(
+                    f"{row}: trained by {other}/, which is missing; expected a copy of the repository with it"
+                )
             return import_module(f"{other}.reproduce").CODE.of(Path(row).name)
         return self if self.other is None else self.other(self.folder / "configs" / row)
 
@@ -81,8 +81,6 @@ class PaperCode:
 
         Args:
             row: file name in the folder's configs/, or a path.
-            scale: one of SCALES.
-            overrides: "section.key=value".
         Raises:
             ConfigError: as `load_row`.
         """
@@ -90,22 +88,22 @@ class PaperCode:
         return load_row(self.config_class, self.folder, file, scale, list(overrides), self.scale_files)
 
     def paper_tables(self) -> dict[str, Any]:
-        """What the folder's paper_tables.yaml says."""
+        """Content of the folder's paper_tables.yaml."""
         return paper_tables(self.name)
 
     def printed(self, table_id: str) -> dict[str, Any]:
-        """A table as the paper prints it: columns, rows with their values, and what each row needs."""
+        """A table as the paper prints it: columns, rows with their values, and requirements of a row."""
         return self.paper_tables()["tables"][table_id]
 
 
 def paper_tables(paper: str) -> dict[str, Any]:
-    """What a paper folder's paper_tables.yaml says."""
-    return read_repository_yaml(ROOT / paper / "paper_tables.yaml")
+    """Content of a paper folder's paper_tables.yaml."""
+    return read_own_yaml(ROOT / paper / "paper_tables.yaml")
 
 
 @dataclass(frozen=True)
 class RowRun:
-    """One finished run: its files, seed, the evaluations by role, and the config that was asked for."""
+    """One finished run: its files, seed, evaluations by role, and config."""
 
     files: RunFiles
     seed: int
@@ -123,15 +121,13 @@ STARTS = {"row": "run", "discriminator": "discriminator_run"}
 
 
 class Job(NamedTuple):
-    """A run that is wanted.
+    """A run to read or train.
 
     paper: the folder's code.
-    row: file name in its configs/, or the path of a row of one's own.
-    scale: one of SCALES.
-    seed: replaces run.seed.
+    row: file name in its configs/, or the path of a custom row.
     overrides: "section.key=value", of the row and of the one that it starts from.
     runs: folder of all runs.
-    settings: likewise "section.key=value", of the row alone.
+    settings: "section.key=value" that only this row takes.
     """
 
     paper: PaperCode
@@ -144,7 +140,7 @@ class Job(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What the run is called on the screen."""
+        """Name of the run on the screen."""
         return f"{Path(self.row).stem}, seed {self.seed}"
 
     def config(self, *more: str) -> Any:
@@ -152,12 +148,10 @@ class Job(NamedTuple):
         return self.paper.config(self.row, self.scale, [*self.overrides, *self.settings, *more])
 
     def parents(self) -> "dict[str, Job]":
-        """The runs of other rows that this one starts from, by the setting that takes their folder.
-
-        Without those for which a run of one's own is named.
+        """Runs of other rows that this one starts from, by the setting for their folder, unless that names a folder.
 
         Raises:
-            ConfigError: a row that is not there, or one that starts from itself.
+            ConfigError: a missing row, or one that starts from itself.
         """
         start, parents = getattr(self.config(), "start", None), {}
         # where a row starts says nothing of its parents, but for the BERT below them all
@@ -176,10 +170,7 @@ class Job(NamedTuple):
         return parents
 
     def opened(self) -> tuple[Any, Any, RunFiles]:
-        """Config, training set and files of the run.
-
-        The weights of the finished runs that it starts from are in its key, so that no run outlives a parent.
-        """
+        """Config, training set and files; the weights of its parents are in the key: no run outlives a parent."""
         starts = [f"{setting}={parent.opened()[2].folder}" for setting, parent in self.parents().items()]
         config = self.config(*starts, f"run.seed={self.seed}")
         pairs = self.paper.open_training(config.data, self.seed)
@@ -191,12 +182,10 @@ class Job(NamedTuple):
 
 
 def run_row(job: Job) -> RowRun:
-    """Trains a row at a scale unless the same run is there already; before it the rows that it starts from.
+    """Trains a row unless the same run is cached; before it the rows that it starts from.
 
-    Returns:
-        The finished run.
     Raises:
-        NonFiniteLoss: if training diverged, now or in an earlier call; what it said stands in the run's diverged.json.
+        NonFiniteLoss: if training diverged, now or earlier; diverged.json in the run's folder has the message.
         ConfigError: if the folder holds another run, or the log of a finished one is torn; as `Job.parents`.
     """
     for parent in job.parents().values():
@@ -249,12 +238,7 @@ def is_missing(job: Job) -> bool:
 
 
 def started(paper: PaperCode, config: Any, arguments: argparse.Namespace) -> Any:
-    """The config of a train.py's command line, with the runs that its row starts from, trained where they are missing.
-
-    Args:
-        paper: the folder's code.
-        config, arguments: of `entry_arguments`.
-    """
+    """The config of a train.py's command line with the runs that its row starts from; missing ones are trained."""
     row, runs = str(row_file(paper.folder, arguments.config).resolve()), ROOT / "outputs" / "runs"
     parents = Job(paper, row, arguments.scale, config.run.seed, tuple(arguments.overrides), runs).parents()
     folders = {name.removeprefix("start."): str(run_row(job).files.folder) for name, job in parents.items()}
@@ -265,7 +249,7 @@ def read_run(files: RunFiles, config: Any) -> RowRun:
     """A finished run, from its files.
 
     Raises:
-        ConfigError: if they are not what the run has written.
+        ConfigError: if they were changed since.
     """
     kept = read_evaluations(files)
     if kept is None:
@@ -289,10 +273,9 @@ def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[]
     """Plain values that an analysis measured on a finished run: cached beside it, or measured now.
 
     Args:
-        run: with its final weights.
-        script: that measures. A measurement by files that have changed since is made again.
+        script: that measures; a measurement by files that have changed since is repeated.
         settings: plain values that the measurement depends on beside the run and its test sets.
-        measure: () -> what JSON can hold.
+        measure: () -> JSON values.
     """
     tests = {role: result["protocol"]["fingerprint"] for role, result in run.evaluations.items()}
     key = hash_of({"settings": settings, "tests": tests, "run": dict(run.files.identity)})
@@ -305,8 +288,8 @@ def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[]
 
 
 def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFiles) -> str:
-    """One of "current" (evaluated with today's code, on today's test sets), "trained" (evaluate it), "diverged",
-    "unfinished" and "stale" (trained by files that have changed since).
+    """ "current" (evaluated by this code on these test sets), "trained" (to be evaluated), "diverged", "unfinished"
+    or "stale" (trained by files that have changed since).
 
     Raises:
         ConfigError: if the folder holds another run, or the log of a finished one is torn.
@@ -325,7 +308,7 @@ def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFi
 
 
 def _check_log(files: RunFiles) -> None:
-    """Whether the log, which tables take curves and last values from, goes on to the step that was evaluated."""
+    """Tables take curves and last values from the log, so it must reach the evaluated step."""
     step = read_json(files.evaluation)["step"]
     try:
         steps = [record["step"] for record in read_log(files.log) if record["event"] == "train"]
@@ -339,12 +322,7 @@ def _check_log(files: RunFiles) -> None:
 
 
 def is_current(files: RunFiles, tests: dict[str, Any]) -> bool:
-    """Whether the evaluations in a run's folder are its own, by today's code, on today's test sets.
-
-    Args:
-        files: of the run.
-        tests: today's sets by role, each with a fingerprint.
-    """
+    """Whether the evaluations in a run's folder are of this run, by this code, on these test sets (by role)."""
     kept = read_evaluations(files)
     if kept is None:
         return False
@@ -359,7 +337,7 @@ def _diverged(files: RunFiles) -> Path:
 
 
 def _divergence(files: RunFiles) -> str | None:
-    """What the training of this run said when it diverged; None where it did not."""
+    """Message of the training of this run if it diverged, else None."""
     record = read_json(_diverged(files))
     if not isinstance(record, dict) or any(record.get(name) != value for name, value in files.identity.items()):
         return None

@@ -1,8 +1,8 @@
-"""Rows of a table trained side by side on a CPU: a run gains little from a second core, two runs use both.
+"""Rows of a table trained side by side on a CPU: a second core speeds up one run little, two runs use both.
 
-Each process trains one run, just as `run_row` does, and as many run as there are cores. Whoever asked for the rows
-then finds them in the cache. Screen and signals belong to the first process: it shows the progress of all, and passes
-on that they are to end. The number of threads is in no run's key, though the last bits of a run depend on it.
+A process trains one run as `run_row` does, with one process per core; the caller then reads the runs from the cache.
+Screen and signals belong to the first process: it shows the progress of all, and forwards signals. The number of
+threads is in no run's key, though it changes the last bits of a run.
 """
 
 import io
@@ -38,7 +38,7 @@ AT_ONCE = getattr(signal, "SIGUSR2", None)  # from the first process: end withou
 
 
 def run_rows(jobs: Mapping[str, Sequence[Job]]) -> dict[str, list[RowRun]]:
-    """Runs by name, found or trained, missing ones side by side where that is faster.
+    """Runs by name, cached or trained, missing ones side by side if that is faster.
 
     Raises:
         Stopped, NonFiniteLoss, ConfigError: as `run_row`.
@@ -54,14 +54,14 @@ def run_rows(jobs: Mapping[str, Sequence[Job]]) -> dict[str, list[RowRun]]:
 
 
 def train_side_by_side(jobs: Sequence[Job]) -> dict[Job, str]:
-    """Trains and evaluates what is missing where at least two runs are and can be had at once; else does nothing.
+    """Trains and evaluates missing runs if at least two are missing and fit at once.
 
     A run that fails, or whose process is killed, is left to the `run_row` that follows.
 
     Returns:
-        What those that diverged have said.
+        Messages of the runs that diverged.
     Raises:
-        Stopped, KeyboardInterrupt: a signal has come; the message tells of each run what is saved.
+        Stopped, KeyboardInterrupt: after a signal; the message names the last checkpoint of every run.
     """
     if len(jobs) < 2 or at_once() < 2:
         return {}
@@ -77,9 +77,9 @@ def train_side_by_side(jobs: Sequence[Job]) -> dict[Job, str]:
 
 
 def at_once() -> int:
-    """Runs that are trained at once: one on an accelerator and in a launch of processes, else one for each core.
+    """Runs that are trained at once: one on an accelerator and in a launch of processes, else one per core.
 
-    A run has one core, or as many as OMP_NUM_THREADS says.
+    A run has one core, or OMP_NUM_THREADS.
     """
     if torch.accelerator.is_available() or world_size() > 1 or "WORLD_SIZE" in os.environ or AT_ONCE is None:
         return 1
@@ -96,12 +96,7 @@ def _threads_asked() -> int:
 
 
 class _Trainer:
-    """The first process while others train.
-
-    Args:
-        jobs: to be done, in order.
-        count: at once.
-    """
+    """The first process while others train: `count` of its jobs at once, in order."""
 
     def __init__(self, jobs: Sequence[Job], count: int) -> None:
         self.waiting, self.count = list(jobs)[::-1], count
@@ -116,7 +111,6 @@ class _Trainer:
         ]
 
     def train(self) -> dict[Job, str]:
-        """As `train_side_by_side`."""
         try:
             with stop_signals() as stop:
                 passed_on = False
@@ -143,7 +137,7 @@ class _Trainer:
 
     def _saved(self) -> str:
         lines = [*self.messages["stopped"], *self.messages["interrupted"]]
-        return "\n".join(filter(None, lines)) or "the same command goes on"
+        return "\n".join(filter(None, lines)) or "the same command resumes"
 
     def _start(self, job: Job) -> None:
         listener, speaker = PROCESSES.Pipe(duplex=False)
@@ -165,7 +159,7 @@ class _Trainer:
                 os.kill(worker.process.pid, number)
 
     def _listen(self) -> None:
-        """Takes in what the processes have said since the last call, and which have ended."""
+        """Reads the messages of the processes since the last call, and removes those that have ended."""
         wait([worker.listener for worker in self.running] + [worker.process.sentinel for worker in self.running], LOOK)
         for worker in list(self.running):
             ended = not worker.process.is_alive()  # asked first: what it has said by then is there to be read
@@ -178,7 +172,7 @@ class _Trainer:
                 self.bars[worker.place].set_description_str("")
 
     def _hear(self, worker: "_Worker", what: str, text: str) -> None:
-        """Takes in how a process ended, or what it has written."""
+        """Handles one message: how a process ended, or what it has printed."""
         label = worker.job.label
         if what == "wrote":
             *lines, worker.unfinished = f"{worker.unfinished}{text}".split("\n")
@@ -198,7 +192,7 @@ class _Trainer:
 
 @dataclass(eq=False)
 class _Worker:
-    """A process that trains: its end of the pipe, its job, its place on the screen, what it wrote of a line."""
+    """A process that trains: its end of the pipe, job, place on the screen, and unfinished line."""
 
     process: Any
     listener: Connection
@@ -211,7 +205,7 @@ class _Worker:
 
 
 def _work(speaker: Connection, threads: int, job: Job) -> None:
-    """Does a job; tells how it ended."""
+    """Does a job and reports how it ended."""
     written = _Written(speaker)
     sys.stdout = sys.stderr = written
     torch.set_num_threads(threads)
@@ -237,33 +231,25 @@ def _work(speaker: Connection, threads: int, job: Job) -> None:
 
 
 def _ignore() -> None:
-    """From now on this process ends by itself; Python complains of a signal that waits for SIG_IGN."""
+    """From now on this process ends by itself; Python reports an error for a signal that is pending at SIG_IGN."""
     for number in (signal.SIGTERM, AT_ONCE):
         signal.signal(number, lambda *_: None)
 
 
 def _end_at_once(number: int, frame: Any) -> NoReturn:
-    """A signal outside of a training, or the second one.
-
-    Raises:
-        KeyboardInterrupt: always.
-    """
+    """A signal outside of training, or the second one: KeyboardInterrupt."""
     _ignore()
     raise KeyboardInterrupt
 
 
 def _end_with_first_process() -> None:
-    """Saves and ends when nobody waits for this process any more."""
+    """Saves and ends when the first process is gone."""
     wait([multiprocessing.parent_process().sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Written(io.TextIOBase):
-    """What goes to the screen goes to the process that has it.
-
-    Args:
-        speaker: the pipe.
-    """
+    """A stream that sends its text to the first process."""
 
     encoding = "utf-8"
 
@@ -279,5 +265,5 @@ class _Written(io.TextIOBase):
         return len(text)
 
     def fileno(self) -> int:
-        """Of the screen, whose width is asked for."""
+        """Of the screen: tqdm asks for its width."""
         return 2

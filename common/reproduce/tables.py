@@ -32,19 +32,17 @@ NOT_CHOSEN = "not run: not among ROWS"  # status of a row that the command leave
 def train_rows(
     command: Command, code: PaperCode, configs: Mapping[str, str], settings: Mapping[str, Sequence[str]] = {}
 ) -> Runs:
-    """Runs of all rows that the command wants, for all seeds, found or trained.
+    """Runs of all rows of the command, for all seeds, cached or trained.
 
     Args:
-        command: scale, seeds, overrides, rows.
-        code: the paper's.
         configs: method -> file in the paper's configs/, or the path of a custom row.
-        settings: method -> overrides of the row alone, not of one that it starts from.
+        settings: method -> overrides of this row, not of the one that it starts from.
     Raises:
         ConfigError: the command names a custom row that is none of these.
     """
     left_out = {file.stem for file in command.custom_files} - {Path(config).stem for config in configs.values()}
     if left_out:
-        raise ConfigError(f"ROWS={min(left_out)}: {command.part} takes no row of your own; accepted: without it")
+        raise ConfigError(f"ROWS={min(left_out)}: {command.part} takes no custom row; leave it out")
     return run_rows(
         {
             method: [
@@ -67,13 +65,13 @@ def train_rows(
 
 
 def with_custom_rows(command: Command, source: dict[str, Any]) -> dict[str, Any]:
-    """A printed table with the custom rows that the command names: each has a config and nothing printed."""
+    """A printed table with the command's custom rows, which have a config and no printed value."""
     custom = [{"method": file.stem, "config": str(file), "values": []} for file in command.custom_files]
     return {**source, "rows": [*source["rows"], *custom]}
 
 
 def collapse_note(runs: list[RowRun]) -> str:
-    """Which seeds ended where they began, at the chance level of the loss; empty where none did."""
+    """Seeds that ended at the chance level of the loss; empty if there are none."""
     at_chance = []
     for run in runs:
         ratios = [line["loss_over_chance"] for line in read_log(run.files.log) if "loss_over_chance" in line]
@@ -88,12 +86,11 @@ def measured_cells(
     """One row's cells.
 
     Args:
-        source: the printed table, each of whose columns names [role, metric] as its `measure`, or [role, metric, field]
-            where another run than that of the row's `config` is measured, that of its `field`.
+        source: the printed table; a column's `measure` is [role, metric], or [role, metric, field] for the run of the
+            config in that `field` of the row.
         runs: of the row's config, one per seed.
-        scale: at which they were trained.
         others: field -> the runs of that config.
-        suffix: of the roles: "_contrastive" where a row has another ranking than the one without.
+        suffix: of the roles: "_contrastive" where a row has a second ranking.
     """
     cells = {}
     for column in source["columns"]:
@@ -113,12 +110,11 @@ def printed_rows(
     ours: Mapping[str, tuple[Mapping[str, Measured | None], str]],
     status: Callable[[dict[str, Any]], str] | None = None,
 ) -> list[Row]:
-    """The rows of a printed table in its order: ours where they were measured, else why they were not.
+    """The rows of a printed table in its order: ours if measured, else the reason why not.
 
     Args:
-        source: the printed table.
         ours: method -> our cells, and the row's note.
-        status: printed row -> why it was not measured; None = it was not chosen if it has a config, else what it needs.
+        status: printed row -> the reason; None = "not among ROWS" if it has a config, else its requirements.
     """
 
     def why(row: dict[str, Any]) -> str:
@@ -133,7 +129,7 @@ def printed_rows(
 
 
 def columns_of(command: Command, source: dict[str, Any], runs: Runs) -> list[Column]:
-    """The printed columns, each with what stands in for its data here."""
+    """The printed columns, with our test sets."""
     return [
         Column(
             column["key"],
@@ -147,19 +143,15 @@ def columns_of(command: Command, source: dict[str, Any], runs: Runs) -> list[Col
 
 
 def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Measured | None:
-    """Our number for one cell, in percent.
+    """Our number for one cell, in percent; None if the runs were not evaluated on such a data set.
 
-    Two seeds or more carry Student's t interval over seeds; a single one an interval over its test images.
+    Two seeds or more carry Student's t interval over seeds; one seed carries an interval over its test images.
 
     Args:
         runs: one per seed.
-        role: of the data set, as in the run's evaluations.
-        metric: its key there.
-        scale: at which the runs were trained.
-    Returns:
-        None if the runs were not evaluated on such a data set.
+        role, metric: keys of the run's evaluations.
     Raises:
-        ProtocolError: if the seeds were evaluated under different protocols; it names the key.
+        ProtocolError: if the seeds were evaluated under different protocols; names the key.
         ValueError: a metric that is no share.
     """
     if role not in runs[0].evaluations:
@@ -170,7 +162,7 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
     for run, evaluation in zip(runs, evaluations):
         if not 0 <= evaluation["metrics"][metric] <= 1:
             value = f"seed {run.seed}, {role}: {metric} = {evaluation['metrics'][metric]}"
-            raise ValueError(f"{value}; accepted: a share in [0, 1]")
+            raise ValueError(f"{value}; expected a share in [0, 1]")
     values = tuple(100 * evaluation["metrics"][metric] for evaluation in evaluations)
     query_interval = None
     kind = "bootstrap"
@@ -192,7 +184,7 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
 
 
 def trained_on(runs: Iterable[RowRun]) -> str:
-    """What runs were trained on: each name once, before the short fingerprints of what seeds drew under it."""
+    """Training sets of runs: every name once, before the short fingerprints that seeds drew under it."""
     fingerprints: dict[str, list[str]] = {}
     for text in sorted({run.training_data for run in runs}):
         name, short = re.fullmatch(r"(.*?)(?: \((\w{8})\))?", text).groups()
@@ -201,7 +193,7 @@ def trained_on(runs: Iterable[RowRun]) -> str:
 
 
 def note_of(command: Command, row: str, code: PaperCode) -> str:
-    """What was trained for a row, in one line."""
+    """Model and training of a row, in one line."""
     code = code.of(row)
     config = code.config(row, command.scale, command.overrides)
     data, model, optim = config.data, config.model, config.optim
@@ -215,7 +207,7 @@ def note_of(command: Command, row: str, code: PaperCode) -> str:
 
 
 def models_of(runs: Mapping[str, list[RowRun]]) -> str:
-    """What was trained in all of some runs: sizes, pixels, parameters, steps; where they differ the several values."""
+    """Sizes, parameters and steps of some runs in one line; several values where they differ."""
     sizes = []
     for run in (seeds[0] for seeds in runs.values()):
         if hasattr(run.config, "model") and hasattr(run.config.model, "text"):  # of pictures alone the rows' notes tell
@@ -232,7 +224,7 @@ def models_of(runs: Mapping[str, list[RowRun]]) -> str:
 
 
 def vit_of(config: Any) -> str:
-    """ "ViT 128 x 4, 48 px": width and layers of the image tower, and its pictures."""
+    """ "ViT 128 x 4, 48 px": width and layers of the image tower, and its image size."""
     tower, pixels = config.model.image, f"{config.data.image_size} px"
     on = f" on {tower.stem.name}" if tower.stem.name else ""
     return f"ViT {tower.width} x {tower.layers}{on}, {pixels}" if tower.layers else f"mean{on}, {pixels}"
@@ -245,7 +237,7 @@ def text_of(tower: Any) -> str:
 
 
 def trained_parameters(run: RowRun) -> int:
-    """How many numbers the optimiser of a run moved; 0 where it keeps no state beside the weights."""
+    """Numbers that the optimiser of a run moved; 0 if it keeps no state beside the weights."""
     states = sorted(run.files.checkpoints.glob("step-*/optimizer.safetensors"))
     if not states:
         return 0
@@ -256,17 +248,16 @@ def trained_parameters(run: RowRun) -> int:
 
 
 def ran_as(template: str, config: Any) -> str:
-    """What ran in a row that has another name in print: "Multi(32, 4), ViT 128 x 4, 48 px".
+    """Our name of a row that has another name in print: "Multi(32, 4), ViT 128 x 4, 48 px".
 
     Args:
-        template: of the printed row, its `ours`, with {config} and its fields, and {vit} for the image tower.
-        config: of the run.
+        template: `ours` of the printed row, with {config} and its fields, and {vit} for the image tower.
     """
     return template.format(vit=vit_of(config), config=config)
 
 
 def _ran(source: dict[str, Any], runs: Runs) -> dict[str, str]:
-    """Method -> what ran, of printed rows with a name of ours, and of "<method>, <field>" where they have more runs."""
+    """Method -> our name, of printed rows with an `ours`, and of "<method>, <field>" where they have more runs."""
     return {
         method: ran_as(row["ours"], seeds[0].config) + method.removeprefix(row["method"])
         for row in source.get("rows", ())
@@ -284,7 +275,7 @@ def _tower(kind: str, tower: Any, stem: str) -> str:
 
 
 def stand_in_for(command: Command, runs: Runs, role: str) -> str | None:
-    """What our numbers of a role were really measured on; at paper scale the data are the paper's own."""
+    """Our test set of a role; None at paper scale, where the data are the paper's."""
     if command.scale == "paper":
         return None
     evaluations = (seeds[0].evaluations for seeds in runs.values())
@@ -304,13 +295,10 @@ def table_of(
     """A table with the provenance that all tables carry.
 
     Args:
-        command: what the user asked for.
-        paper: the folder.
         table_id: key in its paper_tables.yaml; a table that the paper does not print needs a `caption`.
-        columns, rows: of the table.
         runs: that were measured, by method.
-        suffix: of the table's name, where a printed table has a second one of ours.
-        differs: fields of `Table` that are not those of the runs and of the printed table.
+        suffix: of the table's name, if a printed table has a second one of ours.
+        differs: fields of `Table` other than those of the runs and of the printed table.
     """
     printed = paper_tables(paper)
     source = printed["tables"].get(table_id, printed["paper"])  # a table of ours alone has nothing printed
@@ -337,7 +325,7 @@ def table_of(
 
 
 def _versions_note(runs: Runs) -> list[str]:
-    """Which runs were made with which versions of torch and Pillow; empty where all were made with the same."""
+    """Versions of torch and Pillow by run; empty if all are the same."""
     made: dict[str, list[str]] = {}
     for method, seeds in runs.items():
         for run in seeds:
@@ -347,7 +335,7 @@ def _versions_note(runs: Runs) -> list[str]:
 
 
 def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> None:
-    """Training curves of a part's runs, beside its tables and named as there."""
+    """Training curves of a part's runs, beside its tables."""
     ran = _ran(paper_tables(paper)["tables"].get(command.part, {}), runs)
     logs = {
         f"{ran.get(method, method)}, seed {run.seed}": read_log(run.files.log)
@@ -368,15 +356,11 @@ def trained_table(
     fields: Sequence[str] = (),
     more: Mapping[str, Mapping[str, Measured]] = {},
 ) -> tuple[Table, Runs]:
-    """A table of the paper: rows that have a `config` are trained, the others say what they need.
-
-    Draws the training curves beside it.
+    """A table of the paper: rows with a `config` are trained, others state their requirements; plots training curves.
 
     Args:
-        command: what the user asked for.
-        code: the paper's.
         table_id: key in its paper_tables.yaml.
-        note: command, file in configs/ -> what was trained for the row; None = `note_of`.
+        note: command, file in configs/ -> the row's note; None = `note_of`.
         settings: as in `train_rows`.
         fields: of a row that name further configs, whose runs columns measure; see `measured_cells`.
         more: method -> cells that no evaluation of its runs gives.

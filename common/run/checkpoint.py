@@ -5,9 +5,11 @@
         optimizer.safetensors   AdamW's state, by parameter name
         state.json              step, config, preprocessing, tokenizer, geometry, counts of broken samples
         SHA256SUMS              of the three files; `sha256sum -c SHA256SUMS` checks it too
-The folder is written under a hidden name, flushed to the disk and renamed when complete, and only then are older ones
-removed. A torn one fails its sums and the one before it is used. Nothing else needs saving: the order of samples is a
-function of the position (common/data/order.py), and what a step draws a function of the step (`launch.seed_step`).
+
+The folder is written under a hidden name, flushed to the disk and renamed when complete; only then are older ones
+removed. If its sums do not match, the checkpoint before it is used. The order of samples is a function of the position
+(common/data/order.py) and the random numbers of a step are a function of the step (`launch.seed_step`), so neither is
+saved.
 """
 
 import hashlib
@@ -38,12 +40,12 @@ SUMS = "SHA256SUMS"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used or written; the message is meant for the user as it stands."""
+    """A checkpoint that cannot be used or written; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a folder holds. state: the JSON's content."""
+    """An opened folder. state: content of state.json."""
 
     path: Path
     state: dict[str, Any]
@@ -56,8 +58,7 @@ class Checkpoint:
         """Fills an unwrapped model; names and shapes must agree exactly.
 
         Args:
-            model: unwrapped.
-            without: beginnings of names of tensors that are left out.
+            without: tensors whose names begin so are left out.
         Raises:
             CheckpointError: names the parameters that are missing, left over, of another shape or not finite.
         """
@@ -99,7 +100,7 @@ class Checkpoint:
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:
-    """safetensors writes a file whose path is no UTF-8 and does not open it: of such a one it gets the bytes."""
+    """safetensors writes a file whose path is not UTF-8 but does not open it; such a file is read as bytes."""
     return load_file(path) if str(path) == printable(str(path)) else load(path.read_bytes())
 
 
@@ -109,14 +110,11 @@ def save_checkpoint(
     """Writes folder/step-XXXXXXXX atomically, then removes all but the newest `keep`. Call on every process.
 
     Args:
-        folder: of this run's checkpoints.
-        step: optimiser updates made.
         model, optimizer: as trained (DDP or FSDP wrapped or not); tensors are gathered before writing.
         state: JSON values that rebuild the model and its preprocessing.
-        keep: how many checkpoints stay, at least 1.
     Raises:
-        CheckpointError: on every process, if the disk is full or cannot be written, or if a trained parameter is not
-            finite or a buffer holds NaN; the checkpoints that were there before are left as they are.
+        CheckpointError: on every process, if the disk cannot be written, a parameter is not finite or a buffer holds
+            NaN; earlier checkpoints stay.
     """
     # a second of imports, which whoever only reads a checkpoint need not spend
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
@@ -140,7 +138,7 @@ def save_checkpoint(
 
 
 def _spoilt(tensors: Mapping[str, torch.Tensor], weights: Container[str]) -> str:
-    """Names of those that are not finite, for a message; a buffer may hold infinity, say for "no path", but no NaN."""
+    """Names for a message; a buffer may hold infinity, for example for "no path", but no NaN."""
     names = sorted(
         name
         for name, tensor in tensors.items()
@@ -157,7 +155,7 @@ def _write(
     state: dict[str, Any],
     keep: int,
 ) -> str | None:
-    """What the main process does; returns what went wrong, in words."""
+    """On the main process; returns what went wrong, as text."""
     path = folder / f"step-{step:08d}"
     temporary = folder / f".writing-{path.name}"
     try:
@@ -198,7 +196,7 @@ def write_published(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Checks one checkpoint folder, every byte of it; a published model, whose sums name no optimiser, has none.
+    """Checks every byte of a checkpoint folder, or of a published model, which has no optimiser.
 
     Raises:
         CheckpointError: not a checkpoint, a missing or damaged file, an unknown format.
@@ -219,21 +217,20 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{state_path} is no JSON: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         version = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise CheckpointError(f"{state_path} has format {version!r}; accepted: {FORMAT}")
+        raise CheckpointError(f"{state_path} has format {version!r}; expected {FORMAT}")
     if type(state.get("step")) is not int or state["step"] < 0 or not isinstance(state.get("optimizer_groups"), list):
         raise CheckpointError(f"{state_path} is not what save_checkpoint writes: step {state.get('step')!r}")
     return Checkpoint(path, state)
 
 
 def named_checkpoint(path: Path, key: str = "checkpoint") -> Checkpoint:
-    """The checkpoint that a user names: its own folder, or that of a run, whose last whole one it is, or a hub name.
+    """The checkpoint of a path: its folder, a run (its last whole checkpoint) or a name on the hub.
 
     Args:
-        path: what the user wrote.
         key: setting or option that names it, for messages.
     Raises:
-        CheckpointError: no such folder, or that of several seeds; as `open_checkpoint` and `last_checkpoint`.
-        ValueError: what looks like a hub name, user/model, and cannot be had.
+        CheckpointError: no such folder, or a folder of several seeds; as `open_checkpoint` and `last_checkpoint`.
+        ValueError: a hub name, user/model, that cannot be downloaded.
     """
     if not path.exists() and not path.is_absolute() and len(path.parts) == 2:
         for name in (*PUBLISHED, SUMS):
@@ -246,16 +243,16 @@ def named_checkpoint(path: Path, key: str = "checkpoint") -> Checkpoint:
     seeds = sorted(folder.parent.name for folder in path.glob("seed*/checkpoints"))
     if seeds or not path.is_dir():
         what = f"runs of {', '.join(seeds)}" if seeds else "a file" if path.exists() else "no such folder"
-        accepted = f"one of them, as in {path / seeds[0]}" if seeds else "the folder of a run or of a checkpoint"
-        raise CheckpointError(f"{key} = {path}: {what}; accepted: {accepted}")
+        expected = f"one of them, as in {path / seeds[0]}" if seeds else "the folder of a run or of a checkpoint"
+        raise CheckpointError(f"{key} = {path}: {what}; expected {expected}")
     return open_checkpoint(path)
 
 
 def last_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint of a run, passing over damaged ones with a warning; None if there is none at all.
+    """The newest whole checkpoint of a run; damaged ones are passed over with a warning. None if there is none.
 
     Raises:
-        CheckpointError: if there are checkpoints and none can be used; starting anew would write over them.
+        CheckpointError: if there are checkpoints and none can be used; a fresh run would write over them.
     """
     paths = _step_folders(folder)
     for path in reversed(paths):
@@ -268,7 +265,7 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
     if paths:
         raise CheckpointError(
             f"none of the {len(paths)} checkpoints in {folder} can be used; the oldest: {last}. "
-            "To start anew, remove that folder or choose another"
+            "To start again, remove that folder or choose another"
         )
     return None
 
@@ -279,20 +276,19 @@ def saved_step(folder: Path) -> int | None:
 
 
 def saved_weights(folder: Path) -> str | None:
-    """SHA-256 of the weights of the newest checkpoint, as its sums tell it; None if there is no checkpoint."""
+    """SHA-256 of the weights of the newest checkpoint, as its sums record it; None if there is no checkpoint."""
     paths = _step_folders(folder)
     if not paths:
         return None
     sums = paths[-1] / SUMS
     match = re.search(r"(\w+)  model\.safetensors", sums.read_text("utf-8", "replace") if sums.is_file() else "")
-    return "not told" if match is None else match[1]
+    return "not recorded" if match is None else match[1]
 
 
 def set_aside_later(folder: Path, step: int) -> None:
-    """Renames checkpoints of later steps to damaged-step-XXXXXXXX; call on the main process of a run that resumes.
+    """Renames damaged checkpoints of later steps to damaged-step-XXXXXXXX, on the main process of a run that resumes.
 
-    Of later steps there can only be what the resume has passed over. It is kept for whoever wants to look, but is no
-    longer counted among those that `save_checkpoint` keeps.
+    They stay for inspection, but do not count among those that `save_checkpoint` keeps.
     """
     for path in _step_folders(folder):
         if _step_of(path) > step:
@@ -302,7 +298,7 @@ def set_aside_later(folder: Path, step: int) -> None:
 
 
 def _step_folders(folder: Path) -> list[Path]:
-    """Checkpoint folders, oldest first; a copy that a user has named otherwise is not one."""
+    """Oldest first; a copy under another name does not count."""
     paths = folder.glob("step-*") if folder.is_dir() else []
     return sorted((path for path in paths if re.fullmatch(r"step-\d+", path.name) and path.is_dir()), key=_step_of)
 
@@ -323,7 +319,6 @@ def _without_shared_memory(tensors: dict[str, torch.Tensor]) -> dict[str, torch.
 
 
 def _sum_lines(path: Path, files: tuple[str, ...] = FILES) -> list[str]:
-    """Of SHA256SUMS, for files of a folder."""
     lines = []
     for name in files:
         with (path / name).open("rb") as file:
@@ -332,7 +327,7 @@ def _sum_lines(path: Path, files: tuple[str, ...] = FILES) -> list[str]:
 
 
 def _flush(path: Path) -> None:
-    """Makes sure that a file or a folder's entries are on the disk, not only on their way to it."""
+    """Makes sure that a file or a folder's entries are on the disk."""
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""A run that gets no further batch ends between two steps, with what it has trained saved."""
+"""A run without a next batch ends between two steps and saves what it has trained."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,7 +17,6 @@ def agreed(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
 
     Args:
         batches: of this process, as many on each.
-        device: on which processes exchange numbers.
     Raises:
         NoBatch: with the same message on every process.
     """
@@ -40,14 +39,11 @@ def agreed(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
 
 
 def ending(error: NoBatch, done: int, steps: int, files: RunFiles, save: Callable[[int], None]) -> Stopped | NoBatch:
-    """How a run ends that gets no further batch, after it has saved. Call on every process.
+    """Saves a run that gets no further batch; returns the exception that ends it. Call on every process.
 
     Args:
-        error: see `agreed`.
         done: updates made.
-        steps: of the run.
-        files: of the run.
-        save: writes a checkpoint, given the updates made.
+        save: writes a checkpoint after so many updates.
     """
     if done and gather_objects(saved_step(files.checkpoints))[0] != done:
         save(done)

@@ -1,5 +1,4 @@
-"""From weights to metrics, in this order: a checkpoint, its model, its evaluations, their files; what an evaluate.py,
-a published.py and a public.py are made of."""
+"""From a checkpoint to its model, its evaluations and their files; evaluate.py, published.py and public.py use it."""
 
 import argparse
 import json
@@ -47,14 +46,12 @@ _WRITTEN_BY = {  # kind of a checkpoint -> what wrote it, and what evaluates it
 class TrainedModels:
     """What a paper folder brings so that its checkpoints can be evaluated.
 
-    paper: the folder.
-    config_class: its dataclass.
     build_model: (config, tokenizer) -> the model of a row with random weights.
     evaluate_all: (config, encoder, sets) -> evaluations by role.
-    kind: what the state of its checkpoints says they are; "" = models of captioned pictures.
-    open_sets: config.data -> what evaluate_all takes.
+    kind: `kind` in the state of its checkpoints; "" = models of captioned images.
+    open_sets: config.data -> the sets of evaluate_all.
     script: of the folder, that evaluates.
-    training_only: beginnings of names of tensors of a checkpoint that only a model in training has.
+    training_only: tensors of a checkpoint whose names begin so exist only in training.
     """
 
     paper: str
@@ -69,11 +66,9 @@ class TrainedModels:
     def load_encoder(
         self, checkpoint: Checkpoint, device: torch.device, overrides: Sequence[str] = ()
     ) -> tuple[Any, Encoder]:
-        """Rebuilds config, model and preprocessing from a checkpoint alone.
+        """Rebuilds config, model and preprocessing from a checkpoint.
 
         Args:
-            checkpoint: of this paper.
-            device: where the model goes.
             overrides: "data.key=value" and "run.key=value": other test sets, other batch sizes.
         Raises:
             CheckpointError: if it belongs to another paper or another model.
@@ -89,7 +84,7 @@ class TrainedModels:
             )
         fixed = [text for text in overrides if not text.startswith(("data.", "run."))]
         if fixed:
-            raise ConfigError(f"command line: {fixed[0]} would change a trained model; accepted: data.* and run.*")
+            raise ConfigError(f"command line: {fixed[0]} would change a trained model; expected data.* or run.*")
         # the model is the trained one's; only where the data lie and how they are read may be another's
         trained = from_dict(self.config_class, state["config"], str(checkpoint.path / "state.json"))
         config = override(trained, list(overrides))
@@ -128,9 +123,9 @@ def _encoder(
 
 
 def reading_features(encoder: Encoder, config: Any, sets: Iterable[Pairs] = ()) -> Encoder:
-    """The same encoder, which reads what is kept of stems that are held still.
+    """The same encoder, which reads cached features of frozen stems and adds the missing ones.
 
-    Pictures that are not kept yet are computed and kept; of captions those of `sets` are, others computed as they come.
+    Captions of `sets` are cached, others are computed when they are read.
     """
     keep_captions(encoder.model, config, encoder.tokenizer, sets, encoder.device)
     return replace(encoder, cache=feature_cache(encoder.model, config, encoder.device))
@@ -145,7 +140,7 @@ def this_device() -> torch.device:
 
 
 def zero_shot_and_retrieval(config: Any, encoder: Encoder, sets: EvaluationSets) -> dict[str, Evaluation]:
-    """What most tables want: every set of `sets` by role; prompts are combined as config.method.prompt_average says."""
+    """Evaluates every set by role; config.method.prompt_average combines the prompts of a class."""
     average = config.method.prompt_average
     results = {name: evaluate_zero_shot(encoder, task, average) for name, task in sets.zero_shot.items()}
     gallery = config.data.gallery
@@ -164,7 +159,7 @@ def evaluate_and_save(
     training: dict[str, Any],
     provenance: dict[str, str],
 ) -> None:
-    """Evaluates on all processes; the main one writes metrics, and the hits that intervals are computed from."""
+    """Evaluates on all processes; the main process writes, see `save_evaluations`."""
     save_evaluations(models.paper, models.evaluate_all(config, encoder, sets), files, step, training, provenance)
 
 
@@ -172,12 +167,11 @@ def evaluate_and_save(
 
 
 def command_line(description: str, checkpoint: str, published: bool = False) -> Parser:
-    """What every command that evaluates takes: --checkpoint, --output and overrides.
+    """Arguments of every command that evaluates: --checkpoint, --output and overrides.
 
     Args:
-        description: the docstring of the command.
-        checkpoint: what is accepted there.
-        published: of weights that others have published: --activation and --heads too.
+        checkpoint: help text of --checkpoint.
+        published: whether the weights come from elsewhere: adds --activation and --heads.
     """
     parser = Parser(description)
     parser.add_argument("--checkpoint", required=True, type=expanded, help=checkpoint)
@@ -185,10 +179,10 @@ def command_line(description: str, checkpoint: str, published: bool = False) -> 
         parser.add_argument(
             "--activation",
             choices=("gelu", "quick_gelu"),
-            help="of a bare file of weights, which does not tell it; OpenAI's files: quick_gelu",
+            help="of a file of weights without a config; OpenAI's files: quick_gelu",
         )
         parser.add_argument("--heads", type=heads_argument, default=NOT_STATED, metavar="IMAGE,TEXT", help=HEADS_HELP)
-    output_help = "JSON file, default one in outputs/evaluations; - prints the JSON alone"
+    output_help = "JSON file, default one in outputs/evaluations; - prints only the JSON"
     parser.add_argument("--output", type=Path, help=output_help)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="data.* and run.*: data.num_test=50")
     return parser
@@ -196,13 +190,13 @@ def command_line(description: str, checkpoint: str, published: bool = False) -> 
 
 def evaluate_main(description: str, models: TrainedModels) -> None:
     """The command line of an evaluate.py: --checkpoint, --output, then `data.key=value` and `run.key=value`."""
-    accepted = "a run, step-XXXXXXXX in it, a published model, or its name on the hub"
-    options = command_line(description, accepted).parse_intermixed_args()
+    checkpoint = "a run, step-XXXXXXXX in it, a published model, or its name on the hub"
+    options = command_line(description, checkpoint).parse_intermixed_args()
     _evaluate_named(models, named_checkpoint(Path(options.checkpoint)), options)
 
 
 def evaluate_if_run(models: TrainedModels, options: argparse.Namespace) -> bool:
-    """Evaluates what --checkpoint names if a run of this repository wrote it, as evaluate.py does; whether it did."""
+    """Evaluates --checkpoint as evaluate.py does if a run of this repository wrote it; returns whether it did."""
     checkpoint = run_checkpoint(options.checkpoint)
     if checkpoint is not None:
         _evaluate_named(models, checkpoint, options)
@@ -217,18 +211,17 @@ def _evaluate_named(models: TrainedModels, checkpoint: Checkpoint, options: argp
 def evaluate_checkpoint(
     models: TrainedModels, checkpoint: Checkpoint, overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Evaluation]]:
-    """What an evaluation's file holds, and the evaluations by role; arguments as in `load_encoder`."""
+    """Content of the evaluation's file, and evaluations by role; arguments as in `load_encoder`."""
     config, encoder = models.load_encoder(checkpoint, this_device(), overrides)
     results, state = models.evaluate_all(config, encoder, models.open_sets(config.data)), checkpoint.state
     return as_json(models.paper, results, state["step"], state, provenance_of()), results
 
 
 def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpoint: str, output: Path | None) -> None:
-    """Writes evaluations as JSON and their hits beside it, as <stem>_hits.json; prints them in a few lines.
+    """Writes evaluations as JSON and their hits beside it, as <stem>_hits.json; prints a summary.
 
     Args:
-        content: of `as_json`.
-        results: what it was made from.
+        content: of `as_json`, made from `results`.
         checkpoint: as the user named it.
         output: JSON file; None = one in outputs/evaluations, "-" = print the JSON and write nothing.
     """
@@ -245,7 +238,7 @@ def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpo
 
 
 def hits_beside(evaluation: Path) -> Path:
-    """Where the hits of a command's evaluation lie."""
+    """File of the hits of a command's evaluation."""
     return evaluation.with_name(f"{evaluation.stem}_hits.json")
 
 
@@ -253,25 +246,23 @@ def hits_beside(evaluation: Path) -> Path:
 
 
 def check_layout(checkpoint: str, layout: str, of_files: tuple[str, ...], of_folders: tuple[str, ...]) -> None:
-    """Whether a layout is known and, where it takes a file, the file is there.
+    """Refuses an unknown layout, and a missing file where the layout takes a file.
 
     Args:
-        checkpoint: file, folder or hub name.
-        layout: the user's.
         of_files: layouts that take a file.
         of_folders: layouts that also take a folder or a hub name.
     Raises:
         ValueError, FileNotFoundError.
     """
-    accepted = (*of_folders, *of_files)
-    if layout not in accepted:
-        raise ValueError(f"layout {layout!r}; accepted: {', '.join(accepted)}")
+    layouts = (*of_folders, *of_files)
+    if layout not in layouts:
+        raise ValueError(f"layout {layout!r}; expected one of: {', '.join(layouts)}")
     if layout in of_files and not Path(checkpoint).is_file():
         raise FileNotFoundError(f"{checkpoint} does not exist; layout {layout} takes a file of weights")
 
 
 def read_with(activation: str, results: dict[str, Evaluation]) -> dict[str, Evaluation]:
-    """Evaluations whose protocols say with which activation the weights were read; the wrong one costs accuracy."""
+    """Adds the activation with which the weights were read to the protocols; the wrong one costs accuracy."""
     addition = {"activation": activation}
     return {role: replace(evaluation, protocol=evaluation.protocol | addition) for role, evaluation in results.items()}
 
@@ -283,35 +274,32 @@ def published_encoder(
     device: torch.device,
     pixels: ImageTransform | None = None,
 ) -> Encoder:
-    """The model in evaluation mode.
+    """The model in evaluation mode, with its preprocessing.
 
     Args:
-        model: of both towers.
-        tokenizer: with the ids that it was trained with.
-        run: batch size and loader processes.
-        device: where the model goes.
-        pixels: how they become inputs, as the weights state it; None = they do not, and a warning says that CLIP's way
-            is taken: the shorter side is scaled, the centre cut.
+        tokenizer: with the ids that the model was trained with.
+        pixels: preprocessing that the weights state; None = CLIP's is used (shorter side scaled, centre cut), with a
+            warning.
     Raises:
-        ValueError: a vocabulary of another size, or pictures of another size than the image tower takes.
+        ValueError: a vocabulary of another size, or images of another size than the image tower takes.
     """
     ids, rows = tokenizer.vocabulary_size, model.text_tower.vocabulary_size
     # CLIP's vocabulary, and rows behind it that no caption's id names
     has_added = ids < rows and model.text_tower.end_id == tokenizer.end_id == ids - 1
     if ids != rows and not has_added:
-        raise ValueError(f"data.vocabulary has {ids} ids, the text tower of these weights {rows}; accepted: as many")
+        raise ValueError(f"data.vocabulary has {ids} ids, the text tower of these weights {rows}; expected as many")
     if pixels is None:
         pixels = ImageTransform(model.image_tower.image_size, "crop")
         warnings.warn(
-            f"the weights do not state how pixels become inputs; CLIP's way is taken ({pixels.mode}, "
+            f"the weights do not state their preprocessing; CLIP's is used ({pixels.mode}, "
             f"mean {pixels.mean}, std {pixels.std}); expected preprocess_cfg in open_clip_config.json, or "
             "preprocessor_config.json",
             stacklevel=2,
         )
     if pixels.size != model.image_tower.image_size:
         raise ValueError(
-            f"the weights' pictures are prepared with size {pixels.size}, their image tower takes "
-            f"{model.image_tower.image_size}; expected the same in their preprocessing file"
+            f"the weights' preprocessing makes images of {pixels.size} pixels, their image tower takes "
+            f"{model.image_tower.image_size}; expected the same size in their preprocessing file"
         )
     return _encoder(model, pixels, tokenizer, model.text_tower.context_length, run, device)
 
@@ -319,15 +307,7 @@ def published_encoder(
 def answer_of_published(
     paper: str, checkpoint: str, layout: str, encoder: Encoder, results: dict[str, Evaluation], output: Path | None
 ) -> None:
-    """Writes and prints evaluations of published weights; of a path its name alone.
-
-    Args:
-        paper: the folder.
-        checkpoint, layout: where the weights come from.
-        encoder: that was evaluated.
-        results: by role.
-        output: as in `save_answer`.
-    """
+    """Writes and prints evaluations of published weights, as `save_answer`; of a path only the name is kept."""
     name = Path(checkpoint).name if Path(checkpoint).exists() else checkpoint
     weights = {"training_data": f"{name}, published", "training_revision": "published weights"}
     facts = {"layout": layout, "geometry": encoder.model.geometry.name}

@@ -1,4 +1,4 @@
-"""The files of a run's evaluations: written, and read back where they are whole, of this run and of its weights."""
+"""The evaluation files of a run: written, and read back if they are whole and belong to the run and its weights."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def save_evaluations(
     training: dict[str, Any],
     provenance: dict[str, str],
 ) -> None:
-    """The files of evaluations that are there already. The main process writes; arguments as in `as_json`."""
+    """Writes evaluation.json and hits.json on the main process; arguments as in `as_json`."""
     if not is_main_process():
         return
     hits = {name: result.hits for name, result in results.items()}
@@ -31,10 +31,10 @@ def save_evaluations(
 
 
 def read_evaluations(files: RunFiles) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """What `save_evaluations` wrote: evaluation.json and hits.json.
+    """Content of evaluation.json and hits.json.
 
-    None where a file is missing or not as it was written, where they are another run's or evaluated otherwise than
-    files.identity says, or of other weights than the run's newest checkpoint has.
+    None if a file is missing or changed, or belongs to another run, other evaluation settings (files.identity) or other
+    weights than those of the newest checkpoint.
     """
     content, hits = read_json(files.evaluation), read_json(files.hits)
     if not isinstance(content, dict) or content.pop("hash", None) != hash_of([content, hits]):

@@ -1,4 +1,4 @@
-"""The folder of a run: its name, what is in it, by which files it was trained, whether it may be resumed."""
+"""The folder of a run: its name and files, the code that trained it, whether it may be resumed."""
 
 import argparse
 import contextlib
@@ -31,10 +31,9 @@ PRECISIONS = ("no", "bf16")  # float16 would want its loss scaled
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where one run (a row, a scale, a seed) keeps its files.
+    """Files of one run (a row, a scale, a seed).
 
-    folder: of the run.
-    identity: what evaluation.json must say of itself to be this run's: row, scale, seed, key, and how it is evaluated.
+    identity: row, scale, seed, key and evaluation settings that evaluation.json must hold to belong to this run.
     """
 
     folder: Path
@@ -66,16 +65,14 @@ class RunFiles:
 
 
 def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
-    """Names a training run by what it is asked to be: resolved config, data, weights that it starts from.
+    """Hash of what decides a training run: resolved config, data, initial weights.
 
-    The code that trained it is in the run's dependencies.json instead, see `stale_files`.
+    The code that trained it is recorded in dependencies.json instead, see `stale_files`.
 
     Args:
-        paper: the folder.
-        config: of the run.
         data_fingerprint: of the training set.
     Raises:
-        ValueError: if data.vocabulary, or weights to start from, cannot be read.
+        ValueError: if data.vocabulary or initial weights cannot be read.
     """
     data, content = config.data, _settings_deciding("weights", config)
     # in the key though a run may go on with another one: a launch may say it, and the results are two
@@ -87,10 +84,10 @@ def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
 
 
 def precision_of(run: RunConfig) -> str:
-    """In which the towers of a run train here, as Accelerate names it: "no" is float32 throughout.
+    """Precision of the towers as Accelerate names it: "no" is float32 throughout.
 
     Raises:
-        ConfigError: the launch asks for another, whatever run.mixed_precision is.
+        ConfigError: the launch sets another one, whatever run.mixed_precision is.
     """
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     check_precision(f"ACCELERATE_MIXED_PRECISION = {launched!r}", launched)
@@ -100,11 +97,8 @@ def precision_of(run: RunConfig) -> str:
 
 
 def check_precision(where: str, name: str) -> None:
-    """Refuses what no run trains in.
+    """Refuses an unsupported precision; `where` is key and value for the message.
 
-    Args:
-        where: key and value, for the message.
-        name: as Accelerate calls it.
     Raises:
         ConfigError.
     """
@@ -116,14 +110,14 @@ def check_precision(where: str, name: str) -> None:
 
 
 def provenance_of() -> dict[str, str]:
-    """Revision, machine and versions of a run; taken once at its start."""
+    """Revision, machine and versions; taken once at the start of a run."""
     return {"git_revision": git_revision(), "hardware": hardware(), "versions": versions()}
 
 
 def run_files(
     paper: str, row: str, scale: str, config: Any, data_fingerprint: str, runs: Path = ROOT / "outputs" / "runs"
 ) -> RunFiles:
-    """Folder of a run, named by its key, below the folder of all runs; arguments as in `run_key`."""
+    """Files of a run in a folder that its key names, below the folder of all runs; arguments as in `run_key`."""
     key = run_key(paper, config, data_fingerprint)
     folder = runs / paper / f"{row}-{scale}-{key}" / f"seed{config.run.seed}"
     return RunFiles(folder, _identity(row, scale, config) | {"key": key})
@@ -135,14 +129,12 @@ def _identity(row: str, scale: str, config: Any) -> dict[str, Any]:
 
 
 def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_fingerprint: str) -> RunFiles:
-    """Where a train.py writes, as its command line says.
+    """Files of a train.py's command line.
 
     Args:
-        script: of the paper's folder.
         arguments: of `entry_arguments`.
-        config, data_fingerprint: as in `run_key`.
     Raises:
-        ConfigError: --resume where no checkpoint is: a fresh run would be no resume (--resume auto is).
+        ConfigError: --resume without a checkpoint, which would start a fresh run (--resume auto does).
     """
     if arguments.output_dir is not None:
         files = RunFiles(Path(arguments.output_dir), _identity(arguments.row, arguments.scale, config))
@@ -157,17 +149,14 @@ def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_
 
 
 def save_dependencies(files: RunFiles, is_fresh: bool) -> None:
-    """Writes the files that have decided the run's weights so far; of a resumed run the union, with the first hashes.
-
-    The main process writes.
-    """
+    """Writes the files that have decided the weights so far; a resumed run keeps the union with the first hashes."""
     if is_main_process():
         before = {} if is_fresh else read_json(files.dependencies) or {}
         write_json(files.dependencies, loaded_files("weights") | before)
 
 
 def stale_files(files: RunFiles) -> list[str]:
-    """Files that have changed since the run in a folder was trained by them; empty where there is no run."""
+    """Files that have changed since they trained the run of a folder; empty where there is no run."""
     dependencies = read_json(files.dependencies)
     if dependencies is not None:
         return changed_files(dependencies)
@@ -175,7 +164,7 @@ def stale_files(files: RunFiles) -> list[str]:
 
 
 def set_aside_if_stale(files: RunFiles) -> None:
-    """Moves a run that other code has trained out of the folder that its key names; call while it is locked."""
+    """Moves a run that other code has trained to another name; call while the folder is locked."""
     stale = stale_files(files)
     if not stale:
         return
@@ -189,7 +178,7 @@ def set_aside_if_stale(files: RunFiles) -> None:
 
 
 def save_config(files: RunFiles, config: Any, **provenance: Any) -> None:
-    """Writes the resolved config, and where the run comes from as comments above it."""
+    """Writes the resolved config, with its provenance as comments above it."""
     files.folder.mkdir(parents=True, exist_ok=True)
     header = {"git_revision": git_revision(), "hardware": hardware(), **provenance}
     lines = "".join(f"# {key}: {value}\n" for key, value in header.items())
@@ -197,20 +186,18 @@ def save_config(files: RunFiles, config: Any, **provenance: Any) -> None:
 
 
 def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_fingerprint: str) -> Checkpoint | None:
-    """The last whole checkpoint if the run is to go on, None for a fresh run. Call on every process.
+    """The last whole checkpoint if the run resumes, None for a fresh run. Call on every process.
 
-    Damaged checkpoints of later steps are set aside, with a warning. The number of processes, of loader workers and of
-    micro-batches may be another than before.
+    Damaged checkpoints of later steps are set aside with a warning. The number of processes, loader workers and
+    micro-batches may change.
 
     Args:
-        files: of the run.
-        resume: whether the user wants to go on.
-        config: as it is now.
-        data_fingerprint: of the training set; a checkpoint's state holds it under this name.
+        resume: whether the user wants to resume.
+        data_fingerprint: of the training set.
     Raises:
         CheckpointError: if there are checkpoints and none is whole.
-        ConfigError: if a fresh run would write over one that is there, if the run there has another config or other
-            training data, or if the processes do not see the same checkpoint.
+        ConfigError: if a fresh run would write over one, if the run there has another config or other training data, or
+            if the processes see different checkpoints.
     """
     checkpoint = problem = None
     try:
@@ -226,7 +213,7 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
         return None
     if not resume:
         raise ConfigError(
-            f"{files.folder} holds a run up to step {checkpoint.state['step']}: add --resume to go on from there, "
+            f"{files.folder} holds a run up to step {checkpoint.state['step']}: add --resume to continue from there, "
             "or choose another --output-dir"
         )
     check_same_run(checkpoint, files, config, data_fingerprint)
@@ -236,7 +223,7 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
 
 
 def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fingerprint: str) -> None:
-    """Whether a checkpoint is of the run in whose folder it lies; arguments as in `checkpoint_to_resume`.
+    """Refuses a checkpoint of another run; arguments as in `checkpoint_to_resume`.
 
     Raises:
         ConfigError: if it was trained with another config or on other data.
@@ -251,7 +238,7 @@ def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fi
     ]
     if changed:
         problem = f"{files.folder} holds a run of another config: {'; '.join(changed[:5])}"
-        raise ConfigError(f"{problem}; accepted: its own settings, or another --output-dir")
+        raise ConfigError(f"{problem}; expected the settings of that run, or another --output-dir")
     if checkpoint.state.get("initial_weights", {}) != initial_fingerprints(config):
         raise ConfigError(f"{files.folder} holds a run that started from other weights than model.init names now")
     if checkpoint.state["data_fingerprint"] != data_fingerprint:
@@ -262,7 +249,7 @@ def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fi
 
 
 def _settings_deciding(kind: Decides, config: Any, saved: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Dotted key -> value of a config's settings that decide this; `saved` values win, forgotten settings included."""
+    """Dotted key -> value of the settings that decide this; `saved` values win and may hold removed settings."""
     kinds = deciding(type(config))
 
     def kind_of(key: str) -> Decides:
@@ -281,11 +268,10 @@ def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def only_run_in(files: RunFiles, lock: bool = True) -> Iterator[None]:
-    """Holds the run's folder for this process alone; enter on the main process.
+    """Locks the run's folder for this process; enter on the main process.
 
     Args:
-        files: of the run.
-        lock: run.lock; without it the user sees to it.
+        lock: run.lock; False = the user makes sure that nobody else writes.
     Raises:
         ConfigError: if another process trains in it, or its disk has no locks.
     """

@@ -1,4 +1,4 @@
-"""Guards around a step: what is not finite stops the run before it can spoil the weights."""
+"""Guards around a step: a value that is not finite stops the run before it reaches the weights."""
 
 import math
 from collections.abc import Mapping
@@ -14,30 +14,29 @@ from common.distributed import whole
 
 
 class NonFiniteLoss(ArithmeticError):
-    """Training met NaN or infinity and stopped before the step could spoil the weights."""
+    """Training met NaN or infinity and stopped; the weights are those before the step."""
 
 
 def check_finite_gradient(gradient_norm: float, step: int, norms: Mapping[str, torch.Tensor]) -> None:
-    """Stops the run before a step with a gradient that is not finite, naming the parameters that it belongs to.
+    """Stops the run before a step whose gradient is not finite, and names the parameters.
 
     Args:
         gradient_norm: of all parameters together.
-        step: that is not made.
-        norms: of the gradient of each parameter, by its name. Under FSDP2 call it on every process.
+        norms: of the gradient of one parameter, by its name. Under FSDP2 call it on every process.
     Raises:
         NonFiniteLoss.
     """
     if not math.isfinite(gradient_norm):
         bad = [name for name, norm in norms.items() if not math.isfinite(float(whole(norm)))]
         raise NonFiniteLoss(
-            f"the gradient norm is {gradient_norm} at step {step}, while the loss is finite; not finite is the "
-            f"gradient of {some(bad) or 'none'}. The weights are those before this step. Try a lower "
+            f"the gradient norm is {gradient_norm} at step {step}, while the loss is finite; the gradient of "
+            f"{some(bad) or 'no parameter'} is not finite. The weights are those before this step. Try a lower "
             "optim.learning_rate."
         )
 
 
 def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) -> None:
-    """Stops the run, naming step, scalars and the norms of the weights, if the loss is NaN or infinite.
+    """Stops the run if the loss is not finite, naming step, scalars and the norms of the weights.
 
     Raises:
         NonFiniteLoss.
@@ -58,10 +57,10 @@ def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) 
 def clip_gradient(
     accelerator: Accelerator, model: nn.Module, optim: OptimConfig
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Scales the gradient down to optim.max_gradient_norm where it is longer. No value is read from the device.
+    """Scales the gradient down to optim.max_gradient_norm. No value is read from the device.
 
     Returns:
-        Norm of each parameter's gradient before that, by its name, and the norm of the whole gradient.
+        Norms before scaling: of each parameter's gradient by name, and of the whole gradient.
     """
     # measured before, as clipping by a norm that is not finite makes all gradients so
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}

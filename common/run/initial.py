@@ -1,4 +1,4 @@
-"""Weights that a run starts from: `model.init`, `model.image.init`, `model.text.init`, and what of them is locked."""
+"""Initial weights of a run: `model.init`, `model.image.init`, `model.text.init`, and which of them are locked."""
 
 import dataclasses
 from pathlib import Path
@@ -38,22 +38,22 @@ from common.run.sources import SIDES, named_sources, run_checkpoint, stems_to_lo
 def open_source(
     name: str, activation: Activation | None = None, key: str = "weights", heads: Heads = NOT_STATED
 ) -> Weights:
-    """Weights from whatever a user names: a run, a checkpoint, or what `read_source` reads; arguments as there."""
+    """Weights of a run, a checkpoint, or what `read_source` reads; arguments as there."""
     checkpoint = run_checkpoint(name)
     return read_source(name, activation, key, heads) if checkpoint is None else _of_checkpoint(checkpoint, activation)
 
 
 def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Weights:
-    """Both towers, of sizes that the tensors tell; what they do not tell stands in the config."""
+    """Both towers, of the sizes that the tensors have; other settings come from the config."""
     state, name = checkpoint.state, str(checkpoint.path)
     if state.get("kind") == "vision":
-        raise WeightsError(f"{name} was written by pretrain.py and holds a ResNet; accepted: a run of two transformers")
+        raise WeightsError(f"{name} was written by pretrain.py and holds a ResNet; expected a run of two transformers")
     tokenizer = tokenizer_from_json(state["tokenizer"])
     settings = {}
     for side in SIDES:
         config = state["config"]["model"][side]
         if not config["layers"]:
-            raise WeightsError(f"{name} has no layers in its {side} tower; accepted: a run of two transformers")
+            raise WeightsError(f"{name} has no layers in its {side} tower; expected a run of two transformers")
         settings[side] = {
             key: config[key] for key in ("heads", "activation", "norm_eps") if config.get(key) is not None
         }
@@ -81,10 +81,10 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
 
 @dataclasses.dataclass(frozen=True)
 class InitialWeights:
-    """What a run starts from.
+    """Initial weights.
 
-    of: side -> the setting that names it, and the weights; empty = at random.
-    text_stem: of the text tower's stem, where it takes weights of its own.
+    of: side -> the setting that names its weights, and the weights; empty = random.
+    text_stem: of the text tower's stem, if that names separate weights.
     """
 
     of: dict[str, tuple[str, Weights]]
@@ -92,7 +92,7 @@ class InitialWeights:
 
     @classmethod
     def opened(cls, config: Any) -> "InitialWeights":
-        """Reads what a config names, each source once."""
+        """Reads the weights that a config names, every source once."""
         read: dict[str, Weights] = {}
         of = {}
         named = named_sources(config)
@@ -105,7 +105,7 @@ class InitialWeights:
         return cls(of, None if stem is None else read_source(stem.weights, key="model.text.stem.weights"))
 
     def resolved(self, config: Any) -> Any:
-        """The config with the weights' activation, eps, kind of image tower, colours and stem sizes for its null."""
+        """The config; null settings take the values of the weights: activation, eps, kind, colours, stem sizes."""
         stems = stems_to_load(config)
         if not self.of and not stems:
             return config
@@ -135,10 +135,10 @@ class InitialWeights:
         return dataclasses.replace(config, model=model)
 
     def load_stems_(self, model: nn.Module, config: Any) -> None:
-        """Fills the stems that take weights of their own, in place.
+        """Fills the stems that name separate weights, in place.
 
         Raises:
-            StemError: weights that are not there or belong to another network.
+            StemError: missing weights, or weights of another network.
         """
         stems = stems_to_load(config)
         if "image" in stems:
@@ -151,17 +151,15 @@ class InitialWeights:
 
     @torch.no_grad()
     def start_(self, model: nn.Module, config: Any, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Fills both towers and locks what the config says, in place; a momentum encoder is left to its owner.
+        """Fills both towers and locks what the config locks, in place; a momentum encoder is copied later.
 
-        Where both sides come from model.init, and it was trained with the same geometry, the logit scale (unless it is
-        fixed) and the geometry's scalars go on from there too, inside their bounds.
+        If both sides come from one source that was trained with the same geometry, the scalars of logits and geometry
+        continue from there too, inside their bounds.
 
         Args:
             model: unwrapped, with two towers.
-            config: of the run.
-            tokenizer: of the run.
         Returns:
-            What a log says of it.
+            Facts for the log.
         Raises:
             WeightsError: what does not fit, with its keys and both values.
             ConfigError: nothing is left to train.
@@ -171,8 +169,8 @@ class InitialWeights:
             tower = bare_tower(getattr(model, f"{side}_tower"))
             if side == "text" and weights.tokenizer not in (None, tokenizer.fingerprint):
                 raise WeightsError(
-                    f"{key} = {weights.source} was trained with other words: data.tokenizer and data.vocabulary make "
-                    f"another tokenizer ({tokenizer.fingerprint[:8]}) than the weights have ({weights.tokenizer[:8]})"
+                    f"{key} = {weights.source} has another tokenizer ({weights.tokenizer[:8]}) than data.tokenizer and "
+                    f"data.vocabulary give ({tokenizer.fingerprint[:8]})"
                 )
             filled = fill_(tower, weights, key)
             lock = getattr(config.model, side).lock
@@ -212,12 +210,12 @@ class InitialWeights:
 
 
 def unlike_pixels(pixels: ImageTransform | None, data: DataConfig) -> str:
-    """How a run prepares its pictures unlike its weights, and what to set instead; "" where it does not.
+    """How the preprocessing of a run differs from that of its weights, and what to set instead; "" if it does not.
 
-    Colours are folded into the weights, and another size has its rule (`fill_`); both are left out.
+    Colours are folded into the weights and sizes have a rule (`fill_`), so both are left out.
     """
     if pixels is None:
-        return f"the weights do not state how pictures were prepared; here: data.resize={data.resize}, CLIP's colours"
+        return f"the weights do not state their preprocessing; used: data.resize={data.resize}, CLIP's mean and std"
     unlike = []
     if pixels.mode != data.resize:
         unlike.append(f"data.resize={data.resize}, the weights have {pixels.mode}: set data.resize={pixels.mode}")
@@ -225,13 +223,13 @@ def unlike_pixels(pixels: ImageTransform | None, data: DataConfig) -> str:
         unlike.append(f"bicubic resizing, the weights have {pixels.interpolation}")
     if pixels.resized not in (None, pixels.size):
         unlike.append(
-            f"pictures resized to their size, the weights' to {pixels.resized / pixels.size:.3g} times theirs"
+            f"images resized to data.image_size, those of the weights to {pixels.resized / pixels.size:.3g} times it"
         )
-    return f"pictures are prepared unlike: {'; '.join(unlike)}" if unlike else ""
+    return f"images are preprocessed differently: {'; '.join(unlike)}" if unlike else ""
 
 
 def _with_colours(model: ModelConfig, colours: Colours | None) -> ModelConfig:
-    """With the stem's colours where it has null."""
+    """Fills the stem's mean and std if they are null."""
     stem = model.image.stem
     if colours is None or not (stem.mean is stem.std is None):
         return model
@@ -240,7 +238,7 @@ def _with_colours(model: ModelConfig, colours: Colours | None) -> ModelConfig:
 
 
 def start_text(facts: dict[str, Any]) -> str:
-    """What `start_` returns, for the screen."""
+    """The facts of `start_` as text for the screen."""
     sides = [
         f"{side} tower from {side_facts['weights']}, {side_facts['locked_parameters']:,} parameters locked, "
         f"{side_facts['trained_parameters']:,} trained"

@@ -1,4 +1,4 @@
-"""What a run trains on: samples in order, as tensors on the device."""
+"""The training data of a run: samples in order, as tensors on the device."""
 
 import copy
 import itertools
@@ -38,11 +38,11 @@ from common.run.checkpoint import Checkpoint
 
 
 class Training(Protocol):
-    """What a run needs to know of its data, whatever a sample is.
+    """What a run needs from its data, whatever a sample is.
 
-    order: which sample stands at which position.
-    view: positions -> one process's batch, which has a length, `broken` samples and `pin_memory()`.
-    description: the training set in one line, for every result.
+    order: sample of each position.
+    view: positions -> batch of one process; it has a length, `broken` samples and `pin_memory()`.
+    description: the training set in one line, for results.
     """
 
     order: SampleOrder | MixedOrder
@@ -50,16 +50,10 @@ class Training(Protocol):
     description: str
 
     def lost_at_open(self) -> list[BrokenSample]:
-        """Samples that opening alone showed to be broken."""
-
-    def one_sample(self) -> tuple[torch.Tensor, ...] | None:
-        """The model's inputs for one sample, on the meta device, to count what it costs; None = not counted."""
+        """Samples that were broken when the data were opened."""
 
     def with_features(self, model: nn.Module, config: Any, device: torch.device) -> "Training":
-        """Itself, with features kept on disk in the place of pictures where the model has a stem that is held still.
-
-        Call on every process, with the model on the device.
-        """
+        """The same data with cached features in place of images if the stem is frozen. Call on every process."""
 
     def state(self, model: nn.Module) -> dict[str, Any]:
         """JSON values with which a checkpoint rebuilds the model and its preprocessing, beside the config."""
@@ -67,14 +61,14 @@ class Training(Protocol):
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Captioned pictures: what a run trains and is evaluated on, and how pixels and words become tensors.
+    """Captioned images: training and evaluation sets, and their preprocessing.
 
     pairs: the training set. order, view, description: see `Training`.
     tokenizer, transform: the same for training and evaluation; a checkpoint carries both.
-    validation_pairs: ranked during training; None where run.evaluate_every is 0.
-    validation_task: classified zero-shot during training; None likewise, and where there is no labelled set.
-    evaluation_sets: of the end, opened now so that a missing one is known at once.
-    cache: of a stem's features; None = there is no stem, or it trains.
+    validation_pairs: ranked during training; None if run.evaluate_every is 0.
+    validation_task: classified zero-shot during training; None also if there is no labelled set.
+    evaluation_sets: opened at the start, so that a missing one is reported at once.
+    cache: of a frozen stem's features; None = no stem, or a trained one.
     """
 
     pairs: Pairs
@@ -95,10 +89,6 @@ class TrainingData:
         sets, validation = self.evaluation_sets, [] if self.validation_pairs is None else [self.validation_pairs]
         return lost_at_open(self.pairs, *validation, *sets.retrieval.values(), *sets.zero_shot.values())
 
-    def one_sample(self) -> tuple[torch.Tensor, ...]:
-        size, length = self.transform.size, self.view.context_length
-        return torch.empty(1, 3, size, size, device="meta"), torch.zeros(1, length, dtype=torch.long, device="meta")
-
     def with_features(self, model: nn.Module, config: Any, device: torch.device) -> "TrainingData":
         sets = self.evaluation_sets.retrieval.values()
         keep_captions(model, config, self.tokenizer, [self.pairs, self.validation_pairs, *sets], device)
@@ -110,28 +100,17 @@ class TrainingData:
         return replace(self, view=view, cache=cache)
 
     def state(self, model: nn.Module) -> dict[str, Any]:
-        """The model is two towers with a geometry."""
         geometry, tokenizer = model.geometry.name, self.tokenizer.to_json()
         return {"geometry": geometry, "tokenizer": tokenizer, "transform": self.transform.to_json()}
 
 
-def kept_stems(model: nn.Module, config: Any) -> list[nn.Module]:
-    """Parts of the model whose outputs training reads from disk."""
-    if not isinstance(config.model, ModelConfig):
-        return []
-    towers = (model.image_tower, config.model.image), (model.text_tower, config.model.text)
-    return [bare_tower(tower).stem for tower, settings in towers if settings.has_cache]
-
-
 def feature_cache(model: nn.Module, config: Any, device: torch.device) -> FeatureCache | None:
-    """Of the features of the image tower's stem; None where there is none, it trains, or nothing is to be kept.
+    """Cache of the image stem's features; None if there is no stem, it trains, or caching is off.
 
-    A tower that reads nothing but their mean has the mean kept.
+    A tower that reads only the mean of the features has the mean cached.
 
     Args:
         model: unwrapped, on the device, with the stem's weights.
-        config: of the run.
-        device: computes.
     """
     if not isinstance(config.model, ModelConfig) or not config.model.image.has_cache:
         return None
@@ -155,16 +134,13 @@ def feature_cache(model: nn.Module, config: Any, device: torch.device) -> Featur
 def keep_captions(
     model: nn.Module, config: Any, tokenizer: Tokenizer, sets: Iterable[Pairs | None], device: torch.device
 ) -> None:
-    """Lets a text stem that is held still read what was computed once. Call on every process, with the weights in.
+    """Computes captions once for a frozen text stem, and lets it read them. Call on every process, after the weights.
 
-    Sets whose captions are not known in advance (scenes, streams) are computed as they come.
+    Captions that are not known in advance (scenes, streams) are computed when they are read.
 
     Args:
-        model: unwrapped, on the device; momentum copies in it read the same.
-        config: of the run.
-        tokenizer: of the run.
-        sets: whose captions are computed now, where they are not kept yet.
-        device: computes.
+        model: unwrapped, on the device; its momentum copies read the same cache.
+        sets: captions that are computed now if they are not cached.
     """
     stems = [module for module in model.modules() if hasattr(module, "kept")]
     if not stems or not config.model.text.has_cache:
@@ -187,13 +163,11 @@ def described(data_set: Any) -> str:
 def open_training_data(
     config: Any, pairs: Pairs, checkpoint: Checkpoint | None, two_views: bool = False
 ) -> TrainingData:
-    """Everything but the training set itself, which the run's folder depends on and which is open already.
+    """Opens everything except the training set, which is open already: the run's folder depends on it.
 
     Args:
-        config: of the run.
-        pairs: the training set that config.data names.
-        checkpoint: brings the tokenizer of a run that goes on, or starts from another; None = a fresh one.
-        two_views: of each training picture.
+        checkpoint: holds the tokenizer of a resumed run; None = a fresh run.
+        two_views: of a training image.
     """
     data, run = config.data, config.run
     if checkpoint is None:
@@ -218,15 +192,12 @@ def open_training_data(
 def batches_from(
     first_step: int, config: Any, training: Training, accelerator: Accelerator, steps: int | None = None
 ) -> Iterable[Any]:
-    """This process's share of every global batch from a step on; the order depends on the seed alone.
+    """This process's share of the global batches from a step on; the order depends only on the seed.
 
-    Where it is known epoch by epoch, the loader of an epoch begins when the last step of the one before is over.
+    If the order is known epoch by epoch, the loader of an epoch starts after the last step of the epoch before.
 
     Args:
         first_step: updates made.
-        config: of the run.
-        training: gives order and samples.
-        accelerator: gives this process's place among all.
         steps: of the run, None = config.optim.steps.
     """
     last, order, run = config.optim.steps if steps is None else steps, training.order, config.run

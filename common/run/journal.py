@@ -1,9 +1,8 @@
-"""What a run writes down while it trains: log, progress bar, tracker, broken samples, speed."""
+"""Records of a run while it trains: log, progress bar, tracker, broken samples, speed."""
 
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from common.run.checkpoint import Checkpoint
 from common.run.folder import RunFiles, save_config
 from common.run.inputs import Training
 from common.run.log import RunLog, read_log
-from common.run.utilisation import Utilisation
 
 # of a step's values, what the progress bar shows: name, short name, format
 _SHOWN = (("loss", "loss", ".3f"), ("logit_scale", "scale", ".1f"), ("projection_channel_std", "std", ".3f"))
@@ -27,10 +25,9 @@ class BrokenLog:
     """Counts the broken samples of all processes, names them in the log, and stops above a share.
 
     Args:
-        log: of the run.
         max_share: of the samples seen; see BrokenSamples.
-        at_open: what the training set could not even index; named in the log at once.
-        counted: `counts()` as a checkpoint holds them, so that a resumed run judges the whole run; None = a fresh run.
+        at_open: samples that could not be indexed; logged at once.
+        counted: `counts()` of a checkpoint, so that the whole run is judged; None = a fresh run.
     """
 
     def __init__(
@@ -54,12 +51,12 @@ class BrokenLog:
                 log.write(**record)
 
     def collect(self, broken: list[BrokenSample], seen: int) -> None:
-        """Takes in one batch of this process."""
+        """Adds one batch of this process."""
         self.new += broken
         self.good += seen
 
     def write_new(self, step: int) -> None:
-        """Logs what came up since the last call; call on every process, before a checkpoint too.
+        """Logs the broken samples since the last call; call on every process, before a checkpoint too.
 
         Raises:
             TooManyBroken: on every process, if more than the allowed share of all samples is broken.
@@ -81,18 +78,14 @@ class BrokenLog:
 
 
 class StepClock:
-    """Samples per second, and the share of the time that the loop waited for data.
-
-    Args:
-        global_batch_size: samples of one step over all processes.
-    """
+    """Samples per second, and the share of the time that the loop waits for data."""
 
     def __init__(self, global_batch_size: int) -> None:
         self.global_batch_size = global_batch_size
         self._restart()
 
     def timed(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches, with the time spent on getting each one taken down."""
+        """The batches; measures the time until a batch arrives."""
         batches = iter(batches)
         self._restart()
         while True:
@@ -120,7 +113,7 @@ class StepClock:
         return figures
 
     def pause(self) -> None:
-        """What comes between this step and the next (an evaluation, a checkpoint) does not count."""
+        """The time until the next step (an evaluation, a checkpoint) does not count."""
         self._paused = True
 
     def _restart(self) -> None:
@@ -128,15 +121,10 @@ class StepClock:
 
 
 class Journal:
-    """What a run writes down while it trains: log, progress bar, tracker, broken samples, speed.
+    """Records of a run while it trains; the main process writes.
 
     Args:
-        files: of the run.
-        config: of the run.
-        training: the data.
-        accelerator: the main process writes.
-        utilisation: turns speed into a share of the device's arithmetic; None = not logged.
-        checkpoint: that the run goes on from, or None.
+        checkpoint: that the run resumes from, or None.
         label: name on the progress bar.
         steps: of the run.
     """
@@ -147,20 +135,17 @@ class Journal:
         config: Any,
         training: Training,
         accelerator: Accelerator,
-        utilisation: Utilisation | None,
         checkpoint: Checkpoint | None,
         label: str,
         steps: int,
     ) -> None:
-        self.config, self.accelerator, self.utilisation, self.num_steps = config, accelerator, utilisation, steps
+        self.config, self.accelerator, self.num_steps = config, accelerator, steps
         if accelerator.is_main_process:
             save_config(files, config, training_data=training.description, processes=accelerator.num_processes)
         before = {} if checkpoint is None else checkpoint.state
         self.first_step = before.get("step", 0)
         self.log = RunLog(files.log, before.get("step"), accelerator.is_main_process)
         self.broken = BrokenLog(self.log, config.data.max_broken_share, training.lost_at_open(), before.get("broken"))
-        if utilisation is not None:
-            self.log.write("utilisation", step=self.first_step, **asdict(utilisation))
         self.clock = StepClock(config.optim.global_batch_size)
         self.watch = Watch(config.optim.warmup_steps, before.get("watch"))
         self.beside_bar: dict[str, str] = {}  # the newest values
@@ -170,7 +155,7 @@ class Journal:
             self._print(f"samples that cannot be used: {len(lost)}, named in {files.log.name}; the first: {lost[0]}")
 
     def steps(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """(updates made before, batch) of every step that is left."""
+        """(updates made before, batch) of the remaining steps."""
         return enumerate(self.clock.timed(batches), start=self.first_step)
 
     def logs_at(self, done: int) -> bool:
@@ -178,7 +163,7 @@ class Journal:
         return done % self.config.run.log_every == 0 or done == self.num_steps
 
     def diagnoses_at(self, done: int) -> bool:
-        """Whether that line is diagnosed: the first one in every run.diagnose_every steps, and the last of the run."""
+        """Whether that line is diagnosed: the first one of every run.diagnose_every steps, and the last of the run."""
         run = self.config.run
         if not run.diagnose_every or not self.logs_at(done):
             return False
@@ -188,12 +173,12 @@ class Journal:
     def diagnosed(
         self, done: int, loss: float, ratio: float, is_at_bound: bool, diagnosis: dict[str, float]
     ) -> dict[str, float]:
-        """Further values for `step_done`, with a warning on the screen where they call for one.
+        """Further values for `step_done`; prints a warning if they call for one. Call in every step on every process.
 
-        Call in every step on every process; most steps count loss and logit scale only.
+        Most steps count only loss and logit scale.
 
         Args:
-            done: updates made, this step's among them.
+            done: updates made, including this step.
             loss: over all processes. ratio: loss over its chance level.
             is_at_bound: whether the logit scale is at one of its bounds.
             diagnosis: of `common.diagnosis.diagnose`, or empty.
@@ -206,12 +191,12 @@ class Journal:
         return values
 
     def step_done(self, done: int, batch: Any, values: Mapping[str, Any]) -> None:
-        """Takes in one step, and writes its values every run.log_every steps. Call on every process.
+        """Counts a step, and writes its values every run.log_every steps. Call on every process.
 
         Args:
             done: updates made.
             batch: of this process.
-            values: of this step over all processes, the loss among them; numbers, or tensors without axes.
+            values: over all processes, with the loss; numbers, or tensors without axes.
         Raises:
             TooManyBroken: see BrokenLog.
         """
@@ -223,8 +208,6 @@ class Journal:
         speed = self.clock.read()
         samples = done * self.config.optim.global_batch_size
         record = {"step": done, "samples_seen": samples, **values, **speed}
-        if self.utilisation is not None:
-            record["model_flops_utilisation"] = self.utilisation.share(speed["samples_per_second"])
         self.log.write("train", **record)
         self.broken.write_new(done)
         self.accelerator.log(record, step=done)
@@ -237,11 +220,10 @@ class Journal:
         return bool(every) and done % every == 0
 
     def evaluated(self, done: int, evaluations: Mapping[str, Mapping[str, float]], shown: Mapping[str, str]) -> None:
-        """Takes in an evaluation during training, whose time is not the steps'.
+        """Records an evaluation during training; its time does not count as steps.
 
         Args:
-            done: updates made.
-            evaluations: name of the data -> metrics, fractions in [0, 1] among them.
+            evaluations: name of the data -> metrics, fractions in [0, 1].
             shown: metric -> its name on the screen, in percent.
         """
         self.clock.pause()
@@ -256,13 +238,13 @@ class Journal:
         self._print(f"step {done}: {'; '.join(lines)}")
 
     def state(self, done: int) -> dict[str, Any]:
-        """For the checkpoint, which is written next, and whose time is not the steps'. Call on every process."""
+        """For the checkpoint, which is written next; its time does not count as steps. Call on every process."""
         self.clock.pause()
         self.broken.write_new(done)
         return {"broken": self.broken.counts(), "watch": self.watch.state()}
 
     def announce(self, event: str, text: str, /, **facts: Any) -> None:
-        """Writes what is known before the first step: facts into the log, a sentence onto the screen."""
+        """Before the first step: writes facts into the log and a sentence onto the screen."""
         self.log.write(event, step=self.first_step, **facts)
         self._print(text)
 

@@ -1,4 +1,4 @@
-"""How much memory a forward pass keeps for the backward pass: counted, so the same on every machine."""
+"""Memory that a forward pass keeps for the backward pass, counted in tensors: the same on every machine."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -7,11 +7,10 @@ import torch
 
 
 def bytes_kept_for_backward(loss_of: Callable[[], torch.Tensor], weights: Sequence[torch.Tensor]) -> int:
-    """Bytes of all tensors that the graph of a loss keeps for its backward pass, weights left out, each memory once.
+    """Bytes of all tensors that the graph of a loss keeps for its backward pass, without the weights.
 
     Args:
         loss_of: the forward pass; on the meta device it costs neither time nor memory.
-        weights: tensors that are there anyhow.
     """
     weight_storages = {weight.untyped_storage()._cdata for weight in weights}  # on the meta device all addresses are 0
     saved: list[weakref.ref] = []

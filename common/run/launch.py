@@ -1,4 +1,4 @@
-"""From the command line to a prepared model: Accelerate, seeds, and errors that a user can read."""
+"""From the command line to a run: processes, Accelerate, seeds, and errors as messages."""
 
 import argparse
 import io
@@ -51,11 +51,11 @@ _PACKAGES_OF_TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX")}  # the 
 
 
 def launched_accelerator(**options: Any) -> Accelerator:
-    """Accelerator that sees every process that was launched, on a machine without a GPU too.
+    """Accelerator that sees all launched processes, on a machine without a GPU too.
 
-    Without cpu=True Accelerate takes several launched processes on such a machine for so many single runs. Buffers are
-    not broadcast in each forward pass, as DDP does by default: queues are equal on all processes by construction, and
-    a momentum encoder's running statistics are its own.
+    Without cpu=True, Accelerate treats several processes on such a machine as separate runs. Buffers are not broadcast
+    in a forward pass, as DDP does by default: queues are equal on all processes, and a momentum encoder has separate
+    running statistics.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     return Accelerator(
@@ -66,7 +66,7 @@ def launched_accelerator(**options: Any) -> Accelerator:
 
 
 def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
-    """Accelerate for launch, device and precision; deterministic algorithms and a tracker if the config says so.
+    """Accelerate for launch, device and precision; deterministic algorithms and a tracker if the config sets them.
 
     Raises:
         ConfigError: the tracker's package is not installed.
@@ -78,8 +78,8 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     packages = _PACKAGES_OF_TRACKERS.get(run.tracker, (run.tracker,))
     if tracked and not any(find_spec(package) for package in packages):  # Accelerate would warn, and track nothing
         raise ConfigError(
-            f"run.tracker = {run.tracker} needs the package {' or '.join(packages)}, which is not installed; accepted: "
-            f"pip install {packages[0]}, or run.tracker=none"
+            f"run.tracker = {run.tracker} needs the package {' or '.join(packages)}, which is not installed; run: pip "
+            f"install {packages[0]}, or set run.tracker=none"
         )
     accelerator = launched_accelerator(
         mixed_precision=precision_of(run),
@@ -93,9 +93,9 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
 
 
 def join_processes(run: RunConfig) -> None:
-    """Forms the group of the launched processes, so that what goes wrong from now on can end all of them.
+    """Forms the group of the launched processes, so that a later error can end all of them.
 
-    A process waits in it for one whose data do not come, and longer than that one.
+    The timeout is longer than run.data_timeout: a process may wait for another one whose data do not arrive.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
@@ -104,9 +104,9 @@ def join_processes(run: RunConfig) -> None:
 
 @contextmanager
 def ending_together() -> Iterator[None]:
-    """Within it an error that is the user's to mend ends all processes with one message. Enter on every process.
+    """Within it an error for the user ends all processes with one message. Enter on every process.
 
-    On separate disks one process may lack a file that the others have; they would wait for it for ever.
+    On separate disks one process may lack a file that the others have; they would wait for it without end.
 
     Raises:
         ConfigError: of the first process that has one.
@@ -135,7 +135,7 @@ def prepare(accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.o
 
 
 def with_encode_methods(model: Any) -> Any:
-    """The model; under FSDP2 its two encode methods gather the weights as its forward pass does."""
+    """Under FSDP2, lets the two encode methods gather the weights as a forward pass does."""
     from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method  # loaded by every optimiser, slow alone
 
     if isinstance(model, FSDPModule):
@@ -145,41 +145,40 @@ def with_encode_methods(model: Any) -> Any:
 
 
 def end_run(accelerator: Accelerator) -> None:
-    """Closes the trackers. The process group stays: the next row of a table trains in the same processes."""
+    """Closes the trackers. The process group stays for the next row of a table."""
     for tracker in accelerator.trackers:
         tracker.finish()
     wait_for_everyone()
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Seeds what one step draws on this process (dropout, patch dropout) from (seed, step, process).
+    """Seeds the random numbers of a step (dropout, patch dropout) from (seed, step, process).
 
-    Call it at the start of every step. A resumed run then draws what the unbroken one would have drawn, without a
-    saved generator, and whatever an evaluation or a loader drew in between. What is drawn depends on the number of
-    processes and on optim.micro_batch_size, since each draws for its own part of the batch. Only torch's generators are
-    used in a step (CPU and accelerators alike); Python's and NumPy's are not.
+    A resumed run then draws the same numbers as an unbroken one, without a saved generator. They depend on the number
+    of processes and on optim.micro_batch_size. A step uses only torch's generators, not Python's or NumPy's.
     """
     torch.manual_seed(derive_key("draws of a step", seed, step, rank()))
 
 
 @contextmanager
 def interrupted_with_saved_step(files: RunFiles) -> Iterator[None]:
-    """Within it, a KeyboardInterrupt gets a message: what is saved of the run, or that nothing is."""
+    """Within it, a KeyboardInterrupt reports the last checkpoint of the run."""
     try:
         yield
     except KeyboardInterrupt:
         step = saved_step(files.checkpoints)
-        raise KeyboardInterrupt(
-            f"nothing is saved in {files.folder}; the same command starts anew"
-            if step is None
-            else f"saved is step {step} in {files.folder}; the same command goes on from there (train.py: add --resume)"
-        ) from None
+        if step is None:
+            saved = f"nothing is saved in {files.folder}; the same command starts again"
+        else:
+            saved = f"the last checkpoint is step {step} in {files.folder}; the same command resumes from there"
+            saved += " (train.py: add --resume)"
+        raise KeyboardInterrupt(saved) from None
 
 
 def run_or_explain(main) -> None:
-    """Runs an entry script's main; errors that are the user's to mend are printed as one message, exit status 1.
+    """Runs an entry script's main; errors for the user are printed as one message, with exit status 1.
 
-    A run that a signal has stopped, and that has saved, ends with exit status 143 (see common/base/signals.py).
+    A run that a signal has stopped, and that has saved, ends with status 143 (see common/base/signals.py).
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file name that is no UTF-8 is shown with escapes, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -206,7 +205,7 @@ def run_or_explain(main) -> None:
 
 
 def _meant_for_user(error: ValueError) -> bool:
-    """ValueErrors raised in our own files are messages; one from the depths of a library keeps its traceback."""
+    """ValueErrors raised in this repository are messages; those of a library keep their traceback."""
     if isinstance(error, TooManyBroken):  # a loader worker's is raised again by torch
         return True
     trace = error.__traceback__
@@ -217,7 +216,7 @@ def _meant_for_user(error: ValueError) -> bool:
 
 
 def _refuse_or_set_aside(files: RunFiles, resume: str | None) -> None:
-    """What becomes of a run that other code has trained: a resume is refused, a fresh run sets it aside.
+    """Handles a run that other code has trained: a resume is refused, a fresh run sets it aside.
 
     Raises:
         ConfigError: --resume.
@@ -244,9 +243,7 @@ def train_main(
     """The command line of a train.py: config, data, folder of the run, Accelerate; then `train`.
 
     Args:
-        description: its docstring, for --help.
-        script: the train.py itself; its folder's name is the paper's.
-        config_class: the paper's dataclass.
+        script: the train.py; its folder's name is the paper's.
         default_row: file in the folder's configs/ that is trained without --config.
         train: (config, training set, files, resume, accelerator, label).
         open_training_set: (config.data, seed) -> set with a fingerprint.

@@ -1,4 +1,4 @@
-"""JSON-lines log of a run, written by the main process; the source of truth for curves and tables."""
+"""JSON-lines log of a run, written by the main process; curves and tables read it."""
 
 import json
 import math
@@ -15,8 +15,7 @@ class RunLog:
 
     Args:
         path: file; its folder is created.
-        resume_step: records of later steps are dropped, so a resumed run's log reads like an unbroken one; None
-            starts a new file.
+        resume_step: later records are dropped, so that a resumed log equals an unbroken one; None = a new file.
         enabled: False on all but the main process.
     """
 
@@ -43,7 +42,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """Records of a log; a last line cut off by a crash is left out.
 
     Raises:
-        ValueError: if a line before the last one is no object of JSON; the message names file and line.
+        ValueError: if an earlier line is not a JSON object; names file and line.
     """
     # a crash may cut inside a character; splitlines() would also split inside a text
     lines = path.read_bytes().decode("utf-8", "replace").split("\n")

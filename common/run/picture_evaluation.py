@@ -1,9 +1,8 @@
-"""What a backbone has learnt, measured on frozen features: nearest neighbours, a linear probe, signs of collapse.
+"""Quality of a backbone's frozen features: nearest neighbours, a linear probe, signs of collapse.
 
-The probe is MoCo's (SGD, rate 30, batch 256, no decay, a tenth at 60 % and 80 % of the epochs) with two deviations,
-that make it cheap and fair between methods: features are computed once, of pictures that are not augmented, and are
-scaled to norm 1, since one rate cannot suit features of unlike norms. At ImageNet's size pictures are resized to 224,
-not to 256 and cut.
+The probe is MoCo's (SGD, rate 30, batch 256, no decay, a tenth at 60 % and 80 % of the epochs) with two deviations
+that make it cheap and fair between methods: features are computed once, without augmentation, and are scaled to norm
+1, since one rate cannot suit features of different norms. Images are resized to 224, not to 256 and cut.
 """
 
 from collections.abc import Callable
@@ -33,13 +32,12 @@ PROBE_SEED = 0  # of the probe's weights and order; the same for all runs, which
 
 @dataclass(frozen=True)
 class FrozenFeatures:
-    """An Encoder of a backbone that computes the features of each labelled set once."""
+    """An Encoder of a backbone that computes the features of a labelled set once."""
 
     encoder: Encoder
     computed: dict[int, tuple[Any, tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
 
     def images(self, data_set: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """As Encoder.images."""
         if id(data_set) not in self.computed:  # the set is kept, so that its id stays its own
             self.computed[id(data_set)] = (data_set, self.encoder.images(data_set))
         return self.computed[id(data_set)][1]
@@ -49,7 +47,7 @@ class FrozenFeatures:
 
 
 def backbone_features(model: Method, config: Any, transform: ImageTransform, device: torch.device) -> Encoder:
-    """The encoder whose embeddings are the backbone's features; the head is left out."""
+    """The encoder whose embeddings are the backbone's features, without the head."""
     return Encoder(
         model=TowerFeatures(model.encoder.backbone),
         transform=transform,
@@ -63,10 +61,10 @@ def backbone_features(model: Method, config: Any, transform: ImageTransform, dev
 
 @torch.no_grad()
 def projection_statistics(model: Method, views: torch.Tensor) -> dict[str, float]:
-    """Signs of collapse in what the loss compares: of one batch, in evaluation mode, so that nothing is changed.
+    """Signs of collapse in the projections that the loss compares, of one batch in evaluation mode.
 
     Args:
-        model: in train mode, and so again afterwards.
+        model: in train mode, to which it returns.
         views: (batch, 3, size, size) normalised.
     """
     model.eval()
@@ -96,7 +94,7 @@ def monitor(model: Method, encoder: Encoder, bank: SomePictures, queries: SomePi
 def evaluate_all(
     config: Any, model: Method, encoder: Encoder, training_set: Any, test_set: Any
 ) -> dict[str, Evaluation]:
-    """All that a table shows of a run, by role: "knn", "linear_probe", "collapse". Call on every process."""
+    """All evaluations of a run, by role: "knn", "linear_probe", "collapse". Call on every process."""
     share_buffers(model)
     features, settings = FrozenFeatures(encoder), config.evaluation
     probe = replace(
@@ -132,7 +130,7 @@ def evaluate_and_save(
     training: dict[str, Any],
     provenance: dict[str, str],
 ) -> None:
-    """Evaluates on all processes, by training and test set; the main one writes, see `save_evaluations`."""
+    """Evaluates on all processes, with training and test set; the main one writes, see `save_evaluations`."""
     save_evaluations(paper, evaluate_all(config, model, encoder, *sets), files, step, training, provenance)
 
 
@@ -148,15 +146,11 @@ def reevaluate(
     """Evaluates a trained run again, after a change of the evaluation code or of the test data.
 
     Args:
-        paper: the folder.
         config_class: of its pretrain.py.
         build_method: (config, num_classes, seed) -> the method, whose weights the checkpoint replaces.
-        checkpoint: of the run.
-        config: says what to measure on which data.
-        files: where to write.
-        accelerator: places the model.
+        config: evaluation settings and data.
     Raises:
-        CheckpointError: if the checkpoint is not one of pretrain.py's, or of another model than its config says.
+        CheckpointError: if the checkpoint is not one of pretrain.py, or of another model than its config states.
     """
     if checkpoint.state.get("kind") != "vision":
         raise CheckpointError(f"{checkpoint.path} is not from {paper}/pretrain.py")

@@ -1,4 +1,4 @@
-"""Labelled pictures to learn from and to be judged on, and batches of two views of each."""
+"""Labelled images for learning from images only: training and test sets, two views of an image."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,22 +37,22 @@ _VIEWS = {
 
 
 def open_training_set(data: VisionDataConfig, seed: int = 0) -> Any:
-    """The labelled set to train on; the seed is that of the run, and the set does not depend on it.
+    """The labelled training set; it does not depend on the seed.
 
     Raises:
         FileNotFoundError: a folder is missing.
-        ValueError: what is there cannot be used; names it.
+        ValueError: a file cannot be used; names it.
     """
     return _open(data, "train")
 
 
 def open_test_set(data: VisionDataConfig) -> Any:
-    """The labelled set that everything is measured on; the classes are those of the training set."""
+    """The labelled test set, with the classes of the training set."""
     return _open(data, "test")
 
 
 def open_test_sets(data: VisionDataConfig) -> dict[str, Any]:
-    """The test set by the role of each evaluation."""
+    """The test set by the role of an evaluation."""
     return dict.fromkeys(ROLES, open_test_set(data))
 
 
@@ -77,7 +77,7 @@ def _open(data: VisionDataConfig, part: str) -> Any:
 
 
 def view_recipes(config: Any) -> list[ViewRecipe]:
-    """The recipes of the two views of a config's method, and of small ones where it asks for some."""
+    """Recipes of the two views of a config's method, and of small views if it has any."""
     names = _VIEWS[config.method.name][("imagenet", "cifar10").index(config.data.views)]
     smallest = config.data.smallest_crop
     recipes = [RECIPES[name] for name in names]
@@ -88,17 +88,17 @@ def view_recipes(config: Any) -> list[ViewRecipe]:
 
 
 def evaluation_transform(config: Any) -> ImageTransform:
-    """Shortest side and centre crop, with the pixel scale that the method was trained with."""
+    """Shortest side and centre crop, with the mean and std of the method's views."""
     recipe = view_recipes(config)[0]
     return ImageTransform(config.data.image_size, mean=recipe.mean, std=recipe.std)
 
 
 @dataclass(frozen=True)
 class VisionTraining:
-    """What pretrain.py trains and is watched on; order, view and description as in common/run/inputs.py, `Training`.
+    """Data of pretrain.py; order, view and description as in common/run/inputs.py, `Training`.
 
     pictures, test_set: labelled. recipes: of the two views. transform: of an evaluation.
-    bank, queries: the parts that vote and are asked during training.
+    bank, queries: neighbours and classified images of the kNN accuracy during training.
     """
 
     pictures: Any
@@ -117,9 +117,6 @@ class VisionTraining:
     def lost_at_open(self) -> list[BrokenSample]:
         return lost_at_open(self.pictures, self.test_set)
 
-    def one_sample(self) -> None:
-        return None  # batch normalisation wants more than one
-
     def with_features(self, model: nn.Module, config: Any, device: torch.device) -> "VisionTraining":
         return self  # the encoder trains
 
@@ -128,7 +125,7 @@ class VisionTraining:
 
 
 def open_vision_training(config: Any, pictures: Any, checkpoint: Checkpoint | None) -> VisionTraining:
-    """Everything but the training set itself; the order of pictures, and their views, depend on (seed, position)."""
+    """Opens everything except the training set; order and views depend on (seed, position)."""
     order, recipes = SampleOrder(len(pictures), config.optim.global_batch_size, config.run.seed), view_recipes(config)
     test_set = open_test_set(config.data)
     return VisionTraining(
@@ -144,11 +141,10 @@ def open_vision_training(config: Any, pictures: Any, checkpoint: Checkpoint | No
 
 
 class SomePictures:
-    """A part of a labelled set, the same in every run: enough to follow a training without evaluating everything.
+    """A part of a labelled set, the same in every run, for evaluations during training.
 
     Args:
-        pictures: labelled set.
-        count: of the part; all pictures where there are no more.
+        count: of the part, at most the whole set.
     """
 
     def __init__(self, pictures: Any, count: int) -> None:
@@ -160,7 +156,6 @@ class SomePictures:
         return len(self.indices)
 
     def label(self, index: int) -> int:
-        """Class of a picture."""
         return self.pictures.label(int(self.indices[index]))
 
     def __getitem__(self, index: int) -> dict[str, Any]:

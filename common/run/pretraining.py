@@ -1,4 +1,4 @@
-"""The loop of learning from pictures alone, for every method of `common/methods/self_supervised.py`."""
+"""The training loop for images only, for every method of `common/methods/self_supervised.py`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,16 +29,12 @@ def train_on_pictures(
     accelerator: Accelerator,
     label: str,
 ) -> None:
-    """Trains until config.optim.steps, then evaluates; the run's files hold everything that comes out.
+    """Trains until config.optim.steps, then evaluates; results are in the run's files.
 
     Args:
-        paper: the folder.
         build_method: (config, num_classes, seed) -> the method with weights from the global random state.
-        config: one row at one scale.
-        training_set: the labelled set that config.data names; labels reach the supervised reference alone.
-        files: where to write.
+        training_set: the labelled set of config.data; only the supervised reference reads its labels.
         resume: from the last whole checkpoint, if there is one.
-        accelerator: places the model; one process or many.
         label: name on the progress bar.
     """
     method = config.method
@@ -85,23 +81,22 @@ def train_on_pictures(
 
 
 def _validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """kNN accuracy of the backbone's features."""
     bank, queries = run.training.bank, run.training.queries
     metrics = monitor(run.bare_model, run.encoder, bank, queries, run.config)
     return {queries.name: metrics}, {"knn_acc1": "kNN"}
 
 
 def _prepare(accelerator: Accelerator, model: Method, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    """Accelerate's prepare, after batch normalisation was made to synchronise where the method wants it.
+    """Accelerate's prepare, after batch normalisation was synchronised if the method needs it.
 
     Raises:
-        ConfigError: if it cannot: several processes on CPUs.
+        ConfigError: several processes on CPUs, where torch cannot synchronise it.
     """
     if accelerator.num_processes > 1 and model.synchronised:
         if accelerator.device.type != "cuda":
             raise ConfigError(
                 f"{type(model).__name__} takes the statistics of batch normalisation over all processes, which torch "
-                "can on GPUs only; accepted: one process, several GPUs, or method.name moco_v1, moco_v2, supervised"
+                "can on GPUs only; expected one process, several GPUs, or method.name moco_v1, moco_v2, supervised"
             )
         parameters = list(model.parameters())
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # moves the parameters, the optimiser has them still

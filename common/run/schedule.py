@@ -10,12 +10,10 @@ from common.base.settings import OptimConfig, SgdConfig
 
 
 def learning_rate_at(step: int, optim: OptimConfig | SgdConfig) -> float:
-    """Linear warm-up from 0, then half a cosine down to final_learning_rate.
+    """Rate of update `step`: linear warm-up from 0, then half a cosine down to final_learning_rate.
 
     Args:
-        step: optimiser updates already made, in [0, optim.steps).
-    Returns:
-        Rate of the next update. At step = warmup_steps it is the peak.
+        step: updates already made, in [0, optim.steps); at warmup_steps the rate is at its peak.
     """
     if step < optim.warmup_steps:
         return optim.learning_rate * (step + 1) / (optim.warmup_steps + 1)
@@ -25,7 +23,7 @@ def learning_rate_at(step: int, optim: OptimConfig | SgdConfig) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Sets every group's rate, times its own "rate"; Accelerate's scheduler wrapper would advance once per process."""
+    """Sets the rate of all groups, times their "rate"; Accelerate's scheduler would advance once per process."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("rate", 1.0)
 
@@ -38,11 +36,11 @@ def set_rate(optimizer: torch.optim.Optimizer, step: int, optim: OptimConfig) ->
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """AdamW in two groups: matrices and tables decay; class tokens, vectors and scalars (norms, biases) do not.
+    """AdamW: matrices and tables decay; class tokens, vectors and scalars (norms, biases) do not.
 
-    Weight decay on the logit scale would hold it near 1: AdamW shrinks it by learning_rate * weight_decay per step.
-    With a logit_scale_rate other than 1 the scalars that act in the loss (`Scalar.in_loss`: logit scale and curvature,
-    which moves as slowly in a short run) are a third group, of their own rate; the model then offers `scalars()`.
+    Weight decay would hold the logit scale near 1: AdamW shrinks it by learning_rate * weight_decay per step. With a
+    logit_scale_rate other than 1, the scalars that act in the loss (`Scalar.in_loss`: logit scale and curvature, which
+    moves as slowly in a short run) are a third group with that rate; the model then has `scalars()`.
     """
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     loss_scalars = []
@@ -62,12 +60,11 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
 
 
 def build_sgd(model: nn.Module, optim: SgdConfig, predictor_parameters: Iterable[nn.Parameter] = ()) -> torch.optim.SGD:
-    """SGD; groups by whether they decay and whether their rate stays at the peak.
+    """SGD with groups by weight decay and by whether the rate stays at its peak.
 
     Args:
-        model: parameters that take no gradient (momentum encoder, a fixed temperature) are left out.
-        optim: decay_vectors leaves norms and biases undecayed where False.
-        predictor_parameters: they keep their rate with optim.constant_predictor_rate (SimSiam).
+        model: parameters without gradient (momentum encoder, a fixed temperature) are left out.
+        predictor_parameters: keep their rate with optim.constant_predictor_rate (SimSiam).
     """
     constant = set(predictor_parameters) if optim.constant_predictor_rate else set()
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
@@ -86,7 +83,7 @@ def build_sgd(model: nn.Module, optim: SgdConfig, predictor_parameters: Iterable
 
 
 def set_sgd_rates(optimizer: torch.optim.Optimizer, step: int, optim: SgdConfig) -> float:
-    """Sets the rates of update number `step`, scaled with the batch; returns that of the groups whose rate changes."""
+    """Sets the rates of update `step`, scaled with the batch; returns that of the groups whose rate changes."""
     scale = optim.global_batch_size / 256
     rate = scale * learning_rate_at(step, optim)
     for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""Which weights a run starts from, and what changes with them; apart from the towers that they fill (initial.py)."""
+"""Names of initial weights and their fingerprints; initial.py reads the weights."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ SIDES = ("image", "text")
 
 
 def run_checkpoint(name: str) -> Checkpoint | None:
-    """The checkpoint that a name stands for; None where it names something else than a folder of ours."""
+    """The checkpoint of a name; None if the name is not a run, checkpoint or published model of this repository."""
     path = Path(name).expanduser()
     if not path.exists() and not path.is_absolute() and len(path.parts) == 2:  # a hub name
         try:
@@ -26,7 +26,7 @@ def run_checkpoint(name: str) -> Checkpoint | None:
 
 
 def named_sources(config: Any) -> dict[str, tuple[str, str]]:
-    """Side -> the setting that names its weights and its value, for the sides that do not start at random."""
+    """Side -> the setting that names its weights, and their name, for the sides that do not start at random."""
     if not isinstance(getattr(config, "model", None), ModelConfig):  # two towers alone take such weights
         return {}
     names = {}
@@ -38,7 +38,7 @@ def named_sources(config: Any) -> dict[str, tuple[str, str]]:
 
 
 def stems_to_load(config: Any) -> dict[str, StemConfig | TextStemConfig]:
-    """Side -> the stem that takes weights of its own, where there is one and the tower's weights do not hold it."""
+    """Side -> the stem with separate weights, if the tower's weights do not contain it."""
     if not isinstance(getattr(config, "model", None), ModelConfig):
         return {}
     image, text, named = config.model.image.stem, config.model.text.stem, named_sources(config)
@@ -47,7 +47,7 @@ def stems_to_load(config: Any) -> dict[str, StemConfig | TextStemConfig]:
 
 
 def initial_fingerprints(config: Any) -> dict[str, str]:
-    """Setting -> what changes with the weights that it names; empty where a run starts at random."""
+    """Setting -> fingerprint of its weights; empty where a run starts at random."""
     fingerprints = {key: _fingerprint(name, key) for key, name in dict(named_sources(config).values()).items()}
     for side, stem in stems_to_load(config).items():
         key = f"model.{side}.stem.weights"
@@ -70,7 +70,7 @@ def _run_fingerprint(checkpoint: Checkpoint) -> str:
 
 
 def weights_fingerprint(name: str, key: str = "weights") -> str:
-    """What changes with weights of others: the hub's commit, or 12 hex digits of the SHA-256 of a file or folder.
+    """Of published weights: the hub's commit, or 12 hex digits of the SHA-256 of a file or folder.
 
     Args:
         name: file, folder or hub name.

@@ -1,8 +1,8 @@
-"""One step of a run: its batch on the device, gradients, update, and the values that are logged.
+"""One step of a run: its batch on the device, gradients, update, and the logged values.
 
-Values stay tensors until `update`: there they are stacked, averaged over processes and read at once, after the backward
-pass and before the optimiser's step. That is the only time the host waits for the device in a step that writes no log
-line, and nothing that is not finite reaches the weights.
+Values stay tensors until `update`: there they are stacked, averaged over processes and read at once, after the
+backward pass and before the optimiser's step. This is the only time the host waits for the device in a step without a
+log line, and a value that is not finite never reaches the weights.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class _Contrast(NamedTuple):
-    """What `Step.diagnose` compares: the name of a logged loss and its value at chance level."""
+    """What `Step.diagnose` compares: a logged loss and its value at chance level."""
 
     name: str
     chance: float
 
 
 class Step:
-    """Call `backward` and `update` once each, in this order; `diagnose` between them.
+    """Call `backward` and `update` once, in this order; `diagnose` between them.
 
-    run: that it belongs to. number: updates made before. batch: of this process. device: of the model.
-    values: for the log; after `update` all are numbers.
+    number: updates made before. batch: of this process. device: of the model.
+    values: for the log; numbers after `update`.
     """
 
     def __init__(self, run: "Run", number: int, batch: Any, learning_rate: float) -> None:
@@ -59,7 +59,7 @@ class Step:
 
     @cached_property
     def ids(self) -> torch.Tensor:
-        """(batch,) int64: equal for one picture that is listed twice, negative where not known."""
+        """(batch,) int64: equal for an image that is listed twice, negative if unknown."""
         return self.batch.image_index.to(self.device)
 
     @property
@@ -78,7 +78,7 @@ class Step:
 
         Args:
             loss: scalar, of this process; None = the sum of the parts.
-            parts: what it consists of, for the log.
+            parts: terms of the loss, for the log.
             logged: further scalars for the log.
         """
         parts = dict(parts or {})
@@ -90,12 +90,12 @@ class Step:
     def diagnose(
         self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor, chance: float, loss: str = "loss"
     ) -> None:
-        """Lets the log show signs of a model that learns nothing, see common/diagnosis.py. Call on every process.
+        """Logs signs of a model that learns nothing, see common/diagnosis.py. Call on every process.
 
         Args:
             image_embeddings, text_embeddings: (local_batch, ...) of this process.
-            chance: value of the loss for a model that tells no pair from another; above 0.
-            loss: name of the logged loss that it belongs to.
+            chance: loss at chance level, above 0.
+            loss: name of the logged loss.
         """
         self._contrast = _Contrast(loss, chance)
         if self.run.journal.diagnoses_at(self.number + 1):  # before the gradient is clipped
@@ -132,7 +132,7 @@ class Step:
         self.values |= {**(values or {}), **more}
 
     def _read(self, gradient_norm: torch.Tensor, scalars: Iterable[Scalar]) -> None:
-        """Takes in all values of the step by one all-reduce and one wait of the host."""
+        """Reads all values of the step by one all-reduce and one wait of the host."""
         means = mean_over_processes(torch.stack([value.detach().float() for value in self._means.values()]))
         equal = {scalar.name: scalar.value() for scalar in scalars} | {"gradient_norm": gradient_norm}
         numbers = torch.cat([means, torch.stack([value.detach().float() for value in equal.values()])]).tolist()

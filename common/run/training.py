@@ -36,26 +36,25 @@ from common.run.ending import agreed, ending
 from common.run.evaluation import TrainedModels, evaluate_and_save
 from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of, save_dependencies
 from common.run.initial import InitialWeights, start_text
-from common.run.inputs import Training, TrainingData, batches_from, kept_stems, open_training_data
+from common.run.inputs import Training, TrainingData, batches_from, open_training_data
 from common.run.journal import Journal
 from common.run.launch import end_run, prepare, seed_step
 from common.run.schedule import build_optimizer, set_rate
 from common.run.sources import initial_fingerprints
 from common.run.step import Step
-from common.run.utilisation import Utilisation
 
 
 @dataclass
 class Run:
     """What a loop works with while it trains.
 
-    config, files: of the run. num_steps: updates after which it is finished.
-    training: the data, as `Setup.open_training` gives them, with cached features where the model has a frozen stem.
+    num_steps: updates after which it is finished.
+    training: the data of `Setup.open_training`, with cached features if the model has a frozen stem.
     model, optimizer: as Accelerate wraps them. bare_model: the same model, unwrapped.
-    micro_batches: embeds a batch in parts, see `MicroBatches`. batches: of the steps that are left.
-    journal: log, progress bar, speed. state: what a checkpoint holds beside tensors.
+    micro_batches: embeds a batch in parts, see `MicroBatches`. batches: of the remaining steps.
+    journal: log, progress bar, speed. state: JSON content of a checkpoint.
     provenance: of the code when the run was opened, whatever is edited meanwhile.
-    stop: whether a signal has asked the run to end.
+    stop: whether a signal has arrived.
     """
 
     setup: "Setup"
@@ -80,10 +79,10 @@ class Run:
         return self.journal.first_step == 0
 
     def steps(self) -> Iterator[Step]:
-        """The steps that are left. Call on every process.
+        """The remaining steps. Call on every process.
 
         Raises:
-            Stopped: after a checkpoint, if a signal has asked for it.
+            Stopped: after a signal, when a checkpoint is saved.
             CheckpointError, TooManyBroken, NonFiniteLoss: see `save_checkpoint`, `BrokenLog`, `Step.update`.
         """
         done, validates = self.journal.first_step, False
@@ -131,7 +130,6 @@ class Run:
             raise Stopped.at(done, self.num_steps, self.files.folder)
 
     def _save(self, done: int) -> None:
-        """Writes a checkpoint of the run after so many updates. Call on every process."""
         state = {**self.state, **self.journal.state(done)}
         optimizer, keep = self.optimizer.optimizer, self.config.run.keep_checkpoints
         save_dependencies(self.files, is_fresh=False)
@@ -155,7 +153,7 @@ def encoder_of(model: nn.Module, config: Any, training: TrainingData, device: to
 
 
 def validate_pairs(run: Run) -> tuple[dict[str, Mapping[str, float]], dict[str, str]]:
-    """Ranks the validation pairs, and classifies a labelled set where there is one.
+    """Ranks the validation pairs, and classifies a labelled set if there is one.
 
     Returns:
         Name of the data -> metrics; metric -> its name on the screen.
@@ -171,7 +169,6 @@ def validate_pairs(run: Run) -> tuple[dict[str, Mapping[str, float]], dict[str, 
 class Setup:
     """How the runs of a train.py are made: the parts that differ between papers.
 
-    paper: the folder.
     build_model: (config, training) -> model with weights drawn from the run's seed.
     open_training: (config, data_set, checkpoint or None) -> see `Training`.
     build_optimizer: (model, config.optim) -> optimiser.
@@ -200,12 +197,9 @@ def opened(
     """A run, fresh or resumed, while it trains: within the context a signal waits for the end of a step.
 
     Args:
-        setup: of the train.py.
         config: with the sections data, optim and run.
         data_set: to train on, with a fingerprint.
-        files: where to write.
         resume: from the last whole checkpoint, if there is one.
-        accelerator: places the model; one process or many.
         label: name on the progress bar.
     Raises:
         ConfigError, CheckpointError: see `checkpoint_to_resume`.
@@ -221,7 +215,6 @@ def opened(
     # model and optimiser; weights go in before the model is wrapped or sharded, the optimiser's state after
     model, started_from = _initial_model(setup, config, training, initial, checkpoint)
     optimizer = setup.build_optimizer(model, config.optim)
-    utilisation = _utilisation(model, config, training, accelerator)  # counted before Accelerate wraps the model
     if checkpoint is not None:
         checkpoint.load_model(model)
     model, optimizer = setup.prepare(accelerator, model, optimizer)
@@ -233,7 +226,7 @@ def opened(
     # what it writes
     save_dependencies(files, is_fresh=checkpoint is None)
     num_steps = setup.num_steps(config)
-    journal = Journal(files, config, training, accelerator, utilisation, checkpoint, label, num_steps)
+    journal = Journal(files, config, training, accelerator, checkpoint, label, num_steps)
     if started_from and checkpoint is None:
         journal.announce("initial_weights", start_text(started_from), **started_from)
     facts = {
@@ -273,7 +266,6 @@ def opened(
 def _initial_model(
     setup: Setup, config: Any, training: Training, initial: InitialWeights, checkpoint: Checkpoint | None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The model with random weights and what `model.init` and stems fill, and what that was, for the log."""
     torch.manual_seed(config.run.seed)  # the seed draws the weights, whatever opening the data has drawn
     model = setup.build_model(config, training)
     started_from = initial.start_(model, config, training.tokenizer) if initial.of else {}
@@ -282,16 +274,8 @@ def _initial_model(
     return model, started_from
 
 
-def _utilisation(model: nn.Module, config: Any, training: Training, accelerator: Accelerator) -> Utilisation | None:
-    sample = training.one_sample()
-    if sample is None:
-        return None
-    precision, processes = accelerator.mixed_precision, accelerator.num_processes
-    return Utilisation.of(model, sample, accelerator.device, precision, processes, kept_stems(model, config))
-
-
 def _code_facts(provenance: dict[str, str], checkpoint: Checkpoint | None) -> dict[str, str]:
-    """Revision that a run was started with, and all libraries that it was trained with, one after the other."""
+    """Revision at the start of a run, and the libraries of all its processes in order."""
     versions = provenance["versions"]
     if checkpoint is None:
         return {"training_revision": provenance["git_revision"], "training_versions": versions}

@@ -237,9 +237,6 @@ class TaskTraining:
     def lost_at_open(self) -> list[BrokenSample]:
         return lost_at_open(self.items, *self.evaluation_sets.values())
 
-    def one_sample(self) -> None:
-        return None  # its cost is not counted
-
     def with_features(self, model: nn.Module, config: TaskConfig, device: torch.device) -> "TaskTraining":
         return self  # the towers train
 
