@@ -9,6 +9,7 @@
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ if not __package__:
 
 from accelerate import Accelerator
 
+from common.run import picture_evaluation
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain, train_main
 from common.run.pictures import open_training_set
 from common.run.pretraining import train_on_pictures
 from contrastive_basics.vision.config import VisionConfig
-from contrastive_basics.vision.evaluate import PAPER
 from contrastive_basics.vision.methods import build_method
 
+PAPER = "contrastive_basics"
 DEFAULT_ROW = "vision_moco_v2.yaml"
 SCALE_FILES = "scale_vision"
 
@@ -34,6 +36,9 @@ def pretrain(
 ) -> None:
     """Trains a row and evaluates it, see `train_on_pictures`."""
     train_on_pictures(PAPER, build_method, config, training_set, files, resume, accelerator, label)
+
+
+reevaluate = partial(picture_evaluation.reevaluate, PAPER, VisionConfig, build_method)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ if not __package__:
 from accelerate import Accelerator
 
 from common.reproduce.rows import PaperCode
+from common.run import picture_evaluation
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain, train_main
 from common.run.pictures import open_test_sets, open_training_set
 from common.run.pretraining import train_on_pictures
 from geomm.vision.config import VisionConfig
-from geomm.vision.evaluate import PAPER, reevaluate
 from geomm.vision.methods import build_method
 
+PAPER = "geomm"
 DEFAULT_ROW = "vision_moco_v2_geo.yaml"
 SCALE_FILES = "scale_vision"
 
@@ -36,6 +38,7 @@ def pretrain(
     train_on_pictures(PAPER, build_method, config, training_set, files, resume, accelerator, label)
 
 
+reevaluate = partial(picture_evaluation.reevaluate, PAPER, VisionConfig, build_method)
 CODE = PaperCode(PAPER, VisionConfig, pretrain, reevaluate, open_training_set, open_test_sets, SCALE_FILES)
 
 

@@ -5,6 +5,7 @@ python3 scripts/parts.py rows euclip outputs       rows: what each is, and wheth
 python3 scripts/parts.py target reprodcue          the nearest target of the Makefile
 """
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -19,9 +20,10 @@ PAPERS = ("contrastive_basics", "oblique_topology", "euclip", "geomm")
 
 
 def parts_of(paper: str) -> list[str]:
-    """Keys of PARTS in <paper>/reproduce.py, read without running it."""
-    text = (ROOT / paper / "reproduce.py").read_text(encoding="utf-8")
-    return re.findall(r'^    "(\w+)": ', text.partition("\nPARTS = {\n")[2].partition("\n}\n")[0], re.MULTILINE)
+    """Keys of PARTS in <paper>/reproduce.py, read without importing it: torch may not be installed yet."""
+    module = ast.parse((ROOT / paper / "reproduce.py").read_bytes())
+    values = {node.targets[0].id: node.value for node in module.body if isinstance(node, ast.Assign)}
+    return [key.value for key in values["PARTS"].keys]
 
 
 def wanted(paper: str, part: str) -> list[tuple[str, str]]:

@@ -34,9 +34,8 @@ from common.run.pictures import (
     view_recipes,
 )
 from common.run.schedule import build_sgd, set_sgd_rates
-from contrastive_basics.pretrain import SCALE_FILES, pretrain
+from contrastive_basics.pretrain import SCALE_FILES, pretrain, reevaluate
 from contrastive_basics.vision.config import VisionConfig
-from contrastive_basics.vision.evaluate import reevaluate
 from contrastive_basics.vision.methods import build_method
 from contrastive_basics.vision.tables import CODE, ROWS, SCALES, row_file, self_supervised
 

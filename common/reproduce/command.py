@@ -1,15 +1,11 @@
 """The command line of every paper's reproduce.py, and what it writes: table, figure, page."""
 
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
-
-import torch
-from accelerate import PartialState
 
 from common.base.arguments import Parser, accepted
 from common.base.config import SCALES, ConfigError, load_config
@@ -24,6 +20,7 @@ from common.report.formats import FORMATS, seeds_name, to_text, write_table
 from common.report.page import collect, collect_page
 from common.report.table import Table
 from common.reproduce.rows import paper_tables
+from common.run.launch import join_processes
 
 WHERE_DATA_LIE = {  # settings of where the data lie; others of `data` make other data of it
     f"data.{name}"
@@ -86,6 +83,7 @@ class Command:
         """The command as a user types it, without paths of this machine."""
         folders = {"data.root": "DATA", "model.weights": "WEIGHTS"}
         keys = [text.partition("=")[0] for text in self.overrides]
+        # folders have options of their own; other paths are hidden, quotes are kept
         extra = [_without_path(text) for text, key in zip(self.overrides, keys) if key not in folders]
         extra = [shlex.quote(text) if re.search(r"[\s'\"]", text) else text for text in extra]
         data = "".join(f" {name}=<folder>" for key, name in folders.items() if key in keys)
@@ -151,6 +149,7 @@ def reproduce_main(
         raise ConfigError(f"SCALE={options.scale} is unknown; {accepted(options.scale, SCALES)}")
     if not options.seeds.isdigit() or int(options.seeds) < 1:
         raise ConfigError(f"SEEDS={options.seeds} must be a whole number of seeds, at least 1")
+    # names are checked before anything is trained
     formats = tuple(name for name in re.split(r"[\s,]+", options.formats) if name)
     for name in formats:
         if name not in FORMATS:
@@ -162,6 +161,7 @@ def reproduce_main(
             f"SET={options.set}: {error}; expected section.key=value, one with spaces or quotes quoted as in a shell, "
             """SET='data.train="a b.tar" optim.steps=9'"""
         ) from None
+    # each has an option of its own, which the printed command shows
     for key, instead in (("run.seed=", "SEEDS"), ("data.root=", "DATA"), ("model.weights=", "WEIGHTS")):
         if any(text.startswith(key) for text in overrides):
             raise ConfigError(f"{key.rstrip('=')} cannot be overridden here; use {instead}")
@@ -173,6 +173,7 @@ def reproduce_main(
             )
         if value:
             overrides.append(f"{key}={value}")
+    # rows by name; the whole table is the same as all of its rows
     printed = paper_tables(paper)
     known = _trained_rows(printed, options.part)
     rows, custom_files = _rows_of_names(dict.fromkeys(shlex.split(options.rows)), known, options.part, paper, printed)
@@ -183,20 +184,15 @@ def reproduce_main(
     command = Command(
         options.part, options.scale, seeds, tuple(overrides), options.output, results, rows, custom_files, formats
     )
-    _join_processes()
+    join_processes()
     if is_main_process():
         source = printed["paper"]
         print(f"{command.part} of {source['title']} ({paper}, version {source['version']})")
         print(f"scale {command.scale}, {seeds_name(seeds)} {', '.join(map(str, seeds))}", flush=True)
+    # every process trains, the first one writes
     tables = parts[options.part](command)
     if tables and is_main_process():  # without tables the part has said why
         _write(command, paper, tables)
-
-
-def _join_processes() -> None:
-    """The process group of a launch, also for parts that train nothing: one process writes."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    PartialState(cpu=several and not torch.accelerator.is_available())
 
 
 def _write(command: Command, paper: str, tables: list[Table]) -> None:
@@ -218,15 +214,16 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
     if command.changes:
         print("Claims are not judged by changed rows or settings.")
         return
+    # tables of this command replace older ones of the same name
     just_now = {table.table_id for table in tables}
     earlier = [entry.table for entry in collect(roots) if not entry.changed and entry.table.scale == command.scale]
-    # of one name the newest; of one day that in the last root, this command's folder of results
     experiments = [
         experiment
         for root in roots
         for experiment in collect_experiments([root])
         if (experiment.paper, experiment.scale) == (paper, command.scale)
     ]
+    # of one name the newest; of one day that in the last root, this command's folder of results
     newest = {experiment.name: experiment for experiment in sorted(experiments, key=lambda one: one.created)}
     tables = [table for table in earlier if table.table_id not in just_now] + tables
     claims = judge(ROOT / paper, tables, list(newest.values()))

@@ -52,6 +52,7 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
         The table, without rows that have no value.
     """
     measured_on = findings.measured_on or findings.data
+    # claims name a value by row and column
     units = {f"{row}_{column}": findings.columns[column][1] for row, column in findings.values}
     cells = {
         (row, column): measured_over_seeds(
@@ -64,6 +65,7 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
         )
         for (row, column), values in findings.values.items()
     }
+    # rows without any value are left out
     rows = []
     for row, label in findings.rows.items():
         ours = {column: cells[row, column] for column in findings.columns if (row, column) in cells}

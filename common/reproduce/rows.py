@@ -171,6 +171,7 @@ class Job(NamedTuple):
 
     def opened(self) -> tuple[Any, Any, RunFiles]:
         """Config, training set and files; the weights of its parents are in the key: no run outlives a parent."""
+        # resolved here, since a key cannot hold a row that is trained later
         starts = [f"{setting}={parent.opened()[2].folder}" for setting, parent in self.parents().items()]
         config = self.config(*starts, f"run.seed={self.seed}")
         pairs = self.paper.open_training(config.data, self.seed)
@@ -198,13 +199,15 @@ def run_row(job: Job) -> RowRun:
         return gather_objects(_state_of(paper, config, pairs.fingerprint, files))[0]  # the main process decides
 
     state = state_for_all()
-    needs_lock = accelerator.is_main_process and state != "current"  # several may read what is finished
+    # finished runs are only read, by several processes if need be
+    needs_lock = accelerator.is_main_process and state != "current"
     with only_run_in(files, config.run.lock) if needs_lock else nullcontext(), interrupted_with_saved_step(files):
         state = state if state == "current" else state_for_all()  # another process may have finished it meanwhile
         if state == "stale":
             if accelerator.is_main_process:
                 set_aside_if_stale(files)
             state = "unfinished"
+        # the same seed would diverge again
         if state == "diverged":
             raise NonFiniteLoss(f"{label}, earlier: {_divergence(files)} Remove {files.folder} to train it again.")
         if state == "current":
@@ -277,6 +280,7 @@ def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[]
         settings: plain values that the measurement depends on beside the run and its test sets.
         measure: () -> JSON values.
     """
+    # another test set is another measurement; other code is checked by its files
     tests = {role: result["protocol"]["fingerprint"] for role, result in run.evaluations.items()}
     key = hash_of({"settings": settings, "tests": tests, "run": dict(run.files.identity)})
     path = run.files.folder / "measured" / f"{script.stem}-{key}.json"
@@ -299,6 +303,7 @@ def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFi
     if is_current(files, paper.open_tests(config.data)):
         _check_log(files)
         return "current"
+    # no current evaluation: the weights may be final, or on their way
     checkpoint = last_checkpoint(files.checkpoints)
     if checkpoint is not None:
         check_same_run(checkpoint, files, config, data_fingerprint)

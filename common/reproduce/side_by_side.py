@@ -65,8 +65,9 @@ def train_side_by_side(jobs: Sequence[Job]) -> dict[Job, str]:
     """
     if len(jobs) < 2 or at_once() < 2:
         return {}
+    # parents first: several runs may start from one
     first = list(dict.fromkeys(parent for job in jobs for parent in job.parents().values()))
-    if first:  # several runs may start from one
+    if first:
         run_rows({"": first})
     missing = [job for job in jobs if job.scale != "smoke" and is_missing(job)]  # smoke runs take seconds
     count = min(len(missing), at_once())
@@ -123,6 +124,7 @@ class _Trainer:
                     self._listen()
         except KeyboardInterrupt:  # a second Ctrl-C
             self._signal(AT_ONCE)
+            # a run that ends at once still reports its last checkpoint
             until = time.monotonic() + PATIENCE
             while self.running and time.monotonic() < until:
                 self._listen()
@@ -162,7 +164,8 @@ class _Trainer:
         """Reads the messages of the processes since the last call, and removes those that have ended."""
         wait([worker.listener for worker in self.running] + [worker.process.sentinel for worker in self.running], LOOK)
         for worker in list(self.running):
-            ended = not worker.process.is_alive()  # asked first: what it has said by then is there to be read
+            # before reading: a message that arrives later than this check is read in the next round
+            ended = not worker.process.is_alive()
             with suppress(EOFError, OSError):
                 while worker.listener.poll():
                     self._hear(worker, *worker.listener.recv())
@@ -211,6 +214,7 @@ def _work(speaker: Connection, threads: int, job: Job) -> None:
     torch.set_num_threads(threads)
     ended = "done", ""
     try:
+        # the first process decides what they mean, and forwards it
         for number in OF_FIRST_PROCESS:
             signal.signal(number, signal.SIG_IGN)
         for number in (signal.SIGTERM, AT_ONCE):

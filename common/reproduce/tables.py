@@ -40,6 +40,7 @@ def train_rows(
     Raises:
         ConfigError: the command names a custom row that is none of these.
     """
+    # a part with fixed rows would leave a custom row out without a word
     left_out = {file.stem for file in command.custom_files} - {Path(config).stem for config in configs.values()}
     if left_out:
         raise ConfigError(f"ROWS={min(left_out)}: {command.part} takes no custom row; leave it out")
@@ -157,6 +158,7 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
     if role not in runs[0].evaluations:
         return None
     evaluations = [run.evaluations[role] for run in runs]
+    # seeds under different protocols have no mean
     check_alike({f"seed {run.seed}": evaluation["protocol"] for run, evaluation in zip(runs, evaluations)})
     protocol = evaluations[0]["protocol"]
     for run, evaluation in zip(runs, evaluations):
@@ -166,6 +168,7 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
     values = tuple(100 * evaluation["metrics"][metric] for evaluation in evaluations)
     query_interval = None
     kind = "bootstrap"
+    # with one seed only the test images give an interval
     if len(runs) == 1:
         (low, high), kind = interval_of_hits(runs[0].hits[role][metric])
         query_interval = (100 * low, 100 * high)
@@ -208,6 +211,7 @@ def note_of(command: Command, row: str, code: PaperCode) -> str:
 
 def models_of(runs: Mapping[str, list[RowRun]]) -> str:
     """Sizes, parameters and steps of some runs in one line; several values where they differ."""
+    # rows may differ in one size; the line shows every value once
     sizes = []
     for run in (seeds[0] for seeds in runs.values()):
         if hasattr(run.config, "model") and hasattr(run.config.model, "text"):  # of pictures alone the rows' notes tell
@@ -238,6 +242,7 @@ def text_of(tower: Any) -> str:
 
 def trained_parameters(run: RowRun) -> int:
     """Numbers that the optimiser of a run moved; 0 if it keeps no state beside the weights."""
+    # the optimiser's state has the trained parameters, without locked and momentum ones
     states = sorted(run.files.checkpoints.glob("step-*/optimizer.safetensors"))
     if not states:
         return 0
@@ -303,6 +308,7 @@ def table_of(
     printed = paper_tables(paper)
     source = printed["tables"].get(table_id, printed["paper"])  # a table of ours alone has nothing printed
     every_run = [run for seeds in runs.values() for run in seeds]
+    # a row that ran with other sizes than in print has a second name
     ran = _ran(source, runs)
     rows = [replace(row, ran=ran.get(row.method, row.ran)) for row in rows]
     fields = {
@@ -365,11 +371,13 @@ def trained_table(
         fields: of a row that name further configs, whose runs columns measure; see `measured_cells`.
         more: method -> cells that no evaluation of its runs gives.
     """
+    # the chosen rows and the further runs that their columns measure
     source = with_custom_rows(command, code.printed(table_id))
     chosen = [row for row in source["rows"] if "config" in row and command.trains(row["config"])]
     configs = {row["method"]: row["config"] for row in chosen}
     suffixes = {row["method"]: row.get("suffix", "") for row in chosen}
     further = {f"{row['method']}, {field}": row[field] for row in chosen for field in fields if field in row}
+    # all at once, so that they can train side by side
     all_runs = train_rows(replace(command, rows=()), code, configs | further, settings)
     runs = {method: all_runs[method] for method in configs}
     ours = {}

@@ -65,6 +65,7 @@ class Checkpoint:
         tensors = {name: tensor for name, tensor in self.model_tensors().items() if not name.startswith(without)}
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        # all differences are collected: one message shows what kind of model the folder holds
         problems = [f"missing {name}" for name in expected.keys() - shapes.keys()]
         problems += [f"unknown {name}" for name in shapes.keys() - expected.keys()]
         problems += [
@@ -120,6 +121,7 @@ def save_checkpoint(
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 
     everything = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    # all processes gather sharded tensors; only the main process continues below
     tensors = get_model_state_dict(model, options=everything)
     optimizer_state = get_optimizer_state_dict(model, optimizer, options=everything)
     problem = None
@@ -162,6 +164,7 @@ def _write(
         for leftover in folder.glob(".writing-*"):  # of a run that was killed
             shutil.rmtree(leftover)
         temporary.mkdir(parents=True)
+        # under a hidden name: a crash in the middle leaves no folder that looks like a checkpoint
         save_file(_without_shared_memory(tensors), temporary / "model.safetensors")
         flat = {
             f"{name}/{entry}": torch.as_tensor(value)
@@ -172,6 +175,7 @@ def _write(
         content = {"format": FORMAT, "step": step, **state, "optimizer_groups": optimizer_state["param_groups"]}
         (temporary / "state.json").write_bytes(utf8(json.dumps(content, indent=1, ensure_ascii=False)))
         (temporary / SUMS).write_bytes("".join(_sum_lines(temporary)).encode())
+        # a rename may reach the disk before the bytes of the files, so these are flushed first
         for name in (*FILES, SUMS):
             _flush(temporary / name)
         shutil.rmtree(path, ignore_errors=True)  # of the same step, and damaged: a resume has passed over it
@@ -181,6 +185,7 @@ def _write(
         shutil.rmtree(temporary, ignore_errors=True)
         before = [old.name for old in _step_folders(folder)]
         return f"cannot write {path}: {error}. What was saved before stays: {', '.join(before) or 'nothing'}"
+    # older ones go last: until here they are all that a crash would leave
     for old in [old for old in _step_folders(folder) if _step_of(old) <= step][:-keep]:
         shutil.rmtree(old, ignore_errors=True)  # what cannot be removed now is tried again at the next save
     return None
@@ -206,6 +211,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     missing = [name for name in (*files, SUMS) if not (path / name).is_file()]
     if missing:
         raise CheckpointError(f"{path} is no whole checkpoint: {', '.join(missing)} missing")
+    # sums before content: JSON of a torn file may still parse
     sums, lines = (path / SUMS).read_bytes(), [line.encode() for line in _sum_lines(path, files)]
     if sums != b"".join(lines):
         differing = [name for name, line in zip(files, lines) if line not in sums] or [SUMS]
@@ -236,10 +242,12 @@ def named_checkpoint(path: Path, key: str = "checkpoint") -> Checkpoint:
         for name in (*PUBLISHED, SUMS):
             file = find_file(str(path), (name,), key)
         path = file.parent
+    # a run, its folder of checkpoints, or one checkpoint
     for folder in (path / "checkpoints", path):
         checkpoint = last_checkpoint(folder)
         if checkpoint is not None:
             return checkpoint
+    # neither a run nor a checkpoint: the message names what lies there instead
     seeds = sorted(folder.parent.name for folder in path.glob("seed*/checkpoints"))
     if seeds or not path.is_dir():
         what = f"runs of {', '.join(seeds)}" if seeds else "a file" if path.exists() else "no such folder"

@@ -82,6 +82,7 @@ class TrainedModels:
                 f"{checkpoint.path} was written by {paper}/{by}, which {self.paper}/{self.script} does not evaluate; "
                 f"run: python {paper}/{then.format(path=checkpoint.path)}"
             )
+        # weights fit one model only; an override of it would fail later with a message about shapes
         fixed = [text for text in overrides if not text.startswith(("data.", "run."))]
         if fixed:
             raise ConfigError(f"command line: {fixed[0]} would change a trained model; expected data.* or run.*")
@@ -212,6 +213,7 @@ def evaluate_checkpoint(
     models: TrainedModels, checkpoint: Checkpoint, overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Evaluation]]:
     """Content of the evaluation's file, and evaluations by role; arguments as in `load_encoder`."""
+    # the test sets of the overridden config, the model of the trained one
     config, encoder = models.load_encoder(checkpoint, this_device(), overrides)
     results, state = models.evaluate_all(config, encoder, models.open_sets(config.data)), checkpoint.state
     return as_json(models.paper, results, state["step"], state, provenance_of()), results
@@ -228,6 +230,7 @@ def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpo
     if output == Path("-"):
         print(json.dumps(content, indent=1))
         return
+    # the name depends on the protocol, so that evaluations on other data do not overwrite each other
     if output is None:
         protocols = {role: result.protocol for role, result in results.items()}
         name = f"{'-'.join(Path(checkpoint).parts[-2:]).strip('/')}-{hash_of([checkpoint, protocols])}.json"
@@ -308,6 +311,7 @@ def answer_of_published(
     paper: str, checkpoint: str, layout: str, encoder: Encoder, results: dict[str, Evaluation], output: Path | None
 ) -> None:
     """Writes and prints evaluations of published weights, as `save_answer`; of a path only the name is kept."""
+    # a path of this machine does not belong into a file that is shared
     name = Path(checkpoint).name if Path(checkpoint).exists() else checkpoint
     weights = {"training_data": f"{name}, published", "training_revision": "published weights"}
     facts = {"layout": layout, "geometry": encoder.model.geometry.name}

@@ -168,6 +168,7 @@ def set_aside_if_stale(files: RunFiles) -> None:
     stale = stale_files(files)
     if not stale:
         return
+    # the first free number: earlier stale runs stay too
     names = (f"stale-{files.folder.name}-{number}" for number in itertools.count(1))
     aside = next(folder for folder in (files.folder.with_name(name) for name in names) if not folder.exists())
     aside.mkdir()
@@ -181,6 +182,7 @@ def save_config(files: RunFiles, config: Any, **provenance: Any) -> None:
     """Writes the resolved config, with its provenance as comments above it."""
     files.folder.mkdir(parents=True, exist_ok=True)
     header = {"git_revision": git_revision(), "hardware": hardware(), **provenance}
+    # comments, so that the file can be used as a config again
     lines = "".join(f"# {key}: {value}\n" for key, value in header.items())
     files.config.write_bytes(utf8(lines + yaml.safe_dump(to_dict(config), sort_keys=False)))
 
@@ -204,6 +206,7 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
         checkpoint = last_checkpoint(files.checkpoints)
     except CheckpointError as error:  # raised when all know of it
         problem = error
+    # processes compare what they see before one of them raises: the others would wait for it
     steps = gather_objects("damaged" if problem else None if checkpoint is None else checkpoint.state["step"])
     if len(set(steps)) > 1:
         raise ConfigError(f"{files.checkpoints} is not the same for all processes (steps {steps}): use a shared disk")
@@ -211,6 +214,7 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
         raise problem
     if checkpoint is None:
         return None
+    # a fresh run never writes over a trained one
     if not resume:
         raise ConfigError(
             f"{files.folder} holds a run up to step {checkpoint.state['step']}: add --resume to continue from there, "
@@ -239,6 +243,7 @@ def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fi
     if changed:
         problem = f"{files.folder} holds a run of another config: {'; '.join(changed[:5])}"
         raise ConfigError(f"{problem}; expected the settings of that run, or another --output-dir")
+    # settings agree; what they name may have changed on the disk
     if checkpoint.state.get("initial_weights", {}) != initial_fingerprints(config):
         raise ConfigError(f"{files.folder} holds a run that started from other weights than model.init names now")
     if checkpoint.state["data_fingerprint"] != data_fingerprint:

@@ -49,6 +49,7 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
     if state.get("kind") == "vision":
         raise WeightsError(f"{name} was written by pretrain.py and holds a ResNet; expected a run of two transformers")
     tokenizer = tokenizer_from_json(state["tokenizer"])
+    # tensors give sizes; heads, activation, eps and stems leave no trace in them and come from the config
     settings = {}
     for side in SIDES:
         config = state["config"]["model"][side]
@@ -69,6 +70,7 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
     # late interaction wraps its towers, and a momentum encoder beside them is no part of the weights
     tensors = {key.replace("_tower.tower.", "_tower."): value for key, value in checkpoint.model_tensors().items()}
     towers = towers_of_sizes(tensors, settings["image"], {**settings["text"], "end_id": tokenizer.end_id}, name)
+    # assign: the towers were built on the meta device
     for side, tower in zip(SIDES, towers, strict=True):
         prefix = f"{side}_tower."
         side_tensors = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
@@ -93,6 +95,7 @@ class InitialWeights:
     @classmethod
     def opened(cls, config: Any) -> "InitialWeights":
         """Reads the weights that a config names, every source once."""
+        # one file for both sides is read once
         read: dict[str, Weights] = {}
         of = {}
         named = named_sources(config)
@@ -123,6 +126,7 @@ class InitialWeights:
                 model = dataclasses.replace(model, image_kind=stated.get("model.image_kind"))
             if side == "image" and getattr(tower, "stem", None) is not None:
                 model = _with_colours(model, tower.stem.stated)
+        # a text stem is part of the weights of model.init, or has separate weights
         bert = self.text_stem and self.text_stem.text_tower
         if "text" in self.of and self.of["text"][1].text_tower is not None:
             bert = getattr(self.of["text"][1].text_tower.stem, "network", None)
@@ -172,6 +176,7 @@ class InitialWeights:
                     f"{key} = {weights.source} has another tokenizer ({weights.tokenizer[:8]}) than data.tokenizer and "
                     f"data.vocabulary give ({tokenizer.fingerprint[:8]})"
                 )
+            # what the weights lack (a projection, positions of another length) keeps its random values
             filled = fill_(tower, weights, key)
             lock = getattr(config.model, side).lock
             if lock is not None:
@@ -191,6 +196,7 @@ class InitialWeights:
             }
             if side == "image":
                 facts[side]["pixels"] = unlike_pixels(weights.pixels, config.data)
+        # scalars belong to a pair of towers: with two sources none of them fits
         sources = {id(weights): weights for _, weights in self.of.values()}
         if len(self.of) == 2 and len(sources) == 1:
             (weights,) = sources.values()
@@ -204,6 +210,7 @@ class InitialWeights:
                         parameters[name].copy_(value)
                         facts["scalars"].append(name)
                 clamp_scalars_(model.scalars())
+        # the optimiser would raise an error without a word about locks
         if self.of and not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError("model.image.lock = all and model.text.lock = all leave nothing to train")
         return facts

@@ -115,6 +115,7 @@ def feature_cache(model: nn.Module, config: Any, device: torch.device) -> Featur
     if not isinstance(config.model, ModelConfig) or not config.model.image.has_cache:
         return None
     stem, settings = bare_tower(model.image_tower).stem, config.model.image.stem
+    # one cached row per crop: a number stands for that many random ones
     views = {"centre": (CENTRE,), "mirror": (CENTRE, MIRROR)}.get(settings.views)
     pooled = isinstance(model.image_tower, PooledStem)
     grid = 1 if pooled else stem.grid
@@ -142,12 +143,14 @@ def keep_captions(
         model: unwrapped, on the device; its momentum copies read the same cache.
         sets: captions that are computed now if they are not cached.
     """
+    # momentum copies have stems with the same weights: one fingerprint, one cache
     stems = [module for module in model.modules() if hasattr(module, "kept")]
     if not stems or not config.model.text.has_cache:
         return
     stem, length = stems[0], config.data.context_length
     file = ROOT / "outputs" / "features" / f"captions-{stem.fingerprint()}.f16"
     cache = CaptionCache(file, stem.width, tokenizer.end_id, stem.compute, config.model.text.stem.cache_gb * 1e9)
+    # the same set may be validation and test; scenes and streams draw captions on the fly
     known = (pairs for pairs in sets if hasattr(pairs, "all_captions"))
     for pairs in {id(pairs): pairs for pairs in known}.values():
         cache.keep(pairs.name, tokenizer.encode([*pairs.all_captions()], length), device)
@@ -176,6 +179,7 @@ def open_training_data(
         tokenizer = tokenizer_from_json(checkpoint.state["tokenizer"])
     order, transform = order_of(pairs, config.optim.global_batch_size, run.seed), image_transform(data)
     sets = open_evaluation_sets(data)
+    # before the first step: a vocabulary that does not fit the captions costs a whole run
     warn_of_unread_words(tokenizer, pairs, *sets.retrieval.values())
     return TrainingData(
         pairs=pairs,
@@ -208,6 +212,7 @@ def batches_from(
         name = training.description
         return training_batches(training.view, positions, run.num_workers, pin_memory, name, run.data_timeout)
 
+    # the order of later epochs is known already: one loader serves the whole run
     if not order.by_epoch:
         return loader(first_step, last)
     steps_per_epoch = order.samples_per_epoch // order.global_batch_size

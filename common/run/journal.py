@@ -41,6 +41,7 @@ class BrokenLog:
         self.new: list[BrokenSample] = []  # of this process, since the last line in the log
         self.good = 0  # likewise
         self.samples = BrokenSamples(max_share=max_share)  # of all processes, up to the last line
+        # a resumed run continues the counts, so that its share is that of the whole run
         if counted is not None:
             self.samples.seen, self.samples.count = counted["seen"], counted["broken"]
         if at_open and log.enabled:
@@ -62,6 +63,7 @@ class BrokenLog:
             TooManyBroken: on every process, if more than the allowed share of all samples is broken.
         """
         new = []
+        # counts of all processes, so that all of them stop at the same step
         for good, broken in gather_objects((self.good, self.new)):
             self.samples.saw(good)
             for sample in broken:
@@ -142,6 +144,7 @@ class Journal:
         self.config, self.accelerator, self.num_steps = config, accelerator, steps
         if accelerator.is_main_process:
             save_config(files, config, training_data=training.description, processes=accelerator.num_processes)
+        # log, counts and warnings continue where the checkpoint was written
         before = {} if checkpoint is None else checkpoint.state
         self.first_step = before.get("step", 0)
         self.log = RunLog(files.log, before.get("step"), accelerator.is_main_process)
@@ -167,6 +170,7 @@ class Journal:
         run = self.config.run
         if not run.diagnose_every or not self.logs_at(done):
             return False
+        # log lines are rarer than steps: the first line after every multiple of diagnose_every counts
         line_before = (done - 1) // run.log_every * run.log_every
         return done // run.diagnose_every > line_before // run.diagnose_every or done == self.num_steps
 
@@ -183,6 +187,7 @@ class Journal:
             is_at_bound: whether the logit scale is at one of its bounds.
             diagnosis: of `common.diagnosis.diagnose`, or empty.
         """
+        # counted in every step; the log and its warnings read the counts
         self.watch.count(done, ratio, is_at_bound)
         values = {"loss_over_chance": ratio, **self.watch.read(), **diagnosis} if self.logs_at(done) else {}
         for text in self.watch.warnings(done, loss, values):
@@ -204,6 +209,7 @@ class Journal:
         self.progress.update()
         if not self.logs_at(done):
             return
+        # only here a value is read from the device
         values = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
         speed = self.clock.read()
         samples = done * self.config.optim.global_batch_size

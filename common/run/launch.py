@@ -74,6 +74,7 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS wants it before its first product
         torch.use_deterministic_algorithms(True)
+    # Accelerate only warns about a missing package, and would track nothing
     tracked = run.tracker != "none"
     packages = _PACKAGES_OF_TRACKERS.get(run.tracker, (run.tracker,))
     if tracked and not any(find_spec(package) for package in packages):  # Accelerate would warn, and track nothing
@@ -92,14 +93,14 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     return accelerator
 
 
-def join_processes(run: RunConfig) -> None:
-    """Forms the group of the launched processes, so that a later error can end all of them.
+def join_processes(data_timeout: float = 0.0) -> None:
+    """Forms the group of the launched processes: a later error can end all of them, and one process writes.
 
     The timeout is longer than run.data_timeout: a process may wait for another one whose data do not arrive.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
-        PartialState(cpu=cpu, timeout=timedelta(seconds=max(1800.0, run.data_timeout + 600.0)))
+        PartialState(cpu=cpu, timeout=timedelta(seconds=max(1800.0, data_timeout + 600.0)))
 
 
 @contextmanager
@@ -118,6 +119,7 @@ def ending_together() -> Iterator[None]:
         if world_size() == 1 or (isinstance(error, ValueError) and not _meant_for_user(error)):
             raise
         problem = error
+    # every process learns of the error, also those without one
     messages = gather_objects(None if problem is None else f"{problem}")
     if not any(messages):
         return
@@ -253,14 +255,17 @@ def train_main(
     paper = script.resolve().parent
     config, arguments = entry_arguments(description, script, config_class, default_row, scale_files)
     config = start(config, arguments)
-    join_processes(config.run)
+    # from here on an error in one process ends all of them with one message
+    join_processes(config.run.data_timeout)
     with ending_together():
         data_set = open_training_set(config.data, config.run.seed)
         files = chosen_files(script, arguments, config, data_set.fingerprint)
+    # after the data: a tracker or a GPU is not touched by a command that cannot run
     accelerator = start_accelerator(config.run, files.folder)
     accelerator.print(
         f"{paper.name}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}"
     )
+    # the lock is held until the evaluation is written
     with ExitStack() as stack:
         with ending_together():
             if accelerator.is_main_process:

@@ -97,6 +97,7 @@ def evaluate_all(
     """All evaluations of a run, by role: "knn", "linear_probe", "collapse". Call on every process."""
     share_buffers(model)
     features, settings = FrozenFeatures(encoder), config.evaluation
+    # no crops and no flips: features are computed once
     probe = replace(
         PROBES["moco_v1"],
         epochs=settings.probe_epochs,
@@ -155,6 +156,7 @@ def reevaluate(
     if checkpoint.state.get("kind") != "vision":
         raise CheckpointError(f"{checkpoint.path} is not from {paper}/pretrain.py")
     trained = from_dict(config_class, checkpoint.state["config"], str(checkpoint.path / "state.json"))
+    # the model of the trained config, the data of the current one
     sets = open_training_set(config.data), open_test_set(config.data)
     model = build_method(trained, len(sets[0].class_names), trained.run.seed)
     checkpoint.load_model(model)

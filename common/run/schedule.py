@@ -45,6 +45,7 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     loss_scalars = []
     if optim.logit_scale_rate != 1:
+        # by identity: `scalars()` names them for the log, not as parameters of the model
         in_loss = {id(scalar.parameter) for scalar in model.scalars() if scalar.in_loss}
         loss_scalars = [trainable.pop(name) for name in list(trainable) if id(trainable[name]) in in_loss]
     decayed = {
@@ -67,6 +68,7 @@ def build_sgd(model: nn.Module, optim: SgdConfig, predictor_parameters: Iterable
         predictor_parameters: keep their rate with optim.constant_predictor_rate (SimSiam).
     """
     constant = set(predictor_parameters) if optim.constant_predictor_rate else set()
+    # up to four groups; a group is made by its first parameter
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -113,8 +113,10 @@ class Step:
             NonFiniteLoss: the loss or the gradient is not finite; the weights are as before.
         """
         run, model = self.run, self.run.bare_model
+        # measured and clipped before any value is read, so that the host waits once
         norms, gradient_norm = clip_gradient(run.accelerator, run.model, run.config.optim)
         self._read(gradient_norm, _scalars(model))
+        # before the optimiser: the weights stay those of the last good step
         check_finite(step=self.number, model=model, **self.values)
         check_finite_gradient(self.values["gradient_norm"], self.number, norms)
         if self._contrast is not None:
@@ -134,6 +136,7 @@ class Step:
     def _read(self, gradient_norm: torch.Tensor, scalars: Iterable[Scalar]) -> None:
         """Reads all values of the step by one all-reduce and one wait of the host."""
         means = mean_over_processes(torch.stack([value.detach().float() for value in self._means.values()]))
+        # the same on all processes, so they need no all-reduce
         equal = {scalar.name: scalar.value() for scalar in scalars} | {"gradient_norm": gradient_norm}
         numbers = torch.cat([means, torch.stack([value.detach().float() for value in equal.values()])]).tolist()
         self.values |= dict(zip((*self._means, *equal), numbers))

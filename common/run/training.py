@@ -88,11 +88,13 @@ class Run:
         done, validates = self.journal.first_step, False
         try:
             for number, batch in self.journal.steps(self.batches):
+                # first: dropout of a step must not depend on what ran before it
                 seed_step(self.config.run.seed, number)
                 learning_rate = self.setup.set_rates(self.optimizer, number, self.config.optim)
                 step = Step(self, number, batch, learning_rate)
                 yield step
                 done = number + 1
+                # the loop asks for the next step: the last one is complete
                 self.journal.step_done(done, batch, step.values)
                 if self.journal.evaluates_at(done):
                     validates = True
@@ -104,6 +106,7 @@ class Run:
             if validates and world_size() > 1:  # the other processes are not told, and would not save
                 raise
             raise ending(error, done, self.num_steps, self.files, self._save) from error
+        # random weights: nothing trains, but an evaluation needs a checkpoint
         if not self.num_steps:
             self._save_if_due(0)
 
@@ -120,6 +123,7 @@ class Run:
     def _save_if_due(self, done: int) -> None:
         """Saves every run.save_every steps, at the end, and after a stop signal."""
         every = self.config.run.save_every
+        # every process asks, so that all save at the same step
         must_stop = self.stop.agreed(self.accelerator.device)
         is_last = done == self.num_steps
         if is_last or must_stop or (every and done % every == 0):
@@ -220,6 +224,7 @@ def opened(
     model, optimizer = setup.prepare(accelerator, model, optimizer)
     if checkpoint is not None:
         checkpoint.load_optimizer(model, optimizer.optimizer)
+    # features are cached last, when the stem has its weights and its device
     bare_model = accelerator.unwrap_model(model)
     training = training.with_features(bare_model, config, accelerator.device)
 
@@ -239,6 +244,7 @@ def opened(
         "initial_weights": initial_fingerprints(config),
     }
     state = facts | _code_facts(provenance, checkpoint) | training.state(bare_model)
+    # an evaluation or a cached stem may have left it in evaluation mode
     model.train()
     with stop_signals() as stop:
         yield Run(

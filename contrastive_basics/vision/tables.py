@@ -15,9 +15,8 @@ from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import measured_cell, table_of, train_rows
 from common.run.log import read_log
 from common.run.pictures import open_test_sets, open_training_set
-from contrastive_basics.pretrain import SCALE_FILES, pretrain
+from contrastive_basics.pretrain import PAPER, SCALE_FILES, pretrain, reevaluate
 from contrastive_basics.vision.config import VisionConfig
-from contrastive_basics.vision.evaluate import PAPER, reevaluate
 
 DECIDES = "nothing"
 
