@@ -97,7 +97,6 @@ class PaperCode:
 
 
 def paper_tables(paper: str) -> dict[str, Any]:
-    """Content of a paper folder's paper_tables.yaml."""
     return read_own_yaml(ROOT / paper / "paper_tables.yaml")
 
 
@@ -293,10 +292,7 @@ def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[]
 
 def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFiles) -> str:
     """ "current" (evaluated by this code on these test sets), "trained" (to be evaluated), "diverged", "unfinished"
-    or "stale" (trained by files that have changed since).
-
-    Raises:
-        ConfigError: if the folder holds another run, or the log of a finished one is torn.
+    or "stale" (trained by files that have changed since); raises as `run_row`.
     """
     if stale_files(files):
         return "stale"

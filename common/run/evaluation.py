@@ -101,7 +101,7 @@ class TrainedModels:
         return config, _encoder(model, transform, tokenizer, trained.data.context_length, config.run, device)
 
     def reevaluate(self, checkpoint: Checkpoint, config: Any, files: RunFiles, accelerator: Accelerator) -> None:
-        """Evaluates a trained run again, after a change of the evaluation code or of the test data."""
+        """Evaluates a trained run again, after a change of evaluation code or test data."""
         _, encoder = self.load_encoder(checkpoint, accelerator.device)
         sets, state = self.open_sets(config.data), checkpoint.state
         if isinstance(sets, EvaluationSets):
@@ -212,7 +212,7 @@ def _evaluate_named(models: TrainedModels, checkpoint: Checkpoint, options: argp
 def evaluate_checkpoint(
     models: TrainedModels, checkpoint: Checkpoint, overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Evaluation]]:
-    """Content of the evaluation's file, and evaluations by role; arguments as in `load_encoder`."""
+    """Content of the evaluation's file, and evaluations by role; see `load_encoder`."""
     # the test sets of the overridden config, the model of the trained one
     config, encoder = models.load_encoder(checkpoint, this_device(), overrides)
     results, state = models.evaluate_all(config, encoder, models.open_sets(config.data)), checkpoint.state

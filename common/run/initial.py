@@ -98,21 +98,22 @@ class InitialWeights:
         # one file for both sides is read once
         read: dict[str, Weights] = {}
         of = {}
-        named = named_sources(config)
+        model = getattr(config, "model", None)
+        named = named_sources(model)
         for side, (key, name) in named.items():
-            activation = getattr(config.model, side).activation
-            heads = {other: getattr(config.model, other).heads for other in named if named[other][1] == name}
+            activation = getattr(model, side).activation
+            heads = {other: getattr(model, other).heads for other in named if named[other][1] == name}
             read[name] = read[name] if name in read else open_source(name, activation, key, heads)
             of[side] = key, read[name]
-        stem = stems_to_load(config).get("text")
+        stem = stems_to_load(model).get("text")
         return cls(of, None if stem is None else read_source(stem.weights, key="model.text.stem.weights"))
 
     def resolved(self, config: Any) -> Any:
         """The config; null settings take the values of the weights: activation, eps, kind, colours, stem sizes."""
-        stems = stems_to_load(config)
+        model = getattr(config, "model", None)
+        stems = stems_to_load(model)
         if not self.of and not stems:
             return config
-        model = config.model
         if "image" in stems:
             model = _with_colours(model, colours_beside(model.image.stem.name, model.image.stem.weights))
         for side, (_, weights) in self.of.items():
@@ -144,7 +145,7 @@ class InitialWeights:
         Raises:
             StemError: missing weights, or weights of another network.
         """
-        stems = stems_to_load(config)
+        stems = stems_to_load(getattr(config, "model", None))
         if "image" in stems:
             bare_tower(model.image_tower).stem.load_(stems["image"].weights)
         if "text" in stems:
@@ -155,15 +156,13 @@ class InitialWeights:
 
     @torch.no_grad()
     def start_(self, model: nn.Module, config: Any, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Fills both towers and locks what the config locks, in place; a momentum encoder is copied later.
+        """Fills both towers and locks what the config locks, in place; returns facts for the log.
 
-        If both sides come from one source that was trained with the same geometry, the scalars of logits and geometry
-        continue from there too, inside their bounds.
+        A momentum encoder is copied later. If both sides come from one source of the same geometry, the scalars of
+        logits and geometry continue from there too, inside their bounds.
 
         Args:
             model: unwrapped, with two towers.
-        Returns:
-            Facts for the log.
         Raises:
             WeightsError: what does not fit, with its keys and both values.
             ConfigError: nothing is left to train.

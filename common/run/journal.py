@@ -128,7 +128,6 @@ class Journal:
     Args:
         checkpoint: that the run resumes from, or None.
         label: name on the progress bar.
-        steps: of the run.
     """
 
     def __init__(
@@ -200,7 +199,6 @@ class Journal:
 
         Args:
             done: updates made.
-            batch: of this process.
             values: over all processes, with the loss; numbers, or tensors without axes.
         Raises:
             TooManyBroken: see BrokenLog.

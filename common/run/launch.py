@@ -157,7 +157,7 @@ def seed_step(seed: int, step: int) -> None:
     """Seeds the random numbers of a step (dropout, patch dropout) from (seed, step, process).
 
     A resumed run then draws the same numbers as an unbroken one, without a saved generator. They depend on the number
-    of processes and on optim.micro_batch_size. A step uses only torch's generators, not Python's or NumPy's.
+    of processes and on optim.micro_batch_size. A step uses only torch's generators.
     """
     torch.manual_seed(derive_key("draws of a step", seed, step, rank()))
 

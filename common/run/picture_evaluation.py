@@ -144,12 +144,11 @@ def reevaluate(
     files: RunFiles,
     accelerator: Accelerator,
 ) -> None:
-    """Evaluates a trained run again, after a change of the evaluation code or of the test data.
+    """Evaluates a trained run again, after a change of evaluation code or test data.
 
     Args:
         config_class: of its pretrain.py.
         build_method: (config, num_classes, seed) -> the method, whose weights the checkpoint replaces.
-        config: evaluation settings and data.
     Raises:
         CheckpointError: if the checkpoint is not one of pretrain.py, or of another model than its config states.
     """

@@ -25,31 +25,32 @@ def run_checkpoint(name: str) -> Checkpoint | None:
     return named_checkpoint(path) if has_steps or (path / "state.json").is_file() else None
 
 
-def named_sources(config: Any) -> dict[str, tuple[str, str]]:
+def named_sources(model: Any) -> dict[str, tuple[str, str]]:
     """Side -> the setting that names its weights, and their name, for the sides that do not start at random."""
-    if not isinstance(getattr(config, "model", None), ModelConfig):  # two towers alone take such weights
+    if not isinstance(model, ModelConfig):  # only two towers take such weights
         return {}
     names = {}
     for side in SIDES:
-        side_init = getattr(config.model, side).init
-        if side_init or config.model.init:
-            names[side] = (f"model.{side}.init", side_init) if side_init else ("model.init", config.model.init)
+        side_init = getattr(model, side).init
+        if side_init or model.init:
+            names[side] = (f"model.{side}.init", side_init) if side_init else ("model.init", model.init)
     return names
 
 
-def stems_to_load(config: Any) -> dict[str, StemConfig | TextStemConfig]:
+def stems_to_load(model: Any) -> dict[str, StemConfig | TextStemConfig]:
     """Side -> the stem with separate weights, if the tower's weights do not contain it."""
-    if not isinstance(getattr(config, "model", None), ModelConfig):
+    if not isinstance(model, ModelConfig):
         return {}
-    image, text, named = config.model.image.stem, config.model.text.stem, named_sources(config)
+    image, text, named = model.image.stem, model.text.stem, named_sources(model)
     return {side: stem for side, stem, name in (("image", image, image.name), ("text", text, text.weights))
             if name and side not in named}  # fmt: skip
 
 
 def initial_fingerprints(config: Any) -> dict[str, str]:
     """Setting -> fingerprint of its weights; empty where a run starts at random."""
-    fingerprints = {key: _fingerprint(name, key) for key, name in dict(named_sources(config).values()).items()}
-    for side, stem in stems_to_load(config).items():
+    model = getattr(config, "model", None)
+    fingerprints = {key: _fingerprint(name, key) for key, name in dict(named_sources(model).values()).items()}
+    for side, stem in stems_to_load(model).items():
         key = f"model.{side}.stem.weights"
         fingerprints[key] = weights_fingerprint(stem.weights, key) if stem.weights else stem.name
     for key in ("run", "discriminator_run") if hasattr(config, "start") else ():

@@ -204,7 +204,6 @@ def opened(
         config: with the sections data, optim and run.
         data_set: to train on, with a fingerprint.
         resume: from the last whole checkpoint, if there is one.
-        label: name on the progress bar.
     Raises:
         ConfigError, CheckpointError: see `checkpoint_to_resume`.
     """
