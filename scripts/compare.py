@@ -1,19 +1,19 @@
-"""Compares models, own, reproduced and published: one table, one plot, and a paired test over test images.
+"""Compares models, reproduced or published: one table, one plot, and a paired test over test images.
 
     make compare RUNS="outputs/runs/euclip/table4_clip-demo-0a1b outputs/runs/euclip/table4_meru-demo-2c3d/seed0"
     make compare RUNS="<run> <run>" SET="data.source=shards data.root=/data/flickr8k"
     python scripts/compare.py <run> <evaluation.json> ...
 
-A model is named by the folder of a run, or of its seeds (seed0, seed1, ...); by a checkpoint, step-XXXXXXXX; or by the
-JSON file of an evaluate.py, published.py or public.py, which is how published weights are compared. What lies in the
-folder of a run is taken as it is; another checkpoint than the last one, and all with SET, are evaluated now.
+A model is the folder of a run or of its seeds (seed0, seed1, ...), a checkpoint (step-XXXXXXXX), or the JSON file of an
+evaluate.py, published.py or public.py; published weights are compared by that file. The evaluation in the folder of a
+run is used as it is. A checkpoint before the last one is evaluated now, and every model with SET.
 
-Runs that differ in nothing but the seed are one line. Numbers of unlike protocols share no column, and a note says what
-differs; only how pictures are prepared belongs to the model and may differ, which a note says too. The first model is
-the one that others are compared with, on the images of the test set in pairs: difference, its 95 % bootstrap
-interval, and p of McNemar's exact test, or of a sign-flip test where an image has several captions or a line several
-seeds (common/report/statistics.py). They tell how these weights would differ on new pictures. How newly trained ones
-would differ only several seeds can tell: where both lines have some, Welch's 95 % interval over seeds stands behind.
+Runs that differ only in the seed are one line. Numbers of different protocols share no column; a note states the
+difference. Only preprocessing may differ, which a note states too. The other models are compared with the first one,
+on the same test images: difference, its 95 % bootstrap interval, and p of McNemar's exact test, or of a sign-flip test
+if an image has several captions or a line several seeds (common/report/statistics.py). These values are about new
+images for the same weights. For newly trained weights, only several seeds can answer: where both lines have some,
+Welch's 95 % interval over seeds follows.
 """
 
 import datetime
@@ -194,7 +194,7 @@ def compare(models: Sequence[Model], command: str) -> Table:
         raise ConfigError(f"no two of these models have a number of one protocol. {'; '.join(notes)}")
     pairs = itertools.combinations(models, 2)
     if any(one.paper == other.paper and _unlike(one.code, other.code) for one, other in pairs):
-        notes.append("evaluated by unlike versions of the code; evaluate.py or SET measures again")
+        notes.append("evaluated by different versions of the code; evaluate.py or SET evaluates again")
     if len(differences) > 1:
         count = len(differences)
         notes.append(f"p values stand as they are; of {count} comparisons one below {0.05 / count:.2g} counts at 5 %")
@@ -234,7 +234,7 @@ def _alike(protocols: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
             notes.append(f"{label} shares no column with {first}: {unlike[0]} is {unlike[2]}, there {unlike[1]}")
         elif (unlike := first_difference(protocols[first], protocols[label])) is not None:
             notes.append(
-                f"pictures are prepared unlike: {unlike[0]} is {unlike[2]} for {label}, {unlike[1]} for {first}"
+                f"images are preprocessed differently: {unlike[0]} is {unlike[2]} for {label}, {unlike[1]} for {first}"
             )
     return [label for label in labels if same(first, label)], notes
 

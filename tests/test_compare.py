@@ -95,7 +95,7 @@ def test_code_that_evaluates_is_unlike_only_within_a_paper(paper, unlike, tmp_pa
     runs = [write_run(tmp_path / "a" / "seed0", 0, hits[0], row="a")]
     facts = {"paper": paper, "evaluation_code": {"a.py": "other"}}
     runs.append(write_run(tmp_path / "b" / "seed0", 0, hits[1], row="b", facts=facts))
-    assert any("unlike versions of the code" in note for note in compared(tmp_path, *runs).notes) == unlike
+    assert any("different versions of the code" in note for note in compared(tmp_path, *runs).notes) == unlike
 
 
 def test_a_checkpoint_is_evaluated_now_on_the_data_that_are_named(tmp_path, monkeypatch):

@@ -162,7 +162,9 @@ def test_runs_made_with_unlike_versions_are_named_and_others_are_not(tmp_path):
     clip, multi = logged_run(tmp_path / "clip", [1.0]), replace(logged_run(tmp_path / "multi", [1.0]), versions="newer")
     assert _versions_note({"CLIP": [clip], "Multi": [clip]}) == []
     (note,) = _versions_note({"CLIP": [clip], "Multi": [clip, multi]})
-    assert note == "Runs were made with unlike versions. versions: CLIP, seed 0, Multi, seed 0; newer: Multi, seed 0."
+    assert (
+        note == "Runs were made with different versions. versions: CLIP, seed 0, Multi, seed 0; newer: Multi, seed 0."
+    )
 
 
 def test_training_curves_are_named_by_what_ran(tmp_path, monkeypatch):

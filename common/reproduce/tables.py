@@ -337,7 +337,7 @@ def _versions_note(runs: Runs) -> list[str]:
         for run in seeds:
             made.setdefault(run.versions, []).append(f"{method}, seed {run.seed}")
     list_of_runs = "; ".join(f"{versions}: {', '.join(which)}" for versions, which in made.items())
-    return [f"Runs were made with unlike versions. {list_of_runs}."] if len(made) > 1 else []
+    return [f"Runs were made with different versions. {list_of_runs}."] if len(made) > 1 else []
 
 
 def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> None:
