@@ -88,7 +88,6 @@ class PaperCode:
         return load_row(self.config_class, self.folder, file, scale, list(overrides), self.scale_files)
 
     def paper_tables(self) -> dict[str, Any]:
-        """Content of the folder's paper_tables.yaml."""
         return paper_tables(self.name)
 
     def printed(self, table_id: str) -> dict[str, Any]:
@@ -97,6 +96,7 @@ class PaperCode:
 
 
 def paper_tables(paper: str) -> dict[str, Any]:
+    """Content of a paper folder's paper_tables.yaml."""
     return read_own_yaml(ROOT / paper / "paper_tables.yaml")
 
 
