@@ -151,7 +151,7 @@ def test_a_papers_page_is_short_and_opens_with_its_findings(page):
     assert text.index("## What we found") == text.index("\n## ") + 1
     assert 5 <= len(load_conclusions(page.parent)) <= 8
     # numbers of ours are filled in: by hand stand settings alone, such as e^2.64, K = 0.8, "0.07" and whole numbers
-    for conclusion in read_own_yaml(page):
+    for conclusion in read_repository_yaml(page):
         by_hand = re.sub(r"\{.*?\}", "", conclusion["text"])
         assert not re.findall(r"(?<!\^)(?<!= )(?<!of )\d+\.\d", by_hand), by_hand
 

@@ -97,7 +97,7 @@ class PaperCode:
 
 def paper_tables(paper: str) -> dict[str, Any]:
     """Content of a paper folder's paper_tables.yaml."""
-    return read_own_yaml(ROOT / paper / "paper_tables.yaml")
+    return read_repository_yaml(ROOT / paper / "paper_tables.yaml")
 
 
 @dataclass(frozen=True)
