@@ -75,6 +75,7 @@ $(VENV)/.installed-run: requirements.txt | $(VENV)/bin/python
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed-run
 	@echo "installing requirements-dev.txt into $(VENV) ..."
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@$(VENV)/bin/python tests/fake_cuda/fake_cuda.py
 	@touch $@
 
 install: $(RUN_READY) ## virtual environment and requirements

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.distributed import gather_without_gradient
+from common.host_numbers import host_number, write_number_
 
 STARTS = ("random_rows", "fill_level")
 NO_ID = -1  # of rows whose sample is not known: random rows, and keys that came without ids
@@ -85,7 +86,7 @@ class FeatureQueue(nn.Module):
         self.features[written] = features[num_rows - kept :].to(self.features)
         self.ids[written] = NO_ID if ids is None else ids[num_rows - kept :].to(device)
         self.pointer.copy_((self.pointer + num_rows) % self.capacity)
-        self.fill_level.copy_((self.fill_level + num_rows).clamp(max=self.capacity))
+        write_number_(self.fill_level, min(host_number(self.fill_level) + num_rows, self.capacity))
         slots[: num_rows - kept] = -1
         return slots
 
@@ -117,8 +118,7 @@ class FeatureQueue(nn.Module):
         before, autograd refuses that backward pass (RuntimeError: "modified by an inplace operation").
 
         Returns:
-            (num_rows, dim); num_rows is the capacity with random rows, else the fill level (which waits for the device;
-            `features` with `present()` and `mask_absent` does not, and keeps one shape).
+            (num_rows, dim); num_rows is the capacity with random rows, else the fill level.
         """
         return self.features[: self._num_rows()]
 
@@ -126,8 +126,13 @@ class FeatureQueue(nn.Module):
         """(num_rows,) int64 ids of `rows()`, a copy; NO_ID where unknown."""
         return self.ids[: self._num_rows()].clone()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether every slot holds a key."""
+        return host_number(self.fill_level) == self.capacity
+
     def _num_rows(self) -> int:
-        return self.capacity if self.start == "random_rows" else int(self.fill_level)
+        return self.capacity if self.start == "random_rows" else host_number(self.fill_level)
 
     def _apply(self, fn, recurse: bool = True):
         """A cast of the whole model to half precision moves the keys but does not round them."""

@@ -293,11 +293,11 @@ def sample_distance(queries: torch.Tensor, rows: torch.Tensor, num_neighbors: in
     """
     heads, tails, lengths = neighbor_edges(rows, num_neighbors)
     first = first_k(queries @ rows.T, min(num_neighbors, len(rows)))
-    asking = torch.arange(len(queries)).repeat_interleave(first.shape[1])
+    asking = torch.arange(len(queries), device=queries.device).repeat_interleave(first.shape[1])
     steps = paired_angles(queries[asking], rows[first.flatten()])
-    starts = torch.cat([heads, tails, len(rows) + asking]).numpy()
-    ends = torch.cat([tails, heads, first.flatten()]).numpy()
-    lengths = torch.cat([lengths, lengths, steps]).double().detach().numpy()
+    starts = torch.cat([heads, tails, len(rows) + asking]).cpu().numpy()
+    ends = torch.cat([tails, heads, first.flatten()]).cpu().numpy()
+    lengths = torch.cat([lengths, lengths, steps]).double().detach().cpu().numpy()
     size = len(rows) + len(queries)
     _, once = np.unique(starts * size + ends, return_index=True)  # csr_array would add up an edge that is listed twice
     edges = csr_array((lengths[once], (starts[once], ends[once])), shape=(size, size))

@@ -19,6 +19,7 @@ from torch import nn
 from common.base.compiled import compiled
 from common.data.order import SampleOrder, permuted, seed_of
 from common.distributed import broadcast_, gather_without_gradient
+from common.host_numbers import host_number, write_number_
 
 
 class GroupedOrder(SampleOrder):
@@ -32,7 +33,7 @@ class GroupedOrder(SampleOrder):
 
     def follow(self, grouping: "Grouping") -> None:
         """Takes over the epoch of a grouping and, from the second one on, its order."""
-        self.epoch = int(grouping.epoch)
+        self.epoch = host_number(grouping.epoch)
         self.table = grouping.order.cpu().numpy().copy() if self.epoch else None
 
     def indices_of(self, step: int) -> np.ndarray:
@@ -90,25 +91,26 @@ class Grouping(nn.Module):
             Whether the epoch has ended and `order` is that of the next one.
         """
         features = (gather_without_gradient(side.flatten(1)) for side in (images, texts))
-        step = torch.from_numpy(indices).to(self.indices.device), *features
+        step = torch.from_numpy(indices).to(self.indices.device, non_blocking=True), *features
         while len(step[0]):
-            held, room = int(self.held), len(self.indices) - int(self.held)
+            held = host_number(self.held)
+            room = len(self.indices) - held
             some = slice(held, held + min(room, len(step[0])))
             for buffer, values in zip((self.indices, self.image_features, self.text_features), step):
                 buffer[some] = values[:room].to(buffer.dtype)
-            self.held.fill_(some.stop)
-            if some.stop == len(self.indices) or int(self.placed) + some.stop == len(self.order):
+            write_number_(self.held, some.stop)
+            if some.stop == len(self.indices) or host_number(self.placed) + some.stop == len(self.order):
                 self._place()
             step = tuple(values[room:] for values in step)
-        if int(self.placed) < len(self.order):
+        if host_number(self.placed) < len(self.order):
             return False
         self._begin()
         return True
 
     def _place(self) -> None:
         """Orders the collected samples and appends them to the next epoch; the main process decides the order."""
-        held, placed = int(self.held), int(self.placed)
-        shuffled = permuted(np.arange(held), held, seed_of(self.seed, int(self.epoch), placed, 0))
+        held, placed, epoch = (host_number(buffer) for buffer in (self.held, self.placed, self.epoch))
+        shuffled = permuted(np.arange(held), held, seed_of(self.seed, epoch, placed, 0))
         chains = []
         for start in range(0, held, self.span):
             some = torch.from_numpy(shuffled[start : start + self.span]).to(self.indices.device)
@@ -116,8 +118,8 @@ class Grouping(nn.Module):
         part = self.following[placed : placed + held]
         part.copy_(self.indices[torch.cat(chains)])
         broadcast_(part)
-        self.placed.fill_(placed + held)
-        self.held.zero_()
+        write_number_(self.placed, placed + held)
+        write_number_(self.held, 0)
 
     def _begin(self) -> None:
         """Begins the next epoch."""
@@ -125,10 +127,11 @@ class Grouping(nn.Module):
         left_out = np.setdiff1d(np.arange(self.num_samples), table)
         table[len(table) - len(left_out) :] = left_out
         batches = table.reshape(-1, self.batch)
-        shuffled = permuted(np.arange(len(batches)), len(batches), seed_of(self.seed, int(self.epoch), 0, 1))
+        epoch = host_number(self.epoch)
+        shuffled = permuted(np.arange(len(batches)), len(batches), seed_of(self.seed, epoch, 0, 1))
         self.order.copy_(torch.from_numpy(batches[shuffled].ravel()))
-        self.epoch.add_(1)
-        self.placed.zero_()
+        write_number_(self.epoch, epoch + 1)
+        write_number_(self.placed, 0)
 
 
 def chain(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:

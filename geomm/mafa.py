@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.methods.albef import Albef, FusedEncoders, Losses
+from common.methods.albef import NOT_MASKED, Albef, FusedEncoders, Losses
 from common.pool import Candidates, pool_info_nce
 
 POSITIVE = 0.8  # match probability above which another sample of the batch is a positive
@@ -87,12 +87,14 @@ class Mafa(Albef):
         word_targets: torch.Tensor,
         smoothing: float,
         ids: None = None,
+        num_words: int | None = None,
     ) -> Losses:
         """
         Args:
             images, token_ids, masked_ids, word_targets: as in Albef.forward.
             smoothing: share of the targets' mass that is spread over all keys, see `smoothing_at`.
             ids: not used; an image occurs once in a batch.
+            num_words: not used; mined pairs have masked words, too.
         Returns:
             Losses as in Albef.forward; logs `mined`, the share of samples whose hardest other is a positive, mean of
             both directions.
@@ -114,8 +116,13 @@ class Mafa(Albef):
                 (step.image_candidates, step.text_embeddings, of_texts, pictures),
             )
         ]
+        # the numbers of mined pairs and of masked words in all pairs: the host waits for the device once
+        words_of = (word_targets != NOT_MASKED).sum(dim=1)
+        mined_words = of_images.is_positive * words_of[of_images.hardest] + of_texts.is_positive * words_of
+        counts = of_images.is_positive.sum(), of_texts.is_positive.sum(), (words_of + mined_words).sum()
+        num_images, num_texts, num_words = torch.stack(counts).tolist()
         # pairs that match: those of the batch, images with mined captions, captions with mined images
-        new_images, new_texts = positions[of_images.is_positive], positions[of_texts.is_positive]
+        new_images, new_texts = _places(of_images.is_positive, num_images), _places(of_texts.is_positive, num_texts)
         pair_images = torch.cat([positions, new_images, of_texts.hardest[new_texts]])
         pair_texts = torch.cat([positions, of_images.hardest[new_images], new_texts])
         drawn_by = None if self.hardest_negatives else self.logit_scale().detach()
@@ -130,7 +137,7 @@ class Mafa(Albef):
             {"mined": torch.cat([of_images.is_positive, of_texts.is_positive]).float().mean()},
             contrast=sum(loss for loss, _ in losses) / 2,
             matching=F.cross_entropy(logits, labels),
-            words=self.word_loss(pairs, masked_ids[pair_texts], word_targets[pair_texts], alpha=0.0),
+            words=self.word_loss(pairs, masked_ids[pair_texts], word_targets[pair_texts], 0.0, num_words),
         )
 
     @torch.no_grad()
@@ -140,6 +147,10 @@ class Mafa(Albef):
         """Verdicts of one direction within this process's batch; and its similarities with all candidates."""
         similarity = candidates.similarity(queries)
         return mined(similarity[:, candidates.columns], match), similarity
+
+
+def _places(mask: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.nonzero_static(mask, size=count)[:, 0]
 
 
 def mined(similarity: torch.Tensor, match: Callable[[torch.Tensor], torch.Tensor]) -> Mined:
@@ -173,9 +184,10 @@ def negatives(
     """
     positions = torch.arange(len(similarity), device=similarity.device)
     left = similarity.clone().fill_diagonal_(-torch.inf)
-    left[positions[verdicts.in_doubt], verdicts.hardest[verdicts.in_doubt]] = -torch.inf
-    positive = positions[by_others.is_positive]
-    sure = left.index_put((by_others.hardest[positive], positive), left.new_tensor(-torch.inf))
+    is_doubted = verdicts.in_doubt[:, None] & (verdicts.hardest[:, None] == positions)
+    left.masked_fill_(is_doubted, -torch.inf)
+    is_theirs = by_others.is_positive & (by_others.hardest == positions[:, None])
+    sure = left.masked_fill(is_theirs, -torch.inf)
     sure = torch.where((sure > -torch.inf).any(dim=1, keepdim=True), sure, left)
     if drawn_by is None:
         return sure.argmax(dim=1)
@@ -197,9 +209,9 @@ def smoothed_targets(
         smoothing: share of the mass that is spread over all columns.
     """
     columns = candidates.columns
-    targets = torch.zeros_like(similarity).scatter_(1, columns[:, None], 1.0)
-    rows = verdicts.is_positive.nonzero()[:, 0]
-    targets[rows, columns[verdicts.hardest[rows]]] = 1.0
+    is_mined = verdicts.is_positive[:, None].to(similarity)
+    targets = torch.zeros_like(similarity).scatter_(1, columns[verdicts.hardest][:, None], is_mined)
+    targets.scatter_(1, columns[:, None], 1.0)
     targets *= (1 - smoothing) / targets.sum(dim=1, keepdim=True)
     return targets.add_(smoothing / targets.shape[1])
 

@@ -14,7 +14,15 @@ from common.encoders.vision import interpolate_positions
 from common.encoders.weights import load_bert_, read_bert
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
-from common.methods.albef import Albef, FusedEncoders, ProjectedTowers, QueueClip, mask_words, replaceable_words
+from common.methods.albef import (
+    NOT_MASKED,
+    Albef,
+    FusedEncoders,
+    ProjectedTowers,
+    QueueClip,
+    mask_words,
+    replaceable_words,
+)
 from common.methods.tcl import Tcl
 from common.oblique import Oblique
 from common.pool import image_and_text_pools
@@ -35,18 +43,25 @@ def mask_id_of(tokenizer: Tokenizer) -> int:
 
 
 class WordMask:
-    """Token ids -> (masked ids, true words) of a step; (None, None) with probability 0."""
+    """Masks words of a step. They are drawn on the host, which then knows their number without a wait."""
 
     def __init__(self, tokenizer: Tokenizer, probability: float, device: torch.device) -> None:
-        self.mask_id, self.probability = mask_id_of(tokenizer), probability
+        self.mask_id, self.probability, self.device = mask_id_of(tokenizer), probability, device
         self.kept_ids = (tokenizer.pad_id, tokenizer.cls_id)  # never masked
         no_words = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.end_id, self.mask_id)
-        self.words = replaceable_words(tokenizer.vocabulary_size, no_words, device)
+        self.words = replaceable_words(tokenizer.vocabulary_size, no_words, "cpu")
 
-    def __call__(self, token_ids: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def __call__(self, token_ids: torch.Tensor) -> tuple[tuple[torch.Tensor | None, ...], dict[str, int]]:
+        """(masked ids, word targets) on the device, and their `num_words`; (None, None) with probability 0.
+
+        Args:
+            token_ids: (batch, length), on the host.
+        """
         if not self.probability:
-            return None, None
-        return mask_words(token_ids, self.words, self.mask_id, self.kept_ids, self.probability)
+            return (None, None), {}
+        masked = mask_words(token_ids, self.words, self.mask_id, self.kept_ids, self.probability)
+        num_words = int((masked[1] != NOT_MASKED).sum())
+        return tuple(ids.to(self.device, non_blocking=True) for ids in masked), {"num_words": num_words}
 
 
 BASES = {"clip": QueueClip, "albef": Albef, "tcl": Tcl, "mafa": Mafa}

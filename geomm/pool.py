@@ -26,6 +26,7 @@ from torch import nn
 from common.distributed import broadcast_, gather_without_gradient, is_main_process, local_rows
 from common.feature_queue import FeatureQueue
 from common.geometry import at_least_float32, check_same_dim, full_precision
+from common.host_numbers import host_number, write_number_
 from common.pool import LOGITS_AT_ONCE
 from geomm.geodesic import (
     CUT,
@@ -42,14 +43,13 @@ from geomm.hierarchy import build_graph, check_branching, check_finite
 DISTANCES = ("geodesic", "cosine")
 
 
-def graph_is_due(settings: Any, has_graph: torch.Tensor, step: int) -> bool:
+def graph_is_due(settings: Any, has_graph: bool, step: int) -> bool:
     """Whether a graph is built at a step: every graph_update_interval steps, and if there is none yet.
 
     inferred: as printed in Alg. 2, the first steps have none.
 
     Args:
         settings: has distance, graph_update_interval and geodesic_from_step, the first step with a graph.
-        has_graph: () bool.
     """
     if settings.distance == "cosine" or step < settings.geodesic_from_step:
         return False
@@ -103,7 +103,10 @@ class GeodesicCandidates:
         """As `geodesic_distance`, (batch, num_columns); and attached, entrance from `attach_queries`."""
         routes, attached, entrance = attach_queries(queries, self.graph, self.counts[0])
         lengths = routes.gather(1, self.clusters.expand(len(routes), -1)).add_(self.graph.offset)
-        if self.counts[1]:
+        if self.counts[1] and queries.is_cuda:
+            cosines = self.products(queries)
+            lengths = torch.where(self.is_local(attached), angles_of(cosines), lengths)
+        elif self.counts[1]:
             places, pairs, at_keys = self.local_pairs(attached)
             cosines = torch.sparse.sampled_addmm(pairs, queries, self.rows.T, beta=0.0).values()
             lengths.view(-1).index_copy_(0, places, angles_of(cosines))
@@ -115,8 +118,17 @@ class GeodesicCandidates:
         """The number of centres of a query, and the number of its local clusters."""
         return attached_and_local(self.attach, self.local, self.num_attached, len(self.graph.paths))
 
+    def is_local(self, attached: torch.Tensor) -> torch.Tensor:
+        """(batch, num_columns) bool: columns of clusters that are local to the query; `attached` as below.
+
+        For CUDA: to list these pairs, the host would have to wait for their number.
+        """
+        of_clusters = torch.zeros(len(attached), len(self.graph.paths), dtype=torch.bool, device=attached.device)
+        of_clusters.scatter_(1, attached[:, : self.counts[1]], True)
+        return of_clusters.gather(1, self.clusters.expand(len(attached), -1))
+
     def local_pairs(self, attached: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The pairs of query and column at the direct angle: columns of clusters that are local to the query.
+        """The pairs of `is_local` as a list: on a CPU they cost far less than all pairs.
 
         Args:
             attached: (batch, count) int64, from `attach_queries`.
@@ -258,7 +270,7 @@ class GeodesicPool(nn.Module):
 
     def graph(self) -> GeodesicGraph | None:
         """The current graph; its tensors are the buffers, to which `insert` and `rebuild` write."""
-        if not self.has_graph:
+        if not host_number(self.has_graph):
             return None
         return GeodesicGraph(self.cluster_centers, self.paths, self.nearest_center, self.offset)
 
@@ -272,12 +284,13 @@ class GeodesicPool(nn.Module):
         Raises:
             ValueError: keys that are not finite, with their number and the first one; on every process.
         """
-        if not graph_is_due(self, self.has_graph, step) or self.queue.fill_level < self.queue.capacity:
+        has_graph = host_number(self.has_graph)
+        if not graph_is_due(self, has_graph, step) or not self.queue.is_full:
             return False
         keys = self.queue.features
         graph = None
         if is_main_process():
-            start = self.cluster_centers if self.has_graph else None
+            start = self.cluster_centers if has_graph else None
             with full_precision(keys):
                 graph = build_graph(keys, self.branching, self.num_neighbors, self.kmeans_iterations, start)
         else:
@@ -287,7 +300,7 @@ class GeodesicPool(nn.Module):
             if graph is not None:
                 buffer.copy_(getattr(graph, name))
             broadcast_(buffer)
-        self.has_graph.fill_(True)
+        write_number_(self.has_graph, True)
         return True
 
     @torch.no_grad()
@@ -309,7 +322,7 @@ class GeodesicPool(nn.Module):
         slots, graph = self.queue.next_slots(len(keys)), self.graph()
         num_columns = self.queue.capacity
         if graph is None:
-            num_columns = min(int(self.queue.fill_level) + len(keys), num_columns)
+            num_columns = min(host_number(self.queue.fill_level) + len(keys), num_columns)
         else:
             nearest, offset = self._attached(keys)
             graph = replace(
@@ -336,7 +349,7 @@ class GeodesicPool(nn.Module):
         """As in Pool: over the oldest keys, with the nearest centre of each new key."""
         keys = gather_without_gradient(at_least_float32(keys))
         slots = self.queue.enqueue(keys, None if ids is None else gather_without_gradient(ids))
-        if self.has_graph:
+        if host_number(self.has_graph):
             self.nearest_center[slots], self.offset[slots] = self._attached(keys)
         return slots
 
@@ -403,7 +416,13 @@ def _geodesic_gradient(ctx, gradient: torch.Tensor) -> torch.Tensor:
     of_columns = (1 - similarities * similarities).clamp_(min=0).sqrt_().mul_(gradient).div_(-4)
     of_queries = 0.0
     # columns at the direct angle have their gradient with respect to the inner product, and leave the routes
-    if candidates.counts[1]:
+    if candidates.counts[1] and queries.is_cuda:
+        is_local = candidates.is_local(attached)
+        of_products = _of_products(gradient, similarities).where(is_local, 0.0)
+        of_queries = of_products @ candidates.rows
+        of_queries += of_products[:, candidates.slots] @ (candidates.keys - candidates.rows[candidates.slots])
+        of_columns = of_columns.masked_fill_(is_local, 0.0)
+    elif candidates.counts[1]:
         places, pairs, at_keys = candidates.local_pairs(attached)
         slots = candidates.slots
         pairs.values().copy_(_of_products(gradient.take(places), similarities.take(places)))

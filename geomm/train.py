@@ -105,8 +105,8 @@ def train(
             alpha = distillation_weight(step.number, steps_per_epoch, method.distillation)
             if grouping is not None:
                 alpha = smoothing_at(step.number, steps_per_epoch, method.smoothing)
-            masked = mask(step.token_ids) if isinstance(model, Albef) else ()
-            losses = run.model(*views, step.token_ids, *masked, alpha, ids)
+            masked, counts = mask(step.batch.token_ids) if isinstance(model, Albef) else ((), {})
+            losses = run.model(*views, step.token_ids, *masked, alpha, ids, **counts)
 
             step.backward(None, losses.parts, **losses.logged)
             if step.is_logged:  # before the update, which changes the model that the statistics are about

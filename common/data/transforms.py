@@ -7,6 +7,7 @@ with antialiasing; the bits are those of torchvision's functions, whose import t
 import json
 import math
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -220,9 +221,14 @@ def normalize(images_uint8: Tensor, mean: tuple[float, ...] = CLIP_MEAN, std: tu
     if not all(value > 0.0 for value in std):
         raise ValueError(f"std is {std!r}; expected: three numbers above 0")
     pixels = images_uint8.to(torch.float32).div_(255.0)
-    offset = torch.tensor(mean, dtype=torch.float32, device=pixels.device).view(1, 3, 1, 1)
-    spread = torch.tensor(std, dtype=torch.float32, device=pixels.device).view(1, 3, 1, 1)
-    return pixels.sub_(offset).div_(spread)
+    return pixels.sub_(_of_channels(mean, pixels.device)).div_(_of_channels(std, pixels.device))
+
+
+@lru_cache(maxsize=64)
+def _of_channels(values: tuple[float, ...], device: torch.device) -> Tensor:
+    # copied to the device once: every copy from ordinary memory makes the host wait
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float32, device=device).view(1, 3, 1, 1)
 
 
 def _generator(rng: np.random.Generator | int) -> np.random.Generator:

@@ -106,16 +106,16 @@ class FusedEncoders(ProjectedTowers):
         masked_ids: torch.Tensor,
         text_mask: torch.Tensor,
         image_tokens: torch.Tensor,
-        chosen: torch.Tensor | slice = slice(None),
+        positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Scores of all words at masked positions, given the image.
 
         Args:
             masked_ids: (batch, length).
             text_mask: of the caption before words were masked, as its end token may be masked too.
-            chosen: (batch, length) bool, the positions to score; by default all.
+            positions: (num_positions,) int64, row * length + place of those to score; None = all.
         Returns:
-            (num_chosen, vocabulary_size), or (batch, length, vocabulary_size).
+            (num_positions, vocabulary_size), or (batch, length, vocabulary_size).
         """
 
         def fused(ids: torch.Tensor, mask: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,8 @@ class FusedEncoders(ProjectedTowers):
 
         tokens = tokens_by_length(fused, masked_ids, text_mask, image_tokens)
         words = self.text_tower if self.text_tower.stem is None else self.text_tower.stem.network
-        return self.word_head(tokens[chosen], words.token_embedding.weight)
+        tokens = tokens if positions is None else tokens.flatten(0, 1)[positions]
+        return self.word_head(tokens, words.token_embedding.weight)
 
 
 class Losses(NamedTuple):
@@ -318,6 +319,7 @@ class Albef(QueueClip):
         alpha: float,
         ids: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
+        num_words: int | None = None,
     ) -> Losses:
         """
         Args:
@@ -327,13 +329,14 @@ class Albef(QueueClip):
             alpha: distillation weight in [0, 1], see distillation_weight.
             ids: (batch,) int64; all candidates with the same id are positives. None = only the key of the same sample.
             generator: that hard negatives are drawn with, on the images' device; None = the global one.
+            num_words: masked ones of the batch; None = counted, for which the host waits for the device.
         Returns:
             Losses: contrast, matching and words, the last 0 without masked words.
         """
         step = self.encode_step(images, images, token_ids, ids)
         *logits, contrast = self.cross_modal_contrast(step, alpha)
         matching = self.matching_loss(step, *logits, generator)
-        words = self.word_loss(step, masked_ids, word_targets, alpha)
+        words = self.word_loss(step, masked_ids, word_targets, alpha, num_words)
         return step.losses(contrast=contrast, matching=matching, words=words)
 
     def matching_loss(
@@ -362,6 +365,7 @@ class Albef(QueueClip):
         masked_ids: torch.Tensor | None,
         word_targets: torch.Tensor | None,
         alpha: float,
+        num_words: int | None = None,
     ) -> torch.Tensor:
         """Masked words, (1 - alpha) against the true ones and alpha against the momentum model's distribution.
 
@@ -369,16 +373,20 @@ class Albef(QueueClip):
         """
         if masked_ids is None:
             return 0.0 * sum(parameter.sum() for parameter in self.encoders.word_head.parameters())
-        chosen = word_targets != NOT_MASKED  # the vocabulary is wide: only drawn positions are scored
-        logits = self.encoders.word_logits(masked_ids, step.text_mask, step.image_tokens, chosen)
+        # the vocabulary is wide: only drawn positions are scored
+        targets, is_drawn = word_targets.flatten(), (word_targets != NOT_MASKED).flatten()
+        positions = torch.nonzero_static(is_drawn, size=num_words if num_words is not None else int(is_drawn.sum()))[
+            :, 0
+        ]
+        logits = self.encoders.word_logits(masked_ids, step.text_mask, step.image_tokens, positions)
         count = max(len(logits), 1)  # no word was drawn: a loss of 0, not the mean of nothing
-        loss = F.cross_entropy(logits, word_targets[chosen], reduction="sum") / count
+        loss = F.cross_entropy(logits, targets[positions], reduction="sum") / count
         if alpha == 0:
             return loss
         with torch.no_grad():
             momentum = self.momentum_encoders.encoder
             seen = step.text_mask, step.momentum_image_tokens
-            soft = momentum.word_logits(masked_ids, *seen, chosen).softmax(dim=1)
+            soft = momentum.word_logits(masked_ids, *seen, positions).softmax(dim=1)
         return (1 - alpha) * loss + alpha * F.cross_entropy(logits, soft, reduction="sum") / count
 
 

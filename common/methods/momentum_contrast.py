@@ -209,13 +209,13 @@ def shuffle_rows(rows: torch.Tensor, seed: int) -> torch.Tensor:
     Returns:
         (local_batch, ...), in general rows of other processes too; no gradient.
     """
-    order = _global_order(len(rows), seed).to(rows.device)
+    order = _global_order(len(rows), seed).to(rows.device, non_blocking=True)
     return gather_without_gradient(rows)[order[local_rows(len(rows))]]
 
 
 def unshuffle_rows(rows: torch.Tensor, seed: int) -> torch.Tensor:
     """Brings what was computed from `shuffle_rows(..., seed)` back to the rows it belongs to; no gradient."""
-    inverse = _global_order(len(rows), seed).argsort().to(rows.device)
+    inverse = _global_order(len(rows), seed).argsort().to(rows.device, non_blocking=True)
     return gather_without_gradient(rows)[inverse[local_rows(len(rows))]]
 
 

@@ -58,11 +58,12 @@ class Tcl(Albef):
         alpha: float,
         ids: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
+        num_words: int | None = None,
     ) -> Losses:
         """
         Args:
             images, momentum_images: (batch, 3, size, size), two views of the same images.
-            token_ids, masked_ids, word_targets, alpha, ids, generator: as in Albef.forward.
+            token_ids, masked_ids, word_targets, alpha, ids, generator, num_words: as in Albef.forward.
         Returns:
             Losses as in Albef.forward; `contrast` is the mean of the six terms.
         """
@@ -70,7 +71,7 @@ class Tcl(Albef):
         *logits, cross_modal = self.cross_modal_contrast(step, alpha)
         contrast = (2 * cross_modal + sum(self.in_modal_contrast(step))) / 6
         matching = self.matching_loss(step, *logits, generator)
-        words = self.word_loss(step, masked_ids, word_targets, alpha)
+        words = self.word_loss(step, masked_ids, word_targets, alpha, num_words)
         return step.losses(contrast=contrast, matching=matching, words=words)
 
     def in_modal_contrast(self, step: EncodedStep) -> list[torch.Tensor]:

@@ -60,7 +60,7 @@ class Step:
     @cached_property
     def ids(self) -> torch.Tensor:
         """(batch,) int64: equal for an image that is listed twice, negative if unknown."""
-        return self.batch.image_index.to(self.device)
+        return self.batch.image_index.to(self.device, non_blocking=True)
 
     @property
     def is_logged(self) -> bool:

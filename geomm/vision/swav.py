@@ -14,6 +14,7 @@ from torch import nn
 from common.distributed import broadcast_, gather_without_gradient, local_rows
 from common.feature_queue import FeatureQueue
 from common.geometry import at_least_float32, full_precision, unit
+from common.host_numbers import host_number, write_number_
 from common.info_nce import info_nce
 from common.logit_scale import LogitScale
 from common.methods.self_supervised import Method, StepLoss
@@ -48,18 +49,18 @@ class Prototypes(nn.Module):
     @torch.no_grad()
     def rebuild(self, step: int) -> bool:
         """Recomputes the paths if they are due, as in `GeodesicPool.rebuild`; call on every process."""
-        if not graph_is_due(self.method, self.has_paths, step):
+        if not graph_is_due(self.method, host_number(self.has_paths), step):
             return False
         self.paths.copy_(shortest_paths(neighbor_graph(self.weight, self.method.num_neighbors)))
         broadcast_(self.paths)
-        self.has_paths.fill_(True)
+        write_number_(self.has_paths, True)
         return True
 
     def similarity(self, embeddings: torch.Tensor) -> torch.Tensor:
         """(batch, dim) unit vectors -> (batch, count), cosines or `geodesic_similarity`; gradients reach both sides."""
         embeddings = at_least_float32(embeddings)
         with full_precision(embeddings):
-            if not self.has_paths:
+            if not host_number(self.has_paths):
                 return embeddings @ self.weight.T
             count, device = len(self.weight), self.weight.device
             clusters = torch.arange(count, device=device, dtype=torch.int32)
@@ -146,7 +147,7 @@ class Swav(Method):
         Prototypes are shared among the images of all processes, and those of the queue when it is full.
         """
         past = [None, None]
-        if self.queue is not None and self.queue.fill_level == self.queue.capacity:
+        if self.queue is not None and self.queue.is_full:
             past = self.queue.rows().chunk(2, dim=1)
         shares_of_views = []
         for of_view, before in zip(embeddings, past):

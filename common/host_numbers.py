@@ -1,0 +1,26 @@
+"""Numbers in buffers that the host needs: read from the device once, not in every step.
+
+A number such as the fill level of a queue is part of a checkpoint, so it is a buffer on the device. The host waits for
+the device when it reads one. It therefore remembers what it wrote, and reads again only after another write, such as
+that of a loaded checkpoint.
+"""
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_REMEMBERED = WeakTensorKeyDictionary()  # buffer -> (its version when the number was known, number)
+
+
+def host_number(buffer: Tensor) -> int | float | bool:
+    """The value of a () buffer; waits for the device only after a write that was not `write_number_`'s."""
+    version, number = _REMEMBERED.get(buffer, (None, None))
+    if version != buffer._version:
+        number = buffer.item()
+        _REMEMBERED[buffer] = buffer._version, number
+    return number
+
+
+def write_number_(buffer: Tensor, number: int | float | bool) -> None:
+    """Writes into a () buffer what `host_number` then gives without a wait."""
+    buffer.fill_(number)
+    _REMEMBERED[buffer] = buffer._version, number
