@@ -13,6 +13,7 @@ device tensors and `.numpy()` of them fail as on a GPU. It says nothing about sp
 
 import collections
 import contextlib
+import hashlib
 import os
 import shutil
 import sys
@@ -49,14 +50,22 @@ def _path() -> str:
 
 
 def build() -> Any:
-    """The compiled device.cpp, from torch's cache of extensions if it was compiled before."""
+    """The compiled device.cpp. All checkouts with the same file share it, and it is compiled once."""
     import logging
 
+    import torch
     from torch.utils.cpp_extension import load
 
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # "no CUDA runtime is found"
     os.environ["PATH"] = _path()
-    return load("contrastive_fake_cuda", [str(HERE / "device.cpp")], extra_cflags=["-O1"])
+    source = (HERE / "device.cpp").read_bytes()
+    key = hashlib.sha256(source + f"{torch.__version__} {sys.version}".encode()).hexdigest()[:12]
+    cache = os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions")
+    folder = Path(cache) / f"fake_cuda_{key}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "device.cpp").exists():  # a new file would be compiled again
+        (folder / "device.cpp").write_bytes(source)
+    return load("fake_cuda_device", [str(folder / "device.cpp")], extra_cflags=["-O1"], build_directory=str(folder))
 
 
 def enable() -> None:

@@ -1,0 +1,177 @@
+"""What a step of each row, and the loss of each geometry, asks of a GPU: waits of the host, kernels, bytes.
+
+    python scripts/device_work.py                           all rows at smoke scale, about ten minutes on a CPU
+    python scripts/device_work.py --only euclip/configs/table4_euclip.yaml losses
+
+Counted on the CUDA device in host memory of tests/fake_cuda, so it says nothing about time. A whole count is written to
+results/device/work.json and README.md, a part to outputs/device.
+"""
+
+import argparse
+import sys
+import tempfile
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)
+sys.path.append(str(ROOT / "tests" / "fake_cuda"))
+import fake_cuda
+
+if reason := fake_cuda.missing():
+    sys.exit(f"error: {reason}")
+fake_cuda.enable()  # before the project is imported
+
+import torch
+from tqdm import tqdm
+
+from common.base.files import write_atomically, write_json
+from common.base.provenance import git_revision
+from common.geometry import Geometry, Sphere
+from common.oblique import Oblique
+from common.reproduce.rows import Job, run_row
+from common.run.training import Run
+from common.tiled import geometry_loss
+from euclip.geometry import Elliptic, Euclidean, Hyperbolic
+from oblique_topology.geometry import ObliqueGeodesic
+
+PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
+PLAIN = ("run.log_every=1000", "run.evaluate_every=0", "run.save_every=0")
+DIM, TILE = 512, 1024
+GEOMETRIES = {
+    "sphere": Sphere,
+    "oblique (32, 16)": partial(Oblique, 32),
+    "Euclidean, d": partial(Euclidean, squared=False),
+    "Euclidean, d^2": partial(Euclidean, squared=True),
+    "elliptic": Elliptic,
+    "hyperbolic, d": partial(Hyperbolic, DIM, squared=False),
+    "hyperbolic, d^2": partial(Hyperbolic, DIM, squared=True),
+    "oblique geodesic (32, 16)": partial(ObliqueGeodesic, 32),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="CONFIG", help="configs of rows, or: losses")
+    only = parser.parse_args().only
+    rows = [row for row in all_rows() if not only or row in only]
+    if unknown := sorted(set(only) - {*rows, "losses"}):
+        sys.exit(f"error: --only {unknown[0]}; expected one of: losses, {', '.join(all_rows())}")
+    content = {"git_revision": git_revision(), "torch": torch.__version__, "losses": {}, "steps": {}}
+    if not only or "losses" in only:
+        content["losses"] = {name: loss_work(make()) for name, make in GEOMETRIES.items()}
+    with tempfile.TemporaryDirectory() as runs:
+        for row in tqdm(rows, unit="row"):
+            content["steps"][row] = step_work(row, Path(runs))
+    folder = ROOT / ("outputs" if only else "results") / "device"
+    write_json(folder / "work.json", content)
+    write_atomically(folder / "README.md", page(content).encode())
+    print(page(content))
+
+
+def all_rows() -> list[str]:
+    """The configs of all papers' rows."""
+    files = (file for paper in PAPERS for file in sorted((ROOT / paper / "configs").glob("*.yaml")))
+    return [str(file.relative_to(ROOT)) for file in files if not file.name.startswith("scale_")]
+
+
+def step_work(row: str, runs: Path) -> dict[str, float]:
+    """Waits and kernels of a row's steps but the first, which makes constants, and the last, which has a log line.
+
+    Returns:
+        waits, kernels: of a step that only trains. most_waits: of any step, for example one that builds a graph.
+    """
+    paper, _, file = row.split("/")
+    works, plain_steps = [], Run.steps
+
+    def counted_steps(run):
+        works.clear()  # of rows that this one starts from
+        steps = plain_steps(run)
+        for _ in range(run.num_steps):
+            with fake_cuda.counted() as work:
+                yield next(steps)
+            works.append(work)
+        yield from steps
+
+    Run.steps = counted_steps
+    try:
+        run_row(Job(import_module(f"{paper}.reproduce").CODE.of(file), file, "smoke", 0, PLAIN, runs))
+    finally:
+        Run.steps = plain_steps
+    if len(works) < 3:
+        return {}  # nothing is trained
+    works = works[1:-1]
+    plain = min(works, key=lambda work: work.num_waits)
+    most = max(work.num_waits for work in works)
+    return {"waits": plain.num_waits, "kernels": plain.num_kernels, "most_waits": most}
+
+
+def loss_work(geometry: Geometry) -> dict[str, float]:
+    """Kernels, bytes and products of the tiled loss with gradients: those of 4 tiles less those of 1.
+
+    Returns:
+        kernels: of a tile. bytes: an entry. products: floating-point operations over B^2 d.
+    """
+    geometry = geometry.cuda()
+
+    def of(batch: int) -> fake_cuda.Work:
+        images, texts = (torch.randn(batch, DIM, device="cuda") for _ in "it")
+        images = geometry.embed_image(images).detach().requires_grad_()
+        texts = geometry.embed_text(texts).detach().requires_grad_()
+        scale = torch.tensor(10.0, device="cuda", requires_grad=True)
+        with fake_cuda.counted() as work:
+            geometry_loss(images, texts, geometry, scale, tile=TILE).backward()
+        return work
+
+    torch.manual_seed(0)
+    one, four = of(TILE), of(2 * TILE)
+    entries = 3 * TILE**2
+    return {
+        "kernels": (four.num_kernels - one.num_kernels) / 3,
+        "bytes": (four.bytes_moved - one.bytes_moved) / entries,
+        "products": (four.product_flops - one.product_flops) / entries / DIM,
+        "waits": four.num_waits,
+    }
+
+
+def page(content: dict) -> str:
+    lines = [
+        "# Work of a GPU",
+        "",
+        f"Counted by `python scripts/device_work.py` at {content['git_revision']}, torch {content['torch']}, on a CUDA "
+        "device in host memory (tests/fake_cuda). No time was measured.",
+    ]
+    if content["losses"]:
+        lines += [
+            "",
+            f"The tiled loss with its gradients, tiles of {TILE:,} x {TILE:,}, d = {DIM}, float32. Bytes are read or "
+            "written by kernels, for an entry of the similarity matrix; products are floating-point operations over "
+            "B^2 d.",
+            "",
+            "| geometry | bytes an entry | kernels a tile | products | waits |",
+            "|---|---|---|---|---|",
+            *(
+                f"| {name} | {work['bytes']:.0f} | {work['kernels']:.0f} | {work['products']:.1f} | {work['waits']} |"
+                for name, work in content["losses"].items()
+            ),
+        ]
+    if content["steps"]:
+        lines += [
+            "",
+            "A training step at smoke scale. Waits are those of a step that neither logs, validates, saves, orders an "
+            "epoch nor builds a graph; the last column has the step of the run with most of them.",
+            "",
+            "| row | waits | kernels | most waits |",
+            "|---|---|---|---|",
+            *(
+                f"| {row} | {work['waits']} | {work['kernels']} | {work['most_waits']} |"
+                for row, work in content["steps"].items()
+                if work
+            ),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
