@@ -1,9 +1,12 @@
 """Rank, world size and gathering that also work without a process group (world size 1 is a normal case)."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 
 def world_size() -> int:
@@ -100,6 +103,38 @@ def whole(parameter: torch.Tensor) -> torch.Tensor:
     if put_together.requires_grad:
         put_together.register_hook(lambda gradient: gradient / mesh.size())
     return put_together
+
+
+@torch.no_grad()
+def copy_whole_(target: nn.Module, sharded: nn.Module) -> None:
+    """Copies parameters and buffers of a model that FSDP2 has sharded into a plain one. Call on every process."""
+    values = target.state_dict(keep_vars=True)
+    for name, value in sharded.state_dict().items():
+        values[name].copy_(whole(value))
+
+
+@contextmanager
+def whole_weights(model: nn.Module) -> Iterator[None]:
+    """Within it the weights of a model are whole where FSDP2 has sharded them, for calls outside of its forward pass.
+
+    They have the precision of the forward pass, and so have products within. Call on every process.
+    """
+    if "torch.distributed.fsdp" not in sys.modules:
+        yield
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in sharded:
+        module.unshard()
+    weight = next(model.parameters())
+    is_half = weight.dtype in (torch.float16, torch.bfloat16)
+    try:
+        with torch.autocast(weight.device.type, weight.dtype) if is_half else nullcontext():
+            yield
+    finally:
+        for module in sharded:
+            module.reshard()
 
 
 def gather_rows(rows: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ if not __package__:
 from accelerate import Accelerator
 
 from common.data.pairs import Pairs
+from common.distributed import whole_weights
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain, train_main
 from common.run.training import Setup, opened
@@ -56,7 +57,8 @@ def train(
             step.update()
             if memory is not None:  # after the loss: a pair must not meet its own key
                 memory.update_(model, method.ema_momentum)
-                memory.insert_batch(step.images, step.token_ids, step.ids)
+                with whole_weights(model):
+                    memory.insert_batch(step.images, step.token_ids, step.ids)
         run.evaluate(MODELS)
 
 

@@ -12,11 +12,10 @@ from torch.distributed.fsdp import fully_shard
 
 from common.accumulation import MicroBatches
 from common.base.settings import OptimConfig
-from common.distributed import mean_over_processes, rank, wait_for_everyone, whole
+from common.distributed import copy_whole_, mean_over_processes, rank, wait_for_everyone, whole, whole_weights
 from common.geometry import Geometry, Sphere
 from common.info_nce import symmetric_info_nce
 from common.run.checkpoint import last_checkpoint, save_checkpoint
-from common.run.launch import with_encode_methods
 from common.run.schedule import build_optimizer
 from common.tiled import geometry_loss
 from euclip.geometry import Hyperbolic
@@ -59,7 +58,7 @@ def compare(folder: Path, geometry: type[Geometry], tile: int, size: int | None)
     for tower in (sharded.image_tower, sharded.text_tower):
         for block in tower.transformer.blocks:
             fully_shard(block, mesh=mesh)
-    sharded = with_encode_methods(fully_shard(sharded, mesh=mesh))
+    sharded = fully_shard(sharded, mesh=mesh)
     optimizer = build_optimizer(sharded, OptimConfig())
 
     def share_loss(x, y, scale):
@@ -67,8 +66,13 @@ def compare(folder: Path, geometry: type[Geometry], tile: int, size: int | None)
 
     in_parts = MicroBatches(accelerator, sharded, size)
     losses, gradients = train(in_parts, optimizer, share_loss, images[share], token_ids[share])
+    plain = build(torch.float64, geometry())
+    copy_whole_(plain, sharded)
     with torch.no_grad():
-        embedding_error = (sharded.encode_image(images) - single.encode_image(images)).abs().max().item()
+        embedding_error = (plain.encode_image(images) - single.encode_image(images)).abs().max().item()
+        with whole_weights(sharded):
+            outside = sharded.image_tower(images)
+        embedding_error += (outside - plain.image_tower(images)).abs().max().item()
     save_checkpoint(folder, 3, sharded, optimizer, {})
     wait_for_everyone()
     loaded = build(torch.float64, geometry())

@@ -131,19 +131,23 @@ def ending_together() -> Iterator[None]:
 
 
 def prepare(accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    """Accelerate's prepare, for a model whose encode methods are called by evaluations."""
-    model, optimizer = accelerator.prepare(model, optimizer)
-    return with_encode_methods(model), optimizer
+    """Accelerate's prepare. Under FSDP a model without transformer blocks, such as a ResNet, is one unit.
 
-
-def with_encode_methods(model: Any) -> Any:
-    """Under FSDP2, lets the two encode methods gather the weights as a forward pass does."""
-    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method  # loaded by every optimiser, slow alone
-
-    if isinstance(model, FSDPModule):
-        for method in ("encode_image", "encode_text"):
-            register_fsdp_forward_method(model, method)
-    return model
+    Raises:
+        ConfigError: FSDP in half precision for a model with batch normalisation.
+    """
+    plugin = accelerator.state.fsdp_plugin
+    if plugin is not None:
+        has_statistics = any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
+        if has_statistics and accelerator.mixed_precision != "no":
+            raise ConfigError(
+                f"run.mixed_precision = {accelerator.mixed_precision} under FSDP, whose half-precision weights do not "
+                "go with the statistics of batch normalisation; expected: no"
+            )
+        model.to(memory_format=torch.contiguous_format)  # FSDP2 shards no weights that are channels last
+        known, names = {type(module).__name__ for module in model.modules()}, plugin.transformer_cls_names_to_wrap
+        plugin.transformer_cls_names_to_wrap = [name for name in names or () if name in known]
+    return accelerator.prepare(model, optimizer)
 
 
 def end_run(accelerator: Accelerator) -> None:

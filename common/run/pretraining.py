@@ -10,9 +10,11 @@ from torch import nn
 from common.base.config import ConfigError
 from common.data.order import seed_of
 from common.data.transforms import normalize
+from common.distributed import whole_weights
 from common.methods.self_supervised import Method
 from common.momentum import ema_momentum_at
 from common.run.folder import RunFiles
+from common.run.launch import prepare
 from common.run.picture_evaluation import backbone_features, evaluate_and_save, monitor, projection_statistics
 from common.run.pictures import open_vision_training
 from common.run.schedule import build_sgd, set_sgd_rates
@@ -72,17 +74,20 @@ def train_on_pictures(
             step.backward(loss)
             model.hold(step.number)
             if step.is_logged:  # of the weights of this loss
-                statistics = projection_statistics(model, first_views)
+                with whole_weights(model):
+                    statistics = projection_statistics(model, first_views)
                 step.log({f"projection_{name}": value for name, value in statistics.items()})
             step.update()
             model.insert(keys)  # after the backward pass, which reads a queue in place
-        sets = (training_set, training.test_set)
-        evaluate_and_save(paper, config, model, run.encoder, sets, files, run.num_steps, run.state, run.provenance)
+        sets, encoder = (training_set, training.test_set), run.encoder
+        trained = run.whole_copy or model
+        evaluate_and_save(paper, config, trained, encoder, sets, files, run.num_steps, run.state, run.provenance)
 
 
 def _validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
     bank, queries = run.training.bank, run.training.queries
-    metrics = monitor(run.bare_model, run.encoder, bank, queries, run.config)
+    encoder = run.encoder
+    metrics = monitor(run.whole_copy or run.bare_model, encoder, bank, queries, run.config)
     return {queries.name: metrics}, {"knn_acc1": "kNN"}
 
 
@@ -101,4 +106,4 @@ def _prepare(accelerator: Accelerator, model: Method, optimizer: torch.optim.Opt
         parameters = list(model.parameters())
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # moves the parameters, the optimiser has them still
         assert all(one is other for one, other in zip(parameters, model.parameters()))
-    return accelerator.prepare(model, optimizer)
+    return prepare(accelerator, model, optimizer)

@@ -13,6 +13,7 @@ When the loop asks for the next step, the last one is logged, validated and save
 a sample has, or what the model is made of.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import DistributedType
 from torch import nn
 
 from common.accumulation import MicroBatches
@@ -29,7 +31,7 @@ from common.base.config import to_dict
 from common.base.dependencies import loaded_files
 from common.base.signals import Stopped, StopRequest, stop_signals
 from common.data.loader import NoBatch
-from common.distributed import world_size
+from common.distributed import copy_whole_, world_size
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.run.checkpoint import Checkpoint, save_checkpoint
 from common.run.ending import agreed, ending
@@ -55,6 +57,7 @@ class Run:
     journal: log, progress bar, speed. state: JSON content of a checkpoint.
     provenance: of the code when the run was opened, whatever is edited meanwhile.
     stop: whether a signal has arrived.
+    whole_copy: of a model that FSDP2 has sharded, for evaluations.
     """
 
     setup: "Setup"
@@ -72,6 +75,7 @@ class Run:
     state: dict[str, Any]
     provenance: dict[str, str]
     stop: StopRequest
+    whole_copy: nn.Module | None = None
 
     @property
     def is_fresh(self) -> bool:
@@ -110,10 +114,17 @@ class Run:
         if not self.num_steps:
             self._save_if_due(0)
 
-    @cached_property
+    @property
     def encoder(self) -> Encoder:
-        """The unwrapped model with its preprocessing, for evaluations."""
-        return self.setup.build_encoder(self.bare_model, self.config, self.training, self.accelerator.device)
+        """The unwrapped model with its preprocessing, for evaluations. Call on every process."""
+        if self.whole_copy is not None:
+            copy_whole_(self.whole_copy, self.bare_model)
+        return self._encoder
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        model = self.bare_model if self.whole_copy is None else self.whole_copy
+        return self.setup.build_encoder(model, self.config, self.training, self.accelerator.device)
 
     def evaluate(self, models: TrainedModels) -> None:
         """Evaluates the trained model and writes evaluation.json and hits.json. Call on every process."""
@@ -220,12 +231,15 @@ def opened(
     optimizer = setup.build_optimizer(model, config.optim)
     if checkpoint is not None:
         checkpoint.load_model(model)
+    whole_copy = copy.deepcopy(model) if accelerator.distributed_type == DistributedType.FSDP else None
     model, optimizer = setup.prepare(accelerator, model, optimizer)
     if checkpoint is not None:
         checkpoint.load_optimizer(model, optimizer.optimizer)
     # features are cached last, when the stem has its weights and its device
     bare_model = accelerator.unwrap_model(model)
-    training = training.with_features(bare_model, config, accelerator.device)
+    if whole_copy is not None:
+        whole_copy.to(accelerator.device)
+    training = training.with_features(whole_copy or bare_model, config, accelerator.device)
 
     # what it writes
     save_dependencies(files, is_fresh=checkpoint is None)
@@ -264,6 +278,7 @@ def opened(
             state=state,
             provenance=provenance,
             stop=stop,
+            whole_copy=whole_copy,
         )
     end_run(accelerator)
 
