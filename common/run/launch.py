@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
-from accelerate.utils import DistributedDataParallelKwargs, parse_flag_from_env
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, parse_flag_from_env
 
 from common.base.arguments import some
 from common.base.config import ConfigError, entry_arguments
@@ -136,8 +136,8 @@ def prepare(accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.o
     Raises:
         ConfigError: FSDP in half precision for a model with batch normalisation.
     """
-    plugin = accelerator.state.fsdp_plugin
-    if plugin is not None:
+    if accelerator.distributed_type == DistributedType.FSDP:
+        plugin = accelerator.state.fsdp_plugin
         has_statistics = any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
         if has_statistics and accelerator.mixed_precision != "no":
             raise ConfigError(
