@@ -3,12 +3,10 @@
 import importlib
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from processes import in_processes
+from processes import in_processes, run_script
 
 from common.base import dependencies
 from common.base.dependencies import changed_files, loaded_files
@@ -95,8 +93,7 @@ def test_an_edited_formula_trains_again_and_an_edited_plot_does_not(copied):
             "data.num_test=4",
             "run.evaluate_every=0",
         ]
-        command = [sys.executable, "oblique_topology/train.py", "--scale", "smoke", *options, *few]
-        return subprocess.run(command, cwd=copied, capture_output=True, text=True)
+        return run_script(copied, "oblique_topology/train.py", "--scale", "smoke", *options, *few)
 
     def edit(name):
         file = copied / name

@@ -6,11 +6,11 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_script
 from tars import jpeg
 
 from common.geometry import Geometry
@@ -53,7 +53,7 @@ def test_the_steps_of_the_page_train_a_row(tmp_path):
 
     (command,) = re.findall(r"`python (my_geometry/train.py .*?)`", TEXT)
     smoke = [*command.split(), "--scale", "smoke", "data.num_labelled=8", "--output-dir", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, *smoke], cwd=tmp_path, capture_output=True, text=True)
+    done = run_script(tmp_path, *smoke)
     assert done.returncode == 0, done.stderr
     checkpoint = open_checkpoint(tmp_path / "run" / "checkpoints" / "step-00000006")
     assert checkpoint.state["geometry"] == "ball"
@@ -89,8 +89,7 @@ def with_changes_of(heading, tmp_path):
 def test_the_loss_of_the_page_trains_a_row(tmp_path):
     command = with_changes_of("Add your own loss", tmp_path)
     few = ["--scale", "smoke", "data.num_labelled=8", "data.num_test=8", "run.log_every=1"]
-    command = [sys.executable, *command.split(), *few, "--output-dir", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = run_script(tmp_path, *command.split(), *few, "--output-dir", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     line = next(line for line in lines if line["event"] == "train")
@@ -111,7 +110,7 @@ def test_the_data_source_of_the_page_is_trained_on(tmp_path):
     with sqlite3.connect(folder / "train.db") as database:
         database.execute("INSERT INTO captions VALUES ('missing.jpg', 'not there')")
     few = ["--scale", "smoke", "run.log_every=1", "data.max_broken_share=0.1", "--output-dir", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, *command.split(), *few], cwd=tmp_path, capture_output=True, text=True)
+    done = run_script(tmp_path, *command.split(), *few)
     assert done.returncode == 0, done.stderr
     assert "missing.jpg: missing image: no such file" in done.stderr
     metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())["evaluations"]["test"]
