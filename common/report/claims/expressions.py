@@ -13,6 +13,7 @@ interval can be given; the rules of `decide.py` draw the conclusions from margin
 
 import ast
 import copy
+import functools
 import itertools
 import math
 import operator
@@ -78,6 +79,7 @@ class Logic:
 Condition = Margin | Logic
 
 
+@functools.cache  # each part of a paper judges all of its claims
 def parse(text: str) -> Condition:
     """The condition that an expression states.
 
