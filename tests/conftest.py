@@ -1,5 +1,7 @@
 """Shared test set-up: the repository root first on the path, no network, few threads."""
 
+import copy
+import functools
 import importlib
 import io
 import os
@@ -165,7 +167,7 @@ class SmokeParts:
 
     def __init__(self, paper: str, folder: Path, overrides: tuple[str, ...]) -> None:
         self.paper, self.folder, self.overrides = paper, folder, overrides
-        self.done = set()
+        self.done, self.items = set(), {}
 
     def __call__(self, part: str, seeds: int = 1) -> Path:
         """Where the part's tables and plots lie."""
@@ -173,11 +175,27 @@ class SmokeParts:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("common.reproduce.command.Command.changes", [])
                 patch.setattr("common.reproduce.command.collect_page", lambda roots, page: None)
+                hash_of = importlib.import_module("common.base.dependencies")._hash_of  # the code stays as it is
+                patch.setattr("common.base.dependencies._hash_of", functools.cache(hash_of))
+                for kind in ("SceneDataset", "AnnotationTask", "ClassificationTask"):
+                    self._draw_once(patch, getattr(importlib.import_module("common.data.scenes"), kind))
                 few = ["--scale", "smoke", "--seeds", str(seeds), *self.overrides]
                 main = importlib.import_module(f"{self.paper}.reproduce").main
                 main([part, *few, "--output", str(self.folder)])
             self.done.add(part)
         return self.folder / "results" / self.paper / part / "smoke"
+
+    def _draw_once(self, patch: pytest.MonkeyPatch, kind: type) -> None:
+        """Rows of a table read the same few scenes, and drawing them takes longer than a smoke run's steps."""
+        draw = kind.__getitem__
+
+        def item(data_set, index):
+            key = (int(index), str(vars(data_set)))
+            if key not in self.items:
+                self.items[key] = draw(data_set, index)
+            return copy.deepcopy(self.items[key])
+
+        patch.setattr(kind, "__getitem__", item)
 
     def write_page(self) -> None:
         """The page that each part would have written anew, once."""

@@ -26,8 +26,12 @@ def loaded_files(*kinds: str) -> dict[str, str]:
 
     The hash is that of the file at the first call: what is edited later has not run.
     """
-    modules = [(name, module, _file_of(module)) for name, module in list(sys.modules.items())]
-    files = {file for name, module, file in modules if file is not None and _decides(name, module) in kinds}
+    files = set()
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        file = path and _below_root(path)
+        if file and _decides(name, module) in kinds:
+            files.add(file)
     return {file: _first_hash(file) for file in sorted(files)}
 
 
@@ -36,13 +40,9 @@ def changed_files(files: Mapping[str, str]) -> list[str]:
     return [file for file, before in files.items() if _hash_of(ROOT / file) != before]
 
 
-def _file_of(module: ModuleType) -> str | None:
-    path = getattr(module, "__file__", None)
-    return None if path is None else _below_root(path)
-
-
 @cache
 def _below_root(path: str) -> str | None:
+    """None for a file of another project."""
     file = Path(path).resolve()
     if not file.is_relative_to(ROOT) or not file.is_file():
         return None
