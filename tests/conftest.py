@@ -130,16 +130,17 @@ def rows_one_after_the_other():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def small_pictures_of_smoke_tables():
-    """Of a table, and of the training of its rows: drawn once, without axes, layout and palette. At full size those of
-    a part take two seconds; tests/test_common_report_page.py and others look at pictures as a user gets them."""
+def small_pictures_at_smoke_scale():
+    """Drawn once, without axes, layout and palette: at full size those of a part take two seconds. As a user gets them
+    tests look at the figures of the oblique paper, and at those of tests/test_common_report_page.py and others."""
     module = sys.modules.get("common.report.figures")
     with pytest.MonkeyPatch.context() as patch:
         if module is not None:
             write_picture = module._write_picture
 
             def small(figure, path):
-                if Path(path).parent.name != "smoke" or not Path(path).stem.startswith("table"):
+                looked_at = "oblique_topology" in Path(path).parts and not Path(path).stem.startswith("table")
+                if looked_at or Path(path).parent.name != "smoke":
                     return write_picture(figure, path)
                 for axis in figure.axes:
                     axis.set_axis_off()
