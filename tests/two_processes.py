@@ -1,4 +1,4 @@
-"""All that tests/test_launch.py asks of two processes which Accelerate has started, in one start."""
+"""All that tests/test_launch.py asks of two processes, in one start; the slow tests start theirs by Accelerate."""
 
 import contextlib
 import io
@@ -6,13 +6,11 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
+from processes import as_launched
 
 import scripts.check_distributed as check
 from common import distributed, info_nce
-from common.run.launch import run_or_explain
 from oblique_topology import train
 
 
@@ -35,8 +33,8 @@ def constant(tensor: torch.Tensor, gather=info_nce.gather_with_gradient) -> torc
     return full
 
 
-def main() -> None:
-    folder, overrides = Path(sys.argv[1]), sys.argv[2:]
+def trained_and_checked(folder: Path, *overrides: str) -> None:
+    as_launched()
     sys.argv = ["train.py", *overrides, "--output-dir", str(folder)]
     train.main()
     report = {"right": checked("--json", str(folder / "errors.json"))}
@@ -44,6 +42,3 @@ def main() -> None:
     report["wrong"] = checked()
     if distributed.is_main_process():
         (folder / "report.json").write_text(json.dumps(report))
-
-
-run_or_explain(main)
