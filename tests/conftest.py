@@ -132,15 +132,16 @@ def rows_one_after_the_other():
 @pytest.fixture(scope="session", autouse=True)
 def small_pictures_at_smoke_scale():
     """Drawn once, without axes, layout and palette: at full size those of a part take two seconds. As a user gets them
-    tests look at the figures of the oblique paper, and at those of tests/test_common_report_page.py and others."""
+    tests look at the plots of the oblique paper, and at the pictures of tests/test_common_report_page.py and others."""
     module = sys.modules.get("common.report.figures")
     with pytest.MonkeyPatch.context() as patch:
         if module is not None:
             write_picture = module._write_picture
 
             def small(figure, path):
-                looked_at = "oblique_topology" in Path(path).parts and not Path(path).stem.startswith("table")
-                if looked_at or Path(path).parent.name != "smoke":
+                path = Path(path)
+                of_table = path.stem.startswith("table") or path.with_suffix(".json").exists()
+                if path.parent.name != "smoke" or ("oblique_topology" in path.parts and not of_table):
                     return write_picture(figure, path)
                 for axis in figure.axes:
                     axis.set_axis_off()
