@@ -50,7 +50,7 @@ OPTIONS   = --scale $(call typed,SCALE) --seeds $(call typed,SEEDS) --output $(c
             $(call option,ROWS,rows) $(call option,RESULTS,results) $(call option,FORMATS,formats) $(call option,SET,set)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-gpu lint format benchmark report reproduce reproduce-all compare rows scenes clean
+.PHONY: help install test test-slow test-gpu lint format benchmark device-work report reproduce reproduce-all compare rows scenes clean
 
 help: ## this list
 	@echo "make reproduce-table2        train and evaluate what the table needs, print ours beside the paper's"
@@ -104,6 +104,9 @@ benchmark: $(DEV_READY) ## performance as ratios against the alternative a user 
 scenes: $(RUN_READY) ## contact sheets of the embedded data set, and the ceiling of its captions
 	$(PY) scripts/draw_scenes.py
 	$(PY) scripts/draw_scenes.py --ceiling
+
+device-work: $(DEV_READY) ## what a step of each row asks of a GPU, counted without one
+	$(PY) scripts/device_work.py
 
 report: $(RUN_READY) ## pages of everything that was reproduced: an index, and one for each paper
 	$(PY) -m common.report.page --results results $(call typed,OUTPUT)/results --output $(call typed,OUTPUT)/report.html

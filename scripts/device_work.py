@@ -14,10 +14,10 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT)
-sys.path.append(str(ROOT / "tests" / "fake_cuda"))
-import fake_cuda
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from tests.fake_cuda import fake_cuda
 
 if reason := fake_cuda.missing():
     sys.exit(f"error: {reason}")
@@ -27,7 +27,7 @@ import torch
 from tqdm import tqdm
 
 from common.base.files import write_atomically, write_json
-from common.base.provenance import git_revision
+from common.base.provenance import ROOT, git_revision
 from common.geometry import Geometry, Sphere
 from common.oblique import Oblique
 from common.reproduce.rows import Job, run_row
@@ -55,9 +55,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="CONFIG", help="configs of rows, or: losses")
     only = parser.parse_args().only
-    rows = [row for row in all_rows() if not only or row in only]
+    rows_known = all_rows()
+    rows = [row for row in rows_known if not only or row in only]
     if unknown := sorted(set(only) - {*rows, "losses"}):
-        sys.exit(f"error: --only {unknown[0]}; expected one of: losses, {', '.join(all_rows())}")
+        sys.exit(f"error: --only {unknown[0]}; expected one of: losses, or a row's config such as {rows_known[0]}")
     content = {"git_revision": git_revision(), "torch": torch.__version__, "losses": {}, "steps": {}}
     if not only or "losses" in only:
         content["losses"] = {name: loss_work(make()) for name, make in GEOMETRIES.items()}
@@ -136,6 +137,7 @@ def loss_work(geometry: Geometry) -> dict[str, float]:
 
 
 def page(content: dict) -> str:
+    """The count as Markdown."""
     lines = [
         "# Work of a GPU",
         "",
