@@ -5,10 +5,12 @@ Conventions, for every geometry in this repository:
     embeddings   features after the geometry's map; what is gathered over processes, cached and compared
     similarity   (num_images, num_texts), rows are images, larger means closer; distances are negated in here, once
 Training and every evaluation call the same `similarity`. Nothing asks which geometry it has, what its class is or how
-its parameters are called: three protocols state what a geometry offers, each more than the one before:
+its parameters are called: protocols state what a geometry offers. Three of them, each more than the one before:
     Geometry         compares
     RootedGeometry   has a most generic point, and ways to it
     ConeGeometry     has entailment cones
+One is apart, and saves time only:
+    ChordGeometry    has its similarity and the slope as formulas of one matrix product, for the tiled loss
 All comparisons run in float32 or better, under autocast too: the close pairs are the positives, and half
 precision ties them (2,000 cosines around 0.25 leave 2.4 candidates at the top score in bfloat16).
 """
@@ -183,6 +185,19 @@ def paired_angles(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         return 2 * torch.atan2(torch.where(both_zero, 1.0, apart), torch.where(both_zero, 1.0, together))
 
 
+def angle_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """theta = arccos(1 - q) as atan2(sin(theta), 1 - q), and its slope 1 / sin(theta), with sin^2(theta) = q (2 - q).
+
+    Near pi as `squared_arccos`: cosines within 1e-7 of -1 count as -1 + 1e-7, with slope 0. So is the slope where
+    rounding has left q <= 0. The chords are overwritten.
+    """
+    longest = 2 - 1.0e-7
+    chords = chords.clamp_(0, longest)
+    sines = (2 - chords).mul_(chords).sqrt_()
+    angles = torch.atan2(sines, 1 - chords)
+    return angles, reciprocal_or_zero_(sines).mul_((longest - chords).sign_()) if with_slope else None
+
+
 def norm(vectors: torch.Tensor) -> torch.Tensor:
     """Euclidean norm over the last axis; the gradient at the zero vector is 0. One axis less."""
     return torch.linalg.vector_norm(vectors, dim=-1)
@@ -196,6 +211,37 @@ def safe_sqrt(values: torch.Tensor) -> torch.Tensor:
     """
     nothing = values <= 0  # not `~(values > 0)`: NaN must stay NaN and not become the distance of a perfect match
     return torch.where(nothing, 0.0, torch.where(nothing, 1.0, values).sqrt())  # both: where(n, 0, sqrt(0)) is NaN
+
+
+class ChordFactors(NamedTuple):
+    """What the chords of embeddings are made of: vectors (batch, dim) and offsets (batch,)."""
+
+    vectors: torch.Tensor
+    offsets: torch.Tensor
+
+
+def euclidean_chord_factors(embeddings: torch.Tensor) -> ChordFactors:
+    """x and |x|^2 / 2, for chords q = |x - y|^2 / 2 with coupling 0: (batch, dim) -> (batch, dim), (batch,)."""
+    with full_precision(embeddings):
+        vectors = at_least_float32(embeddings)
+        return ChordFactors(vectors, vectors.square().sum(dim=1) / 2)
+
+
+def squared_distance_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """d^2 = 2 q, and its slope 2; slope 0 where rounding has left q <= 0. The chords are overwritten."""
+    squares = chords.relu_().mul_(2)
+    return squares, squares.sign().mul_(2) if with_slope else None
+
+
+def distance_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """d = sqrt(2 q), and its slope 1 / d; slope 0 where rounding has left q <= 0. The chords are overwritten."""
+    distances = chords.relu_().mul_(2).sqrt_()
+    return distances, reciprocal_or_zero_(distances.clone()) if with_slope else None
+
+
+def reciprocal_or_zero_(values: torch.Tensor) -> torch.Tensor:
+    """1 / v in place, and 0 for v <= 0: the slope of a distance where pairs coincide. NaN stays NaN."""
+    return F.threshold_(values, 0.0, math.inf).reciprocal_()
 
 
 def straight_path(start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
@@ -370,6 +416,36 @@ class ConeGeometry(RootedGeometry, Protocol):
 
     def entailment_residual(self, *, images: torch.Tensor, texts: torch.Tensor, min_radius: float) -> torch.Tensor:
         """Radians by which images miss the cones of their texts: (..., dim) twice, broadcasting -> (...,)."""
+
+
+@runtime_checkable
+class ChordGeometry(Geometry, Protocol):
+    """A geometry whose distance is a function of one number per pair, the chord q, with a slope in closed form.
+
+        q_ij = a_i + a_j + coupling a_i a_j - x_i . x_j            x: vectors, a: offsets of `chord_factors`
+        similarity_ij = -distance_unit() * distance(q_ij)
+
+    On a sphere a = 1/2 gives q = 1 - cos(theta), in Euclidean space a = |x|^2 / 2 gives q = |x - y|^2 / 2: half the
+    squared chord. A tile of the tiled loss is then one matrix product, `distance_of_chords` and two products for the
+    gradients; autograd goes through `chord_factors` and `distance_unit` once a batch. An inner product needs no
+    formula. All other geometries go through autograd in every tile, which is as right and slower.
+
+    coupling: a number without gradient.
+    """
+
+    coupling: float
+
+    def chord_factors(self, embeddings: torch.Tensor) -> ChordFactors:
+        """Of images or texts, float32 or better, differentiable in embeddings and scalars."""
+
+    def distance_unit(self) -> torch.Tensor | float:
+        """A number; if it depends on the scalars, a scalar tensor, differentiable in them."""
+
+    def distance_of_chords(self, chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The distance and, if needed, its derivative by q, 0 where `similarity` has no gradient. Free of scalars.
+
+        The chords, of any shape, may be overwritten. Rounding leaves some of them below 0.
+        """
 
 
 class Sphere(nn.Module):

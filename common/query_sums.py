@@ -1,9 +1,13 @@
 """Running sums of InfoNCE over tiles of candidates: log-sum-exp, positives, soft targets; losses and residuals."""
 
+import math
+
 import torch
 import torch.distributed as dist
 
 from common.distributed import world_size
+
+LOG2_E = 1 / math.log(2)  # exp2 takes a third of the time of exp on a CPU
 
 
 class QuerySums:
@@ -43,13 +47,13 @@ class QuerySums:
             on_diagonal: the tile is square and its diagonal holds the partners.
         """
         others = logits.clone().fill_diagonal_(-torch.inf) if on_diagonal else logits
-        self.others[at] = torch.logaddexp(self.others[at], others.logsumexp(dim=1))
+        self.others[at] = torch.logaddexp(self.others[at], _logsumexp_of_rows(others))
         if positive is not None:
             self.hard[at] += torch.where(positive, logits - self.partners[at, None], 0.0).sum(dim=1)
             self.count[at] += positive.sum(dim=1)
         if pseudo is not None:
             before = self.pseudo_lse[at].clone()
-            self.pseudo_lse[at] = torch.logaddexp(before, pseudo.logsumexp(dim=1))
+            self.pseudo_lse[at] = torch.logaddexp(before, _logsumexp_of_rows(pseudo))
             mass = (pseudo - self.pseudo_lse[at, None]).exp_()
             self.soft[at] *= (before - self.pseudo_lse[at]).exp()
             self.soft[at] += (logits - self.partners[at, None]).mul_(mass).sum(dim=1)
@@ -80,7 +84,7 @@ class QuerySums:
     ) -> torch.Tensor:
         """Softmax minus targets: the gradient of `losses` by the logits of the same call of `add`."""
         lse = torch.logaddexp(self.others[at], self.partners[at])
-        residuals = (logits - lse[:, None]).exp_()
+        residuals = torch.add(-LOG2_E * lse[:, None], logits, alpha=LOG2_E).exp2_()
         if positive is not None:
             residuals -= positive * ((1 - self.alpha) / self.count[at, None])
         if pseudo is not None:
@@ -90,6 +94,14 @@ class QuerySums:
             missing = 1 - (1 - self.alpha) / self.count[at] - (0.0 if pseudo is None else soft.diagonal())
             residuals.diagonal().copy_(missing - torch.sigmoid(self.others[at] - self.partners[at]))
         return residuals
+
+
+def _logsumexp_of_rows(logits: torch.Tensor) -> torch.Tensor:
+    """logsumexp(dim=1) through the fused log-softmax, whose largest entry in a row is -log sum exp(l - max)."""
+    top = logits.amax(dim=1)
+    # of a transposed tile along its memory: log_softmax copies what is not contiguous
+    log_probabilities = logits.log_softmax(1) if logits.is_contiguous() else logits.T.log_softmax(0).T
+    return torch.where(top == -torch.inf, top, top - log_probabilities.amax(dim=1))
 
 
 def _logsumexp_over_processes(values: torch.Tensor) -> torch.Tensor:

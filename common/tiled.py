@@ -1,23 +1,26 @@
 """InfoNCE without the B x B matrix: any geometry, any batch, any number of processes, exact gradients.
 
 The matrix of logits is walked in tiles. One walk gives the log-sum-exp of rows and of columns together; the backward
-pass walks again, forms each tile once more and hands its part of the gradient to autograd:
+pass walks again, forms each tile once more and adds up its part of the gradients:
     products        2 B^2 d forward, 2 B^2 d to form the tiles again, 4 B^2 d for both gradients: 8 B^2 d in all
                     (with distillation the keys' tiles too, twice: 12 B^2 d)
     memory          embeddings, their gradients, some vectors of length B, some matrices of one tile
+A tile is a function of operands, which cost O(d) an embedding; autograd goes through them once, after the second walk.
+Inside a tile the gradients of inner products and of each `ChordGeometry` are formulas. All other geometries go through
+autograd there, too.
 Partners are compared by the geometry's `paired_similarity`, which keeps the digits of close pairs, and all others by
-its `similarity`. The partners' values are written over the diagonal.
+its `similarity` or its chords. The partners' values are written over the diagonal.
 
 With W processes each has its rows and walks them against the columns of all, which arrive one tile at a time: no
 process holds more than its share, its gradient and a tile. Column sums are combined over processes, and the gradient of
 a tile's columns is summed on the process that has them.
 
 With several processes the gradients of scalars (logit scale, curvature) agree with those of `contrastive_loss` after
-averaging over processes, as DDP and FSDP2 do it, and not before: here a process adds up the tiles of its rows, there
-its rows and its columns. A loop without DDP must average them itself.
+averaging over processes, as DDP and FSDP2 do it, and not before: tiles and operands count on the process that adds them
+up. A loop without DDP must average them itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,7 +29,7 @@ from torch import nn
 from torch.func import functional_call
 
 from common.distributed import gather_without_gradient, rank, whole, world_size
-from common.geometry import Geometry, at_least_float32, check_same_dim, full_precision, one_matrix
+from common.geometry import ChordGeometry, Geometry, at_least_float32, full_precision, one_matrix
 from common.info_nce import Distillation, QueuedPairs, check_geometry, check_pairs, contrastive_loss
 from common.query_sums import QuerySums
 
@@ -100,14 +103,15 @@ def tiled_contrastive_loss(
         raise ValueError(
             f"tile = {tile} (optim.loss_tile) with geometry {geometry.name}, which has two matrices; accepted: 0"
         )
-    scalars = {name: whole(parameter) for name, parameter in geometry.named_parameters()}
+    parameters = [whole(parameter) for parameter in geometry.parameters()]
+    scalars = tuple(scalar.detach() for scalar in (logit_scale, *parameters))
+    comparison = _comparison(geometry, scalars, bf16_product)
     alpha = 0.0 if distillation is None else distillation.alpha
     inputs = _Inputs(
         images=image_embeddings.detach(),
         texts=text_embeddings.detach(),
-        logit_scale=logit_scale.detach(),
-        comparisons=_Comparisons(geometry),
-        scalars={f"geometry.{name}": value.detach() for name, value in scalars.items()},
+        comparison=comparison,
+        multipliers=_Side.of(comparison.multipliers(), needs_gradient=False),
         ids=ids,
         all_ids=None if ids is None else gather_without_gradient(ids),
         queue=queue,
@@ -115,9 +119,8 @@ def tiled_contrastive_loss(
         image_keys=distillation.image_keys.detach() if alpha else None,  # with alpha 0 no target follows the keys
         text_keys=distillation.text_keys.detach() if alpha else None,
         tile=tile,
-        bf16_product=bf16_product,
     )
-    return _TiledContrastiveLoss.apply(inputs, image_embeddings, text_embeddings, logit_scale, *scalars.values())
+    return _TiledContrastiveLoss.apply(inputs, image_embeddings, text_embeddings, logit_scale, *parameters)
 
 
 class _TiledContrastiveLoss(torch.autograd.Function):
@@ -125,7 +128,8 @@ class _TiledContrastiveLoss(torch.autograd.Function):
     def forward(ctx, inputs, *differentiable):
         ctx.inputs = inputs
         ctx.save_for_backward(*differentiable, *(inputs.queue or ()))  # the second walk reads the queue again
-        loss, ctx.sums = _first_walk(inputs)
+        with full_precision(inputs.images):
+            loss, ctx.sums = _first_walk(inputs)
         return loss
 
     @staticmethod
@@ -133,34 +137,198 @@ class _TiledContrastiveLoss(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph: parts of a second derivative would be missing
             raise RuntimeError("the tiled loss has first derivatives only; use contrastive_loss for a second one")
         _ = ctx.saved_tensors  # raises if one of them was changed in place since the forward pass
-        return (None, *_second_walk(ctx.inputs, ctx.sums, gradient, ctx.needs_input_grad[1:]))
+        with full_precision(ctx.inputs.images):
+            return (None, *_second_walk(ctx.inputs, ctx.sums, gradient, ctx.needs_input_grad[1:]))
 
 
-class _Comparisons(nn.Module):
-    """A geometry's functions in the form whose parameters `functional_call` can replace by given tensors."""
+# How a tile is compared
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Rows, columns or scalars that a tile is a function of, without graph.
+
+    gradients: their sums over tiles, added in place; None = constants.
+    """
+
+    values: tuple[torch.Tensor, ...]
+    gradients: tuple[torch.Tensor, ...] | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[torch.Tensor], needs_gradient: bool) -> "_Side":
+        values = tuple(value.detach() for value in values)
+        return cls(values, tuple(torch.zeros_like(value) for value in values) if needs_gradient else None)
+
+    def __getitem__(self, rows: slice) -> "_Side":
+        gradients = None if self.gradients is None else tuple(gradient[rows] for gradient in self.gradients)
+        return _Side(tuple(value[rows] for value in self.values), gradients)
+
+
+_Pullback = Callable[[torch.Tensor], None]  # residuals of a tile -> None; adds to the gradients of its sides
+
+
+class _Methods(nn.Module):
+    """A geometry's methods in the form whose parameters `functional_call` can replace by other tensors."""
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         self.geometry = geometry
 
-    def forward(self, images: torch.Tensor, texts: torch.Tensor, paired: bool) -> torch.Tensor:
-        return self.geometry.paired_similarity(images, texts) if paired else self.geometry.similarity(images, texts)
+    def forward(self, method: str, *arguments: torch.Tensor) -> object:
+        return getattr(self.geometry, method)(*arguments)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Through the geometry's `similarity`, with autograd in every tile.
+
+    scalars: the logit scale, then the values of the geometry's parameters, at which its methods are called.
+    """
+
+    methods: _Methods
+    scalars: tuple[torch.Tensor, ...]
+
+    def call(self, method: str, *arguments: torch.Tensor) -> object:
+        names = [name for name, _ in self.methods.named_parameters()]
+        return functional_call(self.methods, dict(zip(names, self.scalars[1:])), (method, *arguments))
+
+    def paired_logits(self, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+        """Of row k of both; differentiable."""
+        return self.scalars[0] * self.call("paired_similarity", images, texts)
+
+    def operands(self, embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...]:
+        """What tiles are made of, each (batch, ...); differentiable."""
+        return (at_least_float32(embeddings),)
+
+    def multipliers(self) -> tuple[torch.Tensor, ...]:
+        """Scalars that act inside a tile; differentiable."""
+        return self.scalars
+
+    def compare(self, x: _Side, y: _Side, multipliers: _Side) -> tuple[torch.Tensor, _Pullback]:
+        """Logits of all pairs of rows x and columns y."""
+        sides = x, y, multipliers
+        leaves = [
+            [value.detach().requires_grad_(side.gradients is not None) for value in side.values] for side in sides
+        ]
+        (images,), (texts,), scalars = leaves
+        with torch.enable_grad():
+            logits = scalars[0] * replace(self, scalars=tuple(scalars)).call("similarity", images, texts)
+        trained = [
+            (leaf, total)
+            for side, values in zip(sides, leaves)
+            if side.gradients is not None
+            for leaf, total in zip(values, side.gradients)
+        ]
+        return logits.detach(), lambda residuals: _add_gradients_([(logits, residuals)], trained)
+
+    def compare_queries(
+        self, is_text: bool, queries: _Side, candidates: _Side, multipliers: _Side
+    ) -> tuple[torch.Tensor, _Pullback]:
+        """(queries, candidates), of image queries against texts or text queries against images."""
+        if not is_text:
+            return self.compare(queries, candidates, multipliers)
+        logits, pull_back = self.compare(candidates, queries, multipliers)
+        return logits.T, lambda residuals: pull_back(residuals.T)
+
+
+@dataclass(frozen=True)
+class _InnerProducts(_Comparison):
+    """logit_scale x . y. The scale multiplies the texts, and not the tile.
+
+    bf16: multiply in bfloat16, and add in float32.
+    """
+
+    bf16: bool
+
+    def operands(self, embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...]:
+        vectors = at_least_float32(embeddings).flatten(1)
+        return (self.scalars[0] * vectors if is_text else vectors,)
+
+    def multipliers(self) -> tuple[torch.Tensor, ...]:
+        return ()
+
+    def compare(self, x: _Side, y: _Side, multipliers: _Side) -> tuple[torch.Tensor, _Pullback]:
+        (images,), (texts,) = x.values, y.values
+
+        def add_product_(total: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> None:
+            if self.bf16:
+                total.add_(_bf16_matmul(first, second))
+            else:
+                total.addmm_(first, second)
+
+        def pull_back(residuals: torch.Tensor) -> None:
+            if x.gradients is not None:
+                add_product_(x.gradients[0], residuals, texts)
+            if y.gradients is not None:
+                add_product_(y.gradients[0], residuals.T, images)
+
+        return (_bf16_matmul if self.bf16 else torch.mm)(images, texts.T), pull_back
+
+
+@dataclass(frozen=True)
+class _Chords(_Comparison):
+    """scale * distance(q), with the chords q and the slope of the distance as `ChordGeometry` defines them."""
+
+    @property
+    def geometry(self) -> ChordGeometry:
+        return self.methods.geometry
+
+    def operands(self, embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...]:
+        return self.call("chord_factors", embeddings)
+
+    def multipliers(self) -> tuple[torch.Tensor, ...]:
+        return (-self.scalars[0] * self.call("distance_unit"),)
+
+    def compare(self, x: _Side, y: _Side, multipliers: _Side) -> tuple[torch.Tensor, _Pullback]:
+        (vectors, offsets), (other_vectors, other_offsets), (scale,) = x.values, y.values, multipliers.values
+        coupling = self.geometry.coupling
+        chords = torch.add(offsets[:, None], other_offsets)
+        if coupling:
+            chords.addr_(offsets, other_offsets, alpha=coupling)
+        chords.addmm_(vectors, other_vectors.T, alpha=-1)
+        needs_slope = x.gradients is not None or y.gradients is not None
+        distances, slopes = self.geometry.distance_of_chords(chords, needs_slope)
+
+        def pull_back(residuals: torch.Tensor) -> None:
+            if multipliers.gradients is not None:
+                multipliers.gradients[0].add_((residuals * distances).sum())
+            if not needs_slope:
+                return
+            by_chords = slopes.mul_(residuals).mul_(scale)
+            if x.gradients is not None:
+                x.gradients[0].addmm_(by_chords, other_vectors, alpha=-1)
+                x.gradients[1].addmv_(by_chords, 1 + coupling * other_offsets)
+            if y.gradients is not None:
+                y.gradients[0].addmm_(by_chords.T, vectors, alpha=-1)
+                y.gradients[1].addmv_(by_chords.T, 1 + coupling * offsets)
+
+        if multipliers.gradients is None:
+            return distances.mul_(scale), pull_back
+        return distances * scale, pull_back
+
+
+def _comparison(geometry: Geometry, scalars: tuple[torch.Tensor, ...], bf16_product: bool) -> _Comparison:
+    """The fastest way that the geometry offers."""
+    if geometry.is_inner_product:
+        return _InnerProducts(_Methods(geometry), scalars, bf16_product)
+    return (_Chords if isinstance(geometry, ChordGeometry) else _Comparison)(_Methods(geometry), scalars)
+
+
+# The walks
 
 
 @dataclass(frozen=True)
 class _Inputs:
     """What both walks read of this process's rows; all tensors without gradient.
 
-    scalars: the geometry's parameters, by the names that `functional_call` takes.
     ids, all_ids: (batch,) of the rows, and of the columns of all processes.
     image_keys, text_keys: of the momentum model; None where alpha is 0.
     """
 
     images: torch.Tensor
     texts: torch.Tensor
-    logit_scale: torch.Tensor
-    comparisons: _Comparisons
-    scalars: dict[str, torch.Tensor]
+    comparison: _Comparison
+    multipliers: _Side
     ids: torch.Tensor | None
     all_ids: torch.Tensor | None
     queue: QueuedPairs | None
@@ -168,27 +336,10 @@ class _Inputs:
     image_keys: torch.Tensor | None
     text_keys: torch.Tensor | None
     tile: int
-    bf16_product: bool
 
     @property
     def batch(self) -> int:
         return len(self.images)
-
-    def logits(self, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-        """Of all pairs."""
-        if self.bf16_product:
-            return self.logit_scale * _bf16_inner_products(images, texts)
-        return self.logit_scale * functional_call(self.comparisons, self.scalars, (images, texts, False))
-
-    def paired_logits(self, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-        """Of row k of both."""
-        return self.logit_scale * functional_call(self.comparisons, self.scalars, (images, texts, True))
-
-    def queue_logits(self, side: int, queries: torch.Tensor, cols: slice) -> torch.Tensor:
-        """(queries, rows of the queue), of image queries (side 0) or text queries (side 1)."""
-        if side == 0:
-            return self.logits(queries, self.queue.text_embeddings[cols].detach())
-        return self.logits(self.queue.image_embeddings[cols].detach(), queries).T
 
     def same_id(self, rows: slice, ids: torch.Tensor) -> torch.Tensor:
         """(rows, candidates) bool; a negative id equals no other."""
@@ -205,14 +356,33 @@ class _Inputs:
         """Where a process's columns are among those of all."""
         return slice(source * self.batch + cols.start, source * self.batch + cols.stop)
 
-    def queue_tiles(self) -> Iterator[tuple[int, slice, slice, torch.Tensor | None, torch.Tensor | None]]:
-        """(side, its rows, rows of the queue, which are positives, pseudo-logits) of every tile."""
+    def side(self, embeddings: torch.Tensor, is_text: bool) -> _Side:
+        """Operands as constants."""
+        return _Side.of(self.comparison.operands(embeddings, is_text), needs_gradient=False)
+
+    def received(self, embeddings: torch.Tensor | None, source: int, cols: slice) -> _Side | None:
+        """Operands of some of the source's texts or text keys, on every process."""
+        return None if embeddings is None else self.side(_broadcast(embeddings[cols], source), is_text=True)
+
+    def logits(self, queries: _Side, candidates: _Side, is_text: bool = False) -> torch.Tensor:
+        """Of constants."""
+        return self.comparison.compare_queries(is_text, queries, candidates, self.multipliers)[0]
+
+    def pseudo_logits(self, rows: slice, candidates: _Side | None, is_text: bool = False) -> torch.Tensor | None:
+        """Of the keys of some rows; None without distillation."""
+        keys = self.text_keys if is_text else self.image_keys
+        if keys is None:
+            return None
+        return self.logits(self.side(keys[rows], is_text), candidates, is_text)
+
+    def queue_tiles(self) -> Iterator[tuple[bool, slice, torch.Tensor]]:
+        """(whether texts query it, rows of the queue, their embeddings)."""
         for cols in [] if self.queue is None else self.ranges(len(self.queue.ids)):
-            for rows in self.ranges(self.batch):
-                positive = None if self.ids is None else self.same_id(rows, self.queue.ids[cols])
-                for side, keys in enumerate((self.image_keys, self.text_keys)):
-                    pseudo = None if keys is None else self.queue_logits(side, keys[rows], cols)
-                    yield side, rows, cols, positive, pseudo
+            yield False, cols, self.queue.text_embeddings[cols].detach()
+            yield True, cols, self.queue.image_embeddings[cols].detach()
+
+    def queue_positives(self, rows: slice, cols: slice) -> torch.Tensor | None:
+        return None if self.ids is None else self.same_id(rows, self.queue.ids[cols])
 
 
 @dataclass(frozen=True)
@@ -233,37 +403,43 @@ class _WalkSums:
         """The partners are compared, nothing is added up yet."""
 
         def compared(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-            return torch.cat([inputs.paired_logits(images[rows], texts[rows]) for rows in inputs.ranges(inputs.batch)])
+            logits = inputs.comparison.paired_logits
+            return torch.cat([logits(images[rows], texts[rows]) for rows in inputs.ranges(inputs.batch)])
 
         partners = compared(inputs.images, inputs.texts)
         pseudo = None if inputs.image_keys is None else compared(inputs.image_keys, inputs.text_keys)
         columns = QuerySums(gather_without_gradient(partners), inputs.alpha)
         return cls(partners, pseudo, QuerySums(partners, inputs.alpha), columns)
 
-    def of_side(self, side: int, rows: slice, inputs: _Inputs) -> tuple[QuerySums, slice]:
-        """Where this process's images (side 0) and texts (side 1) are summed."""
-        return (self.rows, rows) if side == 0 else (self.columns, inputs.columns_of(rank(), rows))
+    def of_side(self, is_text: bool, rows: slice, inputs: _Inputs) -> tuple[QuerySums, slice]:
+        """Where this process's images or texts are summed."""
+        return (self.columns, inputs.columns_of(rank(), rows)) if is_text else (self.rows, rows)
 
 
 def _first_walk(inputs: _Inputs) -> tuple[torch.Tensor, _WalkSums]:
     """The loss, and the sums from which the second walk forms residuals."""
     sums = _WalkSums.empty(inputs)
+    images = inputs.side(inputs.images, is_text=False)
     for source, cols in inputs.column_tiles():
-        texts, text_keys = _received(inputs.texts, cols, source), _received(inputs.text_keys, cols, source)
+        texts, text_keys = (inputs.received(side, source, cols) for side in (inputs.texts, inputs.text_keys))
         at = inputs.columns_of(source, cols)
         for rows in inputs.ranges(inputs.batch):
-            logits = inputs.logits(inputs.images[rows], texts)
-            positive, pseudo, on_diagonal = _complete_(logits, inputs, sums, text_keys, rows, cols, source)
+            logits, pseudo = inputs.logits(images[rows], texts), inputs.pseudo_logits(rows, text_keys)
+            positive, on_diagonal = _complete_(logits, pseudo, inputs, sums, rows, at)
             sums.rows.add(rows, logits, positive, pseudo, on_diagonal)
             sums.columns.add(at, logits.T, _transposed(positive), _transposed(pseudo), on_diagonal)
-    for side, rows, cols, positive, pseudo in inputs.queue_tiles():
-        side_sums, at = sums.of_side(side, rows, inputs)
-        side_sums.add(at, inputs.queue_logits(side, (inputs.images, inputs.texts)[side][rows], cols), positive, pseudo)
+    for is_text, cols, embeddings in inputs.queue_tiles():
+        candidates = inputs.side(embeddings, not is_text)
+        for rows in inputs.ranges(inputs.batch):
+            queries = inputs.side((inputs.texts if is_text else inputs.images)[rows], is_text)
+            side_sums, at = sums.of_side(is_text, rows, inputs)
+            pseudo = inputs.pseudo_logits(rows, candidates, is_text)
+            side_sums.add(at, inputs.logits(queries, candidates, is_text), inputs.queue_positives(rows, cols), pseudo)
     # rows have met all candidates here, columns only the rows of this process
     sums.columns.combine()
     everything = slice(0, inputs.batch)
-    sides = [side_sums.losses(at).mean() for side_sums, at in (sums.of_side(k, everything, inputs) for k in (0, 1))]
-    return sum(sides) / 2, sums
+    sides = [sums.of_side(is_text, everything, inputs) for is_text in (False, True)]
+    return sum(side_sums.losses(at).mean() for side_sums, at in sides) / 2, sums
 
 
 def _second_walk(
@@ -272,147 +448,147 @@ def _second_walk(
     """Gradients of images, texts, logit scale and the geometry's parameters, where `needed`."""
     weights = gather_without_gradient(gradient[None]) / (2 * inputs.batch)  # of each process's rows and columns
     local_weight = weights[rank()]
-    inputs = replace(
-        inputs,
-        logit_scale=inputs.logit_scale.clone().requires_grad_(needed[2]),
-        scalars={
-            name: value.clone().requires_grad_(needs)
-            for (name, value), needs in zip(inputs.scalars.items(), needed[3:])
-        },
-    )
-    scalars = [(leaf, torch.zeros_like(leaf)) for leaf in (inputs.logit_scale, *inputs.scalars.values())]
-    image_gradient, text_gradient = (
-        at_least_float32(side[:0]).new_zeros(side.shape) for side in (inputs.images, inputs.texts)
-    )
+    # the same scalars as starts of a graph, which leads to operands and multipliers
+    leaves = tuple(scalar.clone().requires_grad_(needs) for scalar, needs in zip(inputs.comparison.scalars, needed[2:]))
+    scalars = [(leaf, torch.zeros_like(leaf)) for leaf in leaves]
+    comparison = replace(inputs.comparison, scalars=leaves)
+    with torch.enable_grad():
+        scales = comparison.multipliers()
+    multipliers = _Side.of(scales, _require_gradients(scales))
+
+    def trained_operands(embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Embeddings as the start of a graph, and their operands."""
+        leaf = at_least_float32(embeddings).detach().requires_grad_(needed[is_text])
+        with torch.enable_grad():
+            return leaf, comparison.operands(leaf, is_text)
+
+    def totals(embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...] | None:
+        """Zeros for the gradients of all operands; None if nothing that trains leads to them."""
+        _, first = trained_operands(embeddings[:1], is_text)
+        if _require_gradients(first):
+            return tuple(operand.new_zeros(len(embeddings), *operand.shape[1:]) for operand in first)
+        return None
+
+    images = _Side(inputs.side(inputs.images, is_text=False).values, totals(inputs.images, is_text=False))
+    text_gradients = totals(inputs.texts, is_text=True)
     partner_residuals = torch.zeros_like(sums.partners)
 
     for source, cols in inputs.column_tiles():
-        texts, text_keys = _received(inputs.texts, cols, source), _received(inputs.text_keys, cols, source)
-        at, y = inputs.columns_of(source, cols), _leaf(texts, needed[1])
-        y_gradient = torch.zeros_like(y)
+        texts, text_keys = (inputs.received(side, source, cols) for side in (inputs.texts, inputs.text_keys))
+        texts = _Side.of(texts.values, text_gradients is not None)
+        at = inputs.columns_of(source, cols)
         for rows in inputs.ranges(inputs.batch):
-            x = _leaf(inputs.images[rows], needed[0])
-            with torch.enable_grad():
-                logits = inputs.logits(x, y)
-            values = logits.detach()  # a product keeps its factors for the backward pass, not itself
-            positive, pseudo, on_diagonal = _complete_(values, inputs, sums, text_keys, rows, cols, source)
-            residuals = sums.rows.residuals(rows, values, positive, pseudo, on_diagonal).mul_(local_weight)
-            turned = values.T, _transposed(positive), _transposed(pseudo)
+            logits, pull_back = comparison.compare(images[rows], texts, multipliers)
+            pseudo = inputs.pseudo_logits(rows, text_keys)
+            positive, on_diagonal = _complete_(logits, pseudo, inputs, sums, rows, at)
+            residuals = sums.rows.residuals(rows, logits, positive, pseudo, on_diagonal).mul_(local_weight)
+            turned = logits.T, _transposed(positive), _transposed(pseudo)
             residuals += sums.columns.residuals(at, *turned, on_diagonal).T.mul_(weights[source])
             if on_diagonal:
                 partner_residuals[rows] = residuals.diagonal()
                 residuals.fill_diagonal_(0.0)
-            _add_gradients_(logits, residuals, [(x, image_gradient[rows]), (y, y_gradient), *scalars])
+            pull_back(residuals)
         # a tile's columns belong to its source, which adds what all processes computed for them
-        if world_size() > 1:
-            dist.reduce(y_gradient, source)
-        if source == rank():
-            text_gradient[cols] += y_gradient
-
-    # the partners' part goes through `paired_similarity`, whose value stands on the diagonal
-    for rows in inputs.ranges(inputs.batch):
-        x, y = _leaf(inputs.images[rows], needed[0]), _leaf(inputs.texts[rows], needed[1])
-        with torch.enable_grad():
-            partners = inputs.paired_logits(x, y)
-        pairs = [(x, image_gradient[rows]), (y, text_gradient[rows]), *scalars]
-        _add_gradients_(partners, partner_residuals[rows], pairs)
+        for total, part in zip(text_gradients or (), texts.gradients or ()):
+            if world_size() > 1:
+                dist.reduce(part, source)
+            if source == rank():
+                total[cols] += part
 
     # rows of the queue are constants: only this process's queries and the scalars have a gradient
-    for side, rows, cols, positive, pseudo in inputs.queue_tiles():
-        side_sums, at = sums.of_side(side, rows, inputs)
-        x = _leaf((inputs.images, inputs.texts)[side][rows], needed[side])
+    for is_text, cols, embeddings in inputs.queue_tiles():
         with torch.enable_grad():
-            logits = inputs.queue_logits(side, x, cols)
-        residuals = side_sums.residuals(at, logits.detach(), positive, pseudo).mul_(local_weight)
-        _add_gradients_(logits, residuals, [(x, (image_gradient, text_gradient)[side][rows]), *scalars])
+            operands = comparison.operands(embeddings, not is_text)
+        candidates = _Side.of(operands, _require_gradients(operands))
+        for rows in inputs.ranges(inputs.batch):
+            values = inputs.side((inputs.texts if is_text else inputs.images)[rows], is_text).values
+            gradients = text_gradients if is_text else images.gradients
+            queries = _Side(values, None if gradients is None else tuple(part[rows] for part in gradients))
+            logits, pull_back = comparison.compare_queries(is_text, queries, candidates, multipliers)
+            side_sums, at = sums.of_side(is_text, rows, inputs)
+            pseudo = inputs.pseudo_logits(rows, _Side(candidates.values), is_text)
+            pull_back(side_sums.residuals(at, logits, inputs.queue_positives(rows, cols), pseudo).mul_(local_weight))
+        _add_gradients_(zip(operands, candidates.gradients or ()), scalars)
 
-    gradients = [image_gradient.to(inputs.images.dtype), text_gradient.to(inputs.texts.dtype)]
-    gradients += [total for _, total in scalars]
-    return [total if needs else None for total, needs in zip(gradients, needed)]
+    # through the operands, and for the partners through `paired_similarity`, whose value stands on the diagonal
+    for rows in inputs.ranges(inputs.batch):
+        (x, x_operands), (y, y_operands) = (
+            trained_operands(inputs.images[rows], False),
+            trained_operands(inputs.texts[rows], True),
+        )
+        with torch.enable_grad():
+            outputs = [(comparison.paired_logits(x, y), partner_residuals[rows])]
+        sides = ((x, x_operands, images.gradients), (y, y_operands, text_gradients))
+        for _, operands, gradients in sides:
+            outputs += zip(operands, (gradient[rows] for gradient in gradients or ()))
+        ends = [(leaf, torch.zeros_like(leaf)) for leaf, _, _ in sides]
+        _add_gradients_(outputs, [*ends, *scalars])
+        for (_, total), (_, _, gradients) in zip(ends, sides):
+            if (
+                gradients is not None
+            ):  # the first operand has the size of the embeddings: it makes room for their gradient
+                gradients[0][rows] = total.view_as(gradients[0][rows])
+    _add_gradients_(zip(scales, multipliers.gradients or ()), scalars)
+
+    totals = [
+        gradients and gradients[0].view_as(embeddings).to(embeddings.dtype)
+        for embeddings, gradients in ((inputs.images, images.gradients), (inputs.texts, text_gradients))
+    ]
+    return [total if needs else None for total, needs in zip([*totals, *(total for _, total in scalars)], needed)]
+
+
+def _require_gradients(tensors: Iterable[torch.Tensor]) -> bool:
+    return any(tensor.requires_grad for tensor in tensors)
 
 
 def _add_gradients_(
-    logits: torch.Tensor, residuals: torch.Tensor, leaves: list[tuple[torch.Tensor, torch.Tensor]]
+    outputs: Iterable[tuple[torch.Tensor, torch.Tensor]], leaves: Iterable[tuple[torch.Tensor, torch.Tensor]]
 ) -> None:
-    """Adds the gradient of sum(logits * residuals) by every leaf to the total beside it."""
-    if logits.requires_grad:
-        trained = [(leaf, total) for leaf, total in leaves if leaf.requires_grad]
-        parts = torch.autograd.grad(logits, [leaf for leaf, _ in trained], residuals, allow_unused=True)
-        for (_, total), part in zip(trained, parts):
-            if part is not None:
-                total += part
+    """Adds to the total beside every leaf what the gradients beside the outputs give for it."""
+    outputs = [(output, gradient) for output, gradient in outputs if output.requires_grad]
+    leaves = [(leaf, total) for leaf, total in leaves if leaf.requires_grad]
+    if not outputs:
+        return
+    (tensors, gradients), (inputs, totals) = zip(*outputs), zip(*leaves)
+    for total, part in zip(totals, torch.autograd.grad(tensors, inputs, gradients, allow_unused=True)):
+        if part is not None:
+            total += part
 
 
 def _complete_(
-    logits: torch.Tensor,
-    inputs: _Inputs,
-    sums: _WalkSums,
-    text_keys: torch.Tensor | None,
-    rows: slice,
-    cols: slice,
-    source: int,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, bool]:
-    """Which entries of a tile are positives, its pseudo-logits, and whether it is on the diagonal.
+    logits: torch.Tensor, pseudo: torch.Tensor | None, inputs: _Inputs, sums: _WalkSums, rows: slice, at: slice
+) -> tuple[torch.Tensor | None, bool]:
+    """Which entries of a tile are positives, and whether it is on the diagonal.
 
     If so, the partners' logits and pseudo-logits are written there.
     """
-    on_diagonal = source == rank() and rows == cols
-    positive = pseudo = None
-    if inputs.ids is not None:
-        positive = inputs.same_id(rows, inputs.all_ids[inputs.columns_of(source, cols)])
-    elif on_diagonal:
-        positive = torch.zeros_like(logits, dtype=torch.bool)
-    if text_keys is not None:
-        pseudo = inputs.logits(inputs.image_keys[rows], text_keys)
+    on_diagonal = at == inputs.columns_of(rank(), rows)
+    positive = None if inputs.ids is None else inputs.same_id(rows, inputs.all_ids[at])
     if on_diagonal:
+        positive = torch.zeros_like(logits, dtype=torch.bool) if positive is None else positive
         positive.fill_diagonal_(True)
         logits.diagonal().copy_(sums.partners[rows])
         if pseudo is not None:
             pseudo.diagonal().copy_(sums.pseudo_partners[rows])
-    return positive, pseudo, on_diagonal
-
-
-def _leaf(tensor: torch.Tensor, needs_gradient: bool) -> torch.Tensor:
-    """The same numbers, float32 or better, as the start of a graph if they need a gradient."""
-    return at_least_float32(tensor).detach().requires_grad_(needs_gradient)
+    return positive, on_diagonal
 
 
 def _transposed(matrix: torch.Tensor | None) -> torch.Tensor | None:
     return None if matrix is None else matrix.T
 
 
-def _received(tensor: torch.Tensor | None, rows: slice, source: int) -> torch.Tensor | None:
-    """Some rows of the source's tensor, on every process; None stays None."""
-    if tensor is None or world_size() == 1:
-        return None if tensor is None else tensor[rows]
-    received = tensor[rows].contiguous() if source == rank() else tensor[rows].new_empty(tensor[rows].shape)
-    dist.broadcast(received, source)
-    return received
-
-
-class _Bf16Product(torch.autograd.Function):
-    """x @ y.T with factors in bfloat16 and sums in float32; so are both gradients."""
-
-    @staticmethod
-    def forward(ctx, x, y):
-        x, y = x.bfloat16(), y.bfloat16()
-        ctx.save_for_backward(x, y)
-        return _bf16_matmul(x, y.T)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x, y), gradient = ctx.saved_tensors, gradient.bfloat16()
-        return _bf16_matmul(gradient, y), _bf16_matmul(gradient.T, x)
+def _broadcast(rows: torch.Tensor, source: int) -> torch.Tensor:
+    """The source's rows, on every process."""
+    if world_size() == 1:
+        return rows
+    rows = rows.contiguous() if source == rank() else torch.empty_like(rows, memory_format=torch.contiguous_format)
+    dist.broadcast(rows, source)
+    return rows
 
 
 def _bf16_matmul(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    with full_precision(first):
-        if first.device.type == "cuda":
-            return torch.mm(first, second, out_dtype=torch.float32)
-        return first.float() @ second.float()  # the same: float32 holds products of bfloat16 exactly
-
-
-def _bf16_inner_products(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-    """inner_product_similarity of flattened embeddings, by bfloat16 factors."""
-    check_same_dim(images, texts)
-    return _Bf16Product.apply(images.flatten(1), texts.flatten(1))
+    """A product with factors in bfloat16 and sums in float32."""
+    first, second = first.bfloat16(), second.bfloat16()
+    if first.device.type == "cuda":
+        return torch.mm(first, second, out_dtype=torch.float32)
+    return first.float() @ second.float()  # the same: float32 holds products of bfloat16 exactly

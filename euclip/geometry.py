@@ -17,10 +17,14 @@ import torch
 from torch import nn
 
 from common.geometry import (
+    ChordFactors,
     Scalar,
+    angle_of_chords,
     at_least_float32,
     both_ways,
     clamp_scalars_,
+    distance_of_chords,
+    euclidean_chord_factors,
     euclidean_distance,
     inner_product_similarity,
     paired_angles,
@@ -28,16 +32,20 @@ from common.geometry import (
     paired_squared_distances,
     safe_sqrt,
     squared_arccos,
+    squared_distance_of_chords,
     squared_distances,
     straight_path,
     unit,
 )
 from euclip.entailment import euclidean_entailment_residual, lorentz_entailment_residual
 from euclip.lorentz import (
+    lorentz_chord_factors,
     lorentz_distance,
+    lorentz_distance_of_chords,
     paired_lorentz_distance,
     paired_squared_lorentz_distance,
     squared_lorentz_distance,
+    squared_lorentz_distance_of_chords,
 )
 
 
@@ -47,6 +55,7 @@ class Elliptic(nn.Module):
     name = "elliptic"
     is_inner_product = False
     has_cones = False
+    coupling = 0.0
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
         return unit(image_features)
@@ -65,6 +74,17 @@ class Elliptic(nn.Module):
 
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         return -paired_angles(image_embeddings, text_embeddings)
+
+    def chord_factors(self, embeddings: torch.Tensor) -> ChordFactors:
+        """x and 1/2, for q = 1 - cos(theta)."""
+        embeddings = at_least_float32(embeddings)
+        return ChordFactors(embeddings, torch.full_like(embeddings[:, 0], 0.5))
+
+    def distance_unit(self) -> float:
+        return 1.0
+
+    def distance_of_chords(self, chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return angle_of_chords(chords, with_slope)
 
     def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Normalised mean, as on the sphere."""
@@ -95,6 +115,7 @@ class Euclidean(nn.Module):
 
     is_inner_product = False
     has_cones = True
+    coupling = 0.0
 
     def __init__(self, squared: bool = True) -> None:
         super().__init__()
@@ -120,6 +141,16 @@ class Euclidean(nn.Module):
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         distance = paired_squared_distances if self.squared else paired_euclidean_distance
         return -distance(image_embeddings, text_embeddings)
+
+    def chord_factors(self, embeddings: torch.Tensor) -> ChordFactors:
+        return euclidean_chord_factors(embeddings)
+
+    def distance_unit(self) -> float:
+        return 1.0
+
+    def distance_of_chords(self, chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        distance = squared_distance_of_chords if self.squared else distance_of_chords
+        return distance(chords, with_slope)
 
     def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Plain mean: normalising it would destroy the norms that this geometry uses."""
@@ -165,6 +196,7 @@ class Hyperbolic(nn.Module):
 
     is_inner_product = False
     has_cones = True
+    coupling = 2.0
 
     def __init__(
         self,
@@ -219,6 +251,18 @@ class Hyperbolic(nn.Module):
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         distance = paired_squared_lorentz_distance if self.squared else paired_lorentz_distance
         return -distance(image_embeddings, text_embeddings, self.curvature())
+
+    def chord_factors(self, embeddings: torch.Tensor) -> ChordFactors:
+        return lorentz_chord_factors(embeddings, self.curvature())
+
+    def distance_unit(self) -> torch.Tensor:
+        """1 / sqrt(c), or 1 / c of squared distances."""
+        curvature = at_least_float32(self.curvature())
+        return 1 / (curvature if self.squared else curvature.sqrt())
+
+    def distance_of_chords(self, chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        distance = squared_lorentz_distance_of_chords if self.squared else lorentz_distance_of_chords
+        return distance(chords, with_slope)
 
     def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Mean of the tangent vectors; the exponential map comes after it, inside the similarity."""

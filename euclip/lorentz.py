@@ -20,7 +20,16 @@ matched pairs, which are the close ones, from the difference u - v. Everything r
 
 import torch
 
-from common.geometry import at_least_float32, check_same_dim, full_precision, norm, safe_sqrt, unit
+from common.geometry import (
+    ChordFactors,
+    at_least_float32,
+    check_same_dim,
+    full_precision,
+    norm,
+    reciprocal_or_zero_,
+    safe_sqrt,
+    unit,
+)
 
 # Tangent vectors with a larger radius are shortened to it: float32 cannot hold sinh(r) sinh(s) much beyond.
 MAX_RADIUS = 40.0
@@ -104,6 +113,53 @@ def paired_squared_lorentz_distance(
 ) -> torch.Tensor:
     """Square of paired_lorentz_distance: (batch, dim) twice -> (batch,)."""
     return _squared_distance(_paired_squared_half_chord(tangents, other_tangents, curvature), curvature)
+
+
+def lorentz_chord_factors(tangents: torch.Tensor, curvature: torch.Tensor) -> ChordFactors:
+    """sinh(r) / sqrt(2) in the direction of u, and sinh^2(r / 2), for chords with coupling 2.
+
+    The law of haversines in other terms, since cosh(r) = 1 + 2 sinh^2(r / 2):
+        q = sinh^2(sqrt(c) d / 2) = (cosh(r) cosh(s) - 1 - sinh(r) sinh(s) cos(theta)) / 2
+          = a + b + 2 a b - sinh(r) sinh(s) cos(theta) / 2              a = sinh^2(r / 2), b = sinh^2(s / 2)
+    Its error is about eps * cosh(r) cosh(s), as that of `lorentz_distance`, and small where both radii are.
+
+    Args:
+        tangents: (batch, dim), tangent vectors at the origin.
+        curvature: scalar tensor c > 0.
+    """
+    with full_precision(tangents):
+        tangents, curvature = at_least_float32(tangents), at_least_float32(curvature)
+        tangents = shorten(tangents, curvature)
+        radii = curvature.sqrt() * norm(tangents)
+        # 0 for a zero vector, which then has no gradient, as in `lorentz_distance`
+        weights = torch.where(radii > 0, (curvature / 2).sqrt() * sinh_over(radii), 0.0)
+        return ChordFactors(weights[:, None] * tangents, torch.sinh(radii / 2).square())
+
+
+def lorentz_distance_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """sqrt(c) d = 2 asinh(sqrt(q)), and its slope 1 / sqrt(q (1 + q)); slope 0 where rounding has left q <= 0.
+
+    The chords are overwritten.
+    """
+    sinh, cosh = _sinh_and_cosh(chords)
+    distances = (sinh + cosh).log_().mul_(2)
+    return distances, reciprocal_or_zero_(sinh.mul_(cosh)) if with_slope else None
+
+
+def squared_lorentz_distance_of_chords(
+    chords: torch.Tensor, with_slope: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """c d^2 = D^2 with D = 2 asinh(sqrt(q)), and its slope 2 D / sqrt(q (1 + q)), 0 where q <= 0. Overwrites chords."""
+    sinh, cosh = _sinh_and_cosh(chords)
+    distances = (sinh + cosh).log_().mul_(2)
+    slopes = reciprocal_or_zero_(sinh.mul_(cosh)).mul_(distances).mul_(2) if with_slope else None
+    return distances.square_(), slopes
+
+
+def _sinh_and_cosh(chords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of half the distance: sqrt(q) and sqrt(1 + q)."""
+    chords = chords.relu_()
+    return chords.sqrt(), chords.add_(1).sqrt_()
 
 
 def _squared_half_chord(tangents: torch.Tensor, other_tangents: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:

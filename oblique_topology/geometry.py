@@ -18,7 +18,17 @@ from functools import partial
 import torch
 from torch import nn
 
-from common.geometry import Scalar, at_least_float32, both_ways, euclidean_distance, paired_euclidean_distance, unit
+from common.geometry import (
+    ChordFactors,
+    Scalar,
+    at_least_float32,
+    both_ways,
+    distance_of_chords,
+    euclidean_chord_factors,
+    euclidean_distance,
+    paired_euclidean_distance,
+    unit,
+)
 from common.late_interaction import LateInteraction
 from common.oblique import to_spheres
 from oblique_topology.oblique import oblique_geodesic_distance, paired_oblique_geodesic_distance
@@ -71,6 +81,7 @@ class L2(nn.Module):
 
     name = "euclidean"
     is_inner_product = False
+    coupling = 0.0
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
         return at_least_float32(image_features)
@@ -88,6 +99,15 @@ class L2(nn.Module):
 
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         return -paired_euclidean_distance(image_embeddings, text_embeddings)
+
+    def chord_factors(self, embeddings: torch.Tensor) -> ChordFactors:
+        return euclidean_chord_factors(embeddings)
+
+    def distance_unit(self) -> float:
+        return 1.0
+
+    def distance_of_chords(self, chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return distance_of_chords(chords, with_slope)
 
     def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Plain mean."""

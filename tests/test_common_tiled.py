@@ -3,18 +3,21 @@
 Every geometry, scheme and number of processes: tests/test_info_nce_matrix.py.
 """
 
+import copy
+
 import pytest
 import torch
 from comparison import Comparison
 from hard_pairs import hard_pairs
 from test_info_nce_matrix import GEOMETRIES
 
-from common.geometry import Sphere, unit
+from common import tiled
+from common.geometry import ChordGeometry, Sphere, squared_arccos, unit
 from common.info_nce import Distillation, QueuedPairs, contrastive_loss
 from common.oblique import Oblique
 from common.tiled import geometry_loss, tiled_contrastive_loss
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
-from oblique_topology.geometry import ObliqueGeodesic
+from oblique_topology.geometry import L2, ObliqueGeodesic
 
 BATCH, DIM, QUEUED = 12, 16, 9
 KINDS = {
@@ -104,6 +107,122 @@ def test_at_once_or_in_tiles_by_one_name():
         torch.testing.assert_close(geometry_loss(images, texts, geometry, scale, tile=tile, **options), plain)
 
 
+# tiles in closed form
+
+
+CLOSED = {
+    "elliptic": Elliptic,
+    "euclidean": lambda: Euclidean(squared=False),
+    "euclidean squared": lambda: Euclidean(squared=True),
+    "l2": L2,
+    "hyperbolic": lambda: Hyperbolic(DIM, squared=False, curvature_init=0.7),
+    "hyperbolic squared": lambda: Hyperbolic(DIM, squared=True, curvature_init=0.7),
+}
+INNER = {"sphere": Sphere, "oblique": lambda: Oblique(4)}
+
+
+def by_autograd(monkeypatch):
+    """Lets the tiled loss differentiate every geometry by autograd."""
+    monkeypatch.setattr(
+        tiled, "_comparison", lambda geometry, scalars, _: tiled._Comparison(tiled._Methods(geometry), scalars)
+    )
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_the_distance_of_chords_is_the_similarity_of_the_embeddings(name):
+    geometry = CLOSED[name]().double()
+    assert isinstance(geometry, ChordGeometry)
+    x, y = geometry.embed_image(torch.randn(9, DIM).double()), geometry.embed_text(torch.randn(7, DIM).double())
+    (vectors, a), (others, b) = geometry.chord_factors(x), geometry.chord_factors(y)
+    chords = a[:, None] + b + geometry.coupling * a[:, None] * b - vectors @ others.T
+    distances, slopes = geometry.distance_of_chords(chords, False)
+    assert slopes is None
+    torch.testing.assert_close(-geometry.distance_unit() * distances, geometry.similarity(x, y))
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_slopes_are_difference_quotients_of_distances(name):
+    geometry, step = CLOSED[name]().double(), 1e-6
+    chords = torch.tensor([1e-3, 0.05, 0.4, 1.0, 1.7, 1.99], dtype=torch.float64)
+    values, slopes = geometry.distance_of_chords(chords.clone(), True)
+    above, below = (geometry.distance_of_chords(chords * factor, False)[0] for factor in (1 + step, 1 - step))
+    torch.testing.assert_close(slopes, (above - below) / (2 * step * chords), rtol=1e-7, atol=0.0)
+    torch.testing.assert_close(values, geometry.distance_of_chords(chords.clone(), False)[0])
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_chords_that_rounding_left_below_zero_have_distance_and_slope_0_and_nan_stays(name):
+    geometry = CLOSED[name]()
+    distances, slopes = geometry.distance_of_chords(torch.tensor([-1e-7, 0.0, torch.nan]), True)
+    assert torch.equal(distances[:2], torch.zeros(2))
+    assert torch.equal(slopes[:2], torch.zeros(2))
+    assert torch.isnan(distances[2])
+
+
+def test_opposite_vectors_have_the_angle_and_the_slope_of_the_squared_arccos():
+    angles, slopes = Elliptic().distance_of_chords(torch.tensor([2.0, 2.0 + 1e-6]), True)
+    torch.testing.assert_close(angles, squared_arccos(torch.tensor([-1.0, -1.0])).sqrt())
+    assert torch.equal(slopes, torch.zeros(2))
+
+
+def hard_world(geometry, kind):
+    """A batch with zero vectors, a text that equals the image of another pair and, off the sphere, a large norm."""
+    images, texts, options = world(geometry, kind)
+    with torch.no_grad():
+        images[2], texts[5] = 0, 0
+        texts[8] = images[1]
+        if geometry.name.startswith(("euclidean", "hyperbolic")):
+            images[7] *= 6
+    return images, texts, options
+
+
+@pytest.mark.parametrize("build", [world, hard_world])
+@pytest.mark.parametrize("name", CLOSED | INNER)
+def test_closed_form_autograd_and_plain_loss_agree_in_float64(name, build, monkeypatch):
+    geometry, scale = (CLOSED | INNER)[name]().double(), scale_of(3.0)
+    images, texts, options = build(geometry, "all of them")
+
+    def of(loss, **settings):
+        value = loss(images, texts, geometry, scale, **options, **settings)
+        return value, *gradients_of(value, geometry, images, texts, scale)
+
+    closed, plain = of(tiled_contrastive_loss, tile=5), of(contrastive_loss)
+    by_autograd(monkeypatch)
+    expected = of(tiled_contrastive_loss, tile=5)
+    # where vectors coincide a distance is the root of a rounding error
+    tolerance = 1e-12 if build is world else 1e-6
+    for actual, *others in zip(closed, expected, plain):
+        assert max(worst_error(actual, other) for other in others) < tolerance
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.2])
+@pytest.mark.parametrize("name", CLOSED | INNER)
+def test_closed_form_keeps_the_digits_of_autograd_in_float32(name, spread, monkeypatch):
+    """Values to 1e-6 and gradients to 1e-5, of embeddings all around and in one direction."""
+    batch, dim = 300, 64
+    features = 1 - spread + spread * torch.randn(batch, dim)
+    near = features + 0.7 * spread * torch.randn(batch, dim)
+    build = {"hyperbolic": False, "hyperbolic squared": True}
+    geometry = Hyperbolic(dim, build[name]) if name in build else (CLOSED | INNER)[name]()
+    logit_scale = {"l2": 1.5, "oblique": 1.0}.get(name, 14.0)  # their similarities spread as widely
+    with torch.no_grad():
+        embeddings = geometry.embed_image(features), geometry.embed_text(near)
+
+    def of(loss, dtype, **settings):
+        x, y = (side.to(dtype).requires_grad_() for side in embeddings)
+        scale, converted = scale_of(logit_scale, dtype), copy.deepcopy(geometry).to(dtype)
+        value = loss(x, y, converted, scale, **settings)
+        return value, *gradients_of(value, converted, x, y, scale)
+
+    exact = of(contrastive_loss, torch.float64)
+    closed = of(tiled_contrastive_loss, torch.float32, tile=128)
+    by_autograd(monkeypatch)
+    before = of(tiled_contrastive_loss, torch.float32, tile=128)
+    for expected in (exact, before):
+        assert worst_error(closed[0], expected[0]) < 1e-6
+        assert max(worst_error(*pair) for pair in zip(closed[1:], expected[1:])) < 1e-5
+
+
 # digits
 
 
@@ -169,8 +288,20 @@ def test_loss_and_gradients_are_finite_at_hard_pairs(name):
 # memory and work
 
 
-class Counting(Sphere):
-    """Notes the tiles that are compared."""
+class CountingSimilarity(ObliqueGeodesic):
+    """Notes the tiles that autograd goes through."""
+
+    def __init__(self):
+        super().__init__(sphere_dim=4)
+        self.seen = []
+
+    def similarity(self, image_embeddings, text_embeddings):
+        self.seen.append((len(image_embeddings), len(text_embeddings)))
+        return super().similarity(image_embeddings, text_embeddings)
+
+
+class CountingChords(Euclidean):
+    """Notes the tiles in closed form."""
 
     def __init__(self):
         super().__init__()
@@ -180,10 +311,16 @@ class Counting(Sphere):
         self.seen.append((len(image_embeddings), len(text_embeddings)))
         return super().similarity(image_embeddings, text_embeddings)
 
+    def distance_of_chords(self, chords, with_slope):
+        self.seen.append(tuple(chords.shape))
+        return super().distance_of_chords(chords, with_slope)
 
-def test_the_whole_matrix_is_never_there():
-    batch, tile, geometry = 64, 8, Counting()
-    images = torch.randn(batch, DIM, requires_grad=True)
+
+@pytest.mark.parametrize("counting", [CountingSimilarity, CountingChords])
+def test_the_whole_matrix_is_never_there(counting):
+    batch, tile, geometry = 64, 8, counting()
+    images = torch.randn(batch, DIM)
+    images = geometry.embed_image(images).requires_grad_()
     tiled_contrastive_loss(images, images.detach(), geometry, torch.tensor(2.0), tile=tile).backward()
     one_pair, *tiles = geometry.seen  # the first tells that the geometry compares in one matrix
     assert one_pair == (1, 1)
@@ -226,7 +363,10 @@ def test_a_bf16_product_rounds_the_factors_and_nothing_else(geometry):
     images, texts, options = world(geometry, "all of them", torch.float32)
     scale = scale_of(3.0, torch.float32)
 
-    rounded = Comparison(lambda x, y: geometry.similarity(x.bfloat16(), y.bfloat16()), geometry.paired_similarity)
+    def similarity(x, y):  # the scale multiplies the texts before they are rounded
+        return geometry.similarity(x.bfloat16(), (scale * y).bfloat16()) / scale
+
+    rounded = Comparison(similarity, geometry.paired_similarity)
     plain = contrastive_loss(images, texts, rounded, scale, **options)
     loss = tiled_contrastive_loss(images, texts, geometry, scale, tile=5, bf16_product=True, **options)
     torch.testing.assert_close(loss, plain)

@@ -51,6 +51,8 @@ BYTES_AT_ONCE = {
     "hyperbolic_squared": 66,
 }
 BATCH = dict.fromkeys(GEOMETRIES, 16_384) | {"oblique_geodesic": 8_192}
+# of a tiled loss; the oblique geodesic distance takes m arc cosines a pair, and goes through autograd
+TIMES_THE_PRODUCTS = dict.fromkeys(GEOMETRIES, 1.4) | {"oblique_geodesic": 10.0}
 GIGABYTES = 0.6  # that the tiled loss may take at a batch of 65,536: half of it is the gradient of the embeddings
 GPU_TILE = 8_192
 
@@ -163,6 +165,32 @@ def loss_time(name: str, quick: bool, folder: Path) -> Comparison:
         loss_step(name, batch, tile),
         loss_step(name, batch, 0),
         most_repeats=2,
+    )
+
+
+def loss_limit(name: str, quick: bool, folder: Path) -> Comparison:
+    """The tiled loss over its bare matrix products: one forward, one to form a tile again, two for the gradients."""
+    batch, tile = (512, 64) if quick else (BATCH[name], TILE)
+    x, y, x_gradient, y_gradient = torch.randn(4, batch, DIM)
+    logits = torch.empty(tile, tile)
+
+    def products() -> None:
+        for columns, column_gradient in zip(y.split(tile), y_gradient.split(tile)):
+            for rows, row_gradient in zip(x.split(tile), x_gradient.split(tile)):
+                torch.mm(rows, columns.T, out=logits)
+                torch.mm(rows, columns.T, out=logits)
+                torch.mm(logits, columns, out=row_gradient)
+                torch.mm(logits.T, rows, out=column_gradient)
+
+    return Comparison(
+        f"InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}: tiles of {tile} / bare products, 8 B^2 d "
+        "operations",
+        "time",
+        TIMES_THE_PRODUCTS[name],
+        batch,
+        loss_step(name, batch, tile),
+        products,
+        most_repeats=3,
     )
 
 
@@ -291,6 +319,7 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
 LOSS_BENCHMARKS = {
     **{f"loss_memory_{name}": partial(loss_memory, name) for name in GEOMETRIES},
     **{f"loss_time_{name}": partial(loss_time, name) for name in GEOMETRIES},
+    **{f"loss_limit_{name}": partial(loss_limit, name) for name in GEOMETRIES},
     "loss_memory_oblique_geodesic_16384": partial(loss_memory_in_budget, "oblique_geodesic", 16_384),
     "loss_memory_65536": partial(loss_memory_in_budget, "sphere", 65_536),
     "micro_batches": micro_batches,
