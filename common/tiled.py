@@ -22,6 +22,7 @@ up. A loop without DDP must average them itself.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import methodcaller
 
 import torch
 import torch.distributed as dist
@@ -174,8 +175,8 @@ class _Methods(nn.Module):
         super().__init__()
         self.geometry = geometry
 
-    def forward(self, method: str, *arguments: torch.Tensor) -> object:
-        return getattr(self.geometry, method)(*arguments)
+    def forward(self, method: methodcaller) -> object:
+        return method(self.geometry)
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class _Comparison:
 
     def call(self, method: str, *arguments: torch.Tensor) -> object:
         names = [name for name, _ in self.methods.named_parameters()]
-        return functional_call(self.methods, dict(zip(names, self.scalars[1:])), (method, *arguments))
+        return functional_call(self.methods, dict(zip(names, self.scalars[1:])), (methodcaller(method, *arguments),))
 
     def paired_logits(self, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
         """Of row k of both; differentiable."""
