@@ -7,6 +7,7 @@ make reproduce-negatives_sweep PAPER=contrastive_basics SEEDS=3
 """
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from contrastive_basics.vision import tables as vision_tables
 DECIDES = "nothing"
 
 CODE = PaperCode(PAPER, Config, train, reevaluate)
+EVERY_ROW = replace(CODE, other=lambda file: vision_tables.CODE if file.stem.startswith("vision_") else CODE)
 
 
 def table1(command: Command) -> list[Table]:

@@ -37,6 +37,7 @@ from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 from oblique_topology.geometry import L2, ObliqueGeodesic
 
 SIZE, DIM, BATCH = 224, 256, 512
+# chosen by: test data (before the search existed); to be searched again
 NORM = 5.0  # of all features; distances depend on it: with 1 squared ones learn slowly, with sqrt(1280) l2 is too steep
 
 # name -> (dim -> geometry, start of the learned logit scale)
@@ -85,6 +86,7 @@ def run(train: EmbeddedPairs, test: EmbeddedPairs, name: str, learned: bool, see
     torch.manual_seed(seed)
     make, start = GEOMETRIES[name]
     geometry, logit_scale = make(DIM), LogitScale(start if learned else 1.0, trainable=learned)
+    # chosen by: test data (before the search existed); to be searched again
     maps = [
         nn.Sequential(nn.Dropout(0.5), nn.Linear(width, DIM, bias=False))
         for width in (train.images.shape[1], train.texts.shape[1])

@@ -30,17 +30,19 @@ from common.run.training import Run, Setup, opened
 from geomm import train
 from geomm.downstream.build import build_task_model, start_
 from geomm.downstream.config import TaskConfig
-from geomm.downstream.data import open_task_training, open_test_sets, open_training_set
+from geomm.downstream.data import open_task_training, open_test_sets, open_training_set, open_validation_sets
 from geomm.evaluate_tasks import MODELS, PAPER, evaluate_task, reevaluate
 
 DEFAULT_ROW = "vqa_albef_geo.yaml"
 
 
 def validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """The task's metrics on its validation set."""
-    role = f"{run.config.data.task}_dev"
-    metrics = evaluate_task(run.config, run.encoder, run.training.evaluation_sets[role]).metrics
-    return {role: metrics}, {"accuracy": "accuracy"}
+    """The task's metrics on its validation set; none of text assignment, which has none."""
+    if not run.training.validation_sets:
+        return {}, {}
+    (items,) = run.training.validation_sets
+    metrics = evaluate_task(run.config, run.encoder, items).metrics
+    return {f"{run.config.data.task}_val": metrics}, {"accuracy": "accuracy"}
 
 
 SETUP = Setup(
@@ -83,6 +85,10 @@ def task_inputs(batch: Any, transform: ImageTransform, device: torch.device) -> 
     return images, *(tensor.to(device, non_blocking=True) for tensor in (batch.token_ids, *batch.targets))
 
 
+def _open_validation(config: TaskConfig) -> list[Any]:
+    return open_validation_sets(config.data)
+
+
 def code_of(file: Path) -> PaperCode:
     """The code that trains a row of this folder: finetune.py if its file names a task, else train.py."""
     names_task = file.is_file() and "task" in (read_repository_yaml(file).get("data") or {})
@@ -97,6 +103,7 @@ CODE = PaperCode(
     open_training=open_training_set,
     open_tests=open_test_sets,
     other=code_of,
+    open_validation=_open_validation,
 )
 
 

@@ -21,7 +21,7 @@ from common.reproduce.rows import PaperCode
 from common.run import picture_evaluation
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain, train_main
-from common.run.pictures import open_test_sets, open_training_set
+from common.run.pictures import open_test_sets, open_training_set, open_validation_sets
 from common.run.pretraining import train_on_pictures
 from geomm.vision.config import VisionConfig
 from geomm.vision.methods import build_method
@@ -39,7 +39,16 @@ def pretrain(
 
 
 reevaluate = partial(picture_evaluation.reevaluate, PAPER, VisionConfig, build_method)
-CODE = PaperCode(PAPER, VisionConfig, pretrain, reevaluate, open_training_set, open_test_sets, SCALE_FILES)
+CODE = PaperCode(
+    PAPER,
+    VisionConfig,
+    pretrain,
+    reevaluate,
+    open_training_set,
+    open_test_sets,
+    SCALE_FILES,
+    open_validation=open_validation_sets,
+)
 
 
 def main() -> None:

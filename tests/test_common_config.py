@@ -283,6 +283,7 @@ def test_every_source_takes_what_the_table_says():
     numbers = "min_word_count", "max_words", "num_train", "num_test", "gallery", "num_labelled"
     values |= dict.fromkeys(numbers, 9)
     values |= {"stream_buffer": 9, "caption_noise": 0.9, "ambiguity": 0.9, "num_captions": 4, "augmentation": "tcl"}
+    values |= {"val_share": 0.1}
     assert set(TAKEN_BY) == set(values)
     for source in ("scenes", "shards", "karpathy", "tsv", "hugging_face"):
         taken = {name: value for name, value in values.items() if source in TAKEN_BY[name]}

@@ -179,6 +179,24 @@ WRITERS = [write_shards, write_karpathy, write_tables, write_hugging_face]
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_every_source_can_hold_out_a_share_of_its_training_pictures(tmp_path, write):
+    source, values = write(tmp_path)
+    values.pop("val", None)
+    whole, data = config_of(source, tmp_path, **values), config_of(source, tmp_path, **values, val_share=0.25)
+    train, validation = open_training_pairs(data, 0), open_validation_pairs(data)
+    sides = [{pairs.image_id(index) for index in range(len(pairs))} for pairs in (train, validation)]
+    assert not sides[0] & sides[1]
+    every = open_training_pairs(whole, 0)
+    assert sides[0] | sides[1] == {every.image_id(index) for index in range(len(every))}
+    assert len({every.fingerprint, train.fingerprint, validation.fingerprint}) == 3
+    assert validation[0]["captions"] == validation.captions(0)
+    assert len(list(train.all_captions())) == 2 * len(train)
+    assert {image_id for batch in batches_of(view_of(data)) for image_id in batch["image_ids"]} <= sides[0]
+    with pytest.raises(ValueError, match="expected one of them"):
+        open_validation_pairs(config_of(source, tmp_path, **values, val="x", val_share=0.25))
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
 def test_every_source_opens_by_role_and_trains(tmp_path, write):
     source, values = write(tmp_path)
     data = config_of(source, tmp_path, **values)

@@ -489,8 +489,8 @@ def test_a_run_goes_on_to_the_last_bit(row, finished, tmp_path):
     assert len(losses[0]) == 4
     events = [line for line in read_log(files[0].log) if line["event"] == "evaluate"]
     assert [line["step"] for line in events] == [2, 4]
-    final = json.loads(files[0].evaluation.read_text())["evaluations"][f"{config.data.task}_dev"]["metrics"]
-    assert events[-1]["metrics"]["accuracy"] == final["accuracy"]
+    final = [json.loads(run_files.validation.read_text())["validation"] for run_files in files]
+    assert final[0] == final[1] == {f"{config.data.task}_val": events[-1]["metrics"]}
 
 
 @pytest.mark.parametrize("row", ["vqa_albef", "visual_entailment_albef", "nlvr2_albef"])

@@ -82,7 +82,7 @@ def test_recall_and_zero_shot_accuracy_are_followed_in_log_tracker_and_on_the_sc
     files = run(half, "run.evaluate_every=3", "run.save_every=1", "run.keep_checkpoints=4", resume=True)
     config, encoder = load_encoder(last_checkpoint(files.checkpoints), torch.device("cpu"))
     size = config.data.num_val
-    others = classification_task("imagenet", size=size, image_size=config.data.image_size, part="train")
+    others = classification_task("imagenet", size=size, image_size=config.data.image_size, part="val")
     assert not {others[k]["image_id"] for k in range(size)} & {
         task["image_id"] for task in map(open_evaluation_sets(config.data).zero_shot["imagenet"].__getitem__, range(8))
     }

@@ -23,7 +23,8 @@ _PHOTOGRAPHS = ("shards", *CAPTION_FILES)
 
 # fields of DataConfig that not every source takes -> the sources that do
 TAKEN_BY = {
-    **dict.fromkeys(("val", "test", "second_test", "min_word_count", "max_words", "augmentation"), _PHOTOGRAPHS),
+    **dict.fromkeys(("val", "val_share", "test", "second_test"), _PHOTOGRAPHS),
+    **dict.fromkeys(("min_word_count", "max_words", "augmentation"), _PHOTOGRAPHS),
     "images": tuple(CAPTION_FILES),
     "image_column": ("tsv", "hugging_face"),
     "caption_column": ("tsv", "hugging_face"),
@@ -100,6 +101,8 @@ class DataConfig:
     train: str = path_setting(decides="nothing")
     # as train; ranked during training. "": shards "*val*.tar"; karpathy, hugging_face as data.train
     val: str = path_setting(decides="nothing")
+    # instead of data.val: share of the training images that is held out, by a hash of their ids
+    val_share: float = setting(0.0, at_least=0.0, below=1.0, decides="nothing")
     test: str = path_setting(decides="nothing")  # as val; ranked at the end
     second_test: str = path_setting(decides="nothing")  # a second test set, "" = none
     # several training sets instead of data.train, e.g. [{train: a.tsv, weight: 3}, {source: shards, root: /data/b}]
@@ -154,6 +157,8 @@ class DataConfig:
             raise ValueError(
                 "data.caption_noise and data.ambiguity have no effect with data.train = train_referring; expected: 0"
             )
+        if self.mixture and self.val_share:
+            raise ValueError(f"data.val_share = {self.val_share} with data.mixture; expected data.val")
         for number, part in enumerate(self.mixture, start=1):
             try:
                 part.as_data(self)
@@ -482,6 +487,7 @@ class RunConfig:
     log_every: int = setting(10, at_least=1)  # steps
     diagnose_every: int = setting(10, at_least=0)  # steps between log lines that look at the embeddings, 0 = never
     evaluate_every: int = setting(0, at_least=0)  # steps between R@1 on the val set, zero-shot accuracy; 0 = never
+    test: bool = True  # evaluate the test sets at the end; false: only the validation set, for a search of settings
     save_every: int = setting(0, at_least=0)  # steps between checkpoints, 0 = only at the end and at a stop signal
     keep_checkpoints: int = setting(2, at_least=1)  # newest ones; with 1 there is none to go back to if it is damaged
     evaluation_batch_size: int = setting(256, at_least=1)  # per process

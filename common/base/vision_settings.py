@@ -16,6 +16,9 @@ class VisionDataConfig:
     root: str = path_setting(decides="nothing")
     train: str = path_setting("train", decides="nothing")  # folders: CLASS/*.jpg below it
     test: str = path_setting("test", decides="nothing")  # folders: the same classes
+    val: str = path_setting(decides="nothing")  # folders: the same classes, for validation; "" = data.val_share
+    # folders, cifar10: share of the training pictures that is held out for validation, by a hash of their paths
+    val_share: float = setting(0.0, at_least=0.0, below=1.0, decides="nothing")
     task: str = "vtab/shape"  # scenes: which classes
     num_train: int = setting(20_000, at_least=2)  # scenes
     num_test: int = setting(2_000, at_least=2, decides="evaluation")  # scenes
@@ -28,6 +31,13 @@ class VisionDataConfig:
     def __post_init__(self) -> None:
         if self.source != "scenes" and not self.root:
             raise ValueError(f"data.source = {self.source} needs data.root, the folder of the images (DATA=...)")
+        if self.val and (self.source != "folders" or self.val_share):
+            raise ValueError(
+                f"data.val = {self.val!r} with data.source = {self.source} and data.val_share = {self.val_share}; "
+                "expected a folder with data.source=folders, or data.val_share"
+            )
+        if self.val_share and self.source == "scenes":
+            raise ValueError(f"data.val_share = {self.val_share} with data.source = scenes; expected 0: some are drawn")
 
 
 @dataclass(frozen=True)
@@ -49,4 +59,4 @@ class VisionEvaluationConfig:
     knn_temperature: float = setting(0.1, above=0.0)
     probe_epochs: int = setting(100, at_least=5)  # of the linear probe
     monitor_bank: int = setting(2_000, at_least=1)  # training images that vote during training
-    monitor_queries: int = setting(1_000, at_least=2)  # test images that are asked then
+    monitor_queries: int = setting(1_000, at_least=2)  # validation images that are classified then

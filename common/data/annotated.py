@@ -248,6 +248,10 @@ class AnnotatedPictures:
         """The row's item without its images."""
         return json.loads(unpacked(self._rows, row_of(index, self)))[1]
 
+    def image_id(self, index: int) -> str:
+        """Paths of an item's pictures."""
+        return " ".join(json.loads(unpacked(self._rows, row_of(index, self)))[0])
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over rows, sizes of the image files, and some images (`sampled_places`)."""

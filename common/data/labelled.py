@@ -73,6 +73,10 @@ class LabelledPictures:
             raise self._source.broken(row, f"label out of range: {label!r} for {len(self.class_names)} classes")
         return label
 
+    def image_id(self, index: int) -> str:
+        """Id of a picture, as `__getitem__` gives it, without reading it."""
+        return self._source.image_id(row_of(index, self))
+
     def metadata(self, index: int) -> np.ndarray | None:
         """The array in the `.npy` member of tar shards (WILDS and fairness tasks), or None.
 
@@ -120,6 +124,9 @@ class _Torchvision:
 
     def label(self, row: int) -> int:
         return int(self.labels[row])
+
+    def image_id(self, row: int) -> str:
+        return str(row)  # published sets do not grow
 
     def array(self, row: int) -> None: ...
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from common.base.provenance import ROOT
 from common.base.settings import CAPTION_FILES, TAKEN_BY, DataConfig
 from common.data.broken import BrokenSample
+from common.data.held_out import split_off
 from common.data.mixture import Mixture
 from common.data.order import seed_of
 from common.data.part import some_of
@@ -64,13 +65,23 @@ def _open_training_set(data: DataConfig, seed: int, key: str) -> Pairs:
             ambiguity=data.ambiguity,
             num_captions=data.num_captions,
         )
-    return _open_photographs(data, "train", seed, key)
+    photographs = _open_photographs(data, "train", seed, key)
+    return split_off(photographs, data.val_share).training if data.val_share else photographs
 
 
 def open_validation_pairs(data: DataConfig) -> Pairs:
-    """The set ranked during training."""
+    """The set ranked during training: a split of the source, or the share data.val_share of the training set.
+
+    Raises:
+        ValueError: data.val and data.val_share.
+    """
     if data.source == "scenes":
         return SceneDataset("val", data.validation_size, data.image_size, num_captions=data.num_captions)
+    if data.val_share and data.val:
+        raise ValueError(f"data.val = {data.val!r} and data.val_share = {data.val_share}; expected one of them")
+    if data.val_share:
+        whole = _open_photographs(data, "train", every_pixel=True)
+        return some_of(split_off(whole, data.val_share).validation, data.validation_size)
     return some_of(_open_photographs(data, "val"), data.validation_size)
 
 
@@ -119,16 +130,21 @@ def open_evaluation_sets(data: DataConfig) -> EvaluationSets:
     return EvaluationSets(open_zero_shot_sets(data), open_retrieval_sets(data))
 
 
-def open_validation_task(data: DataConfig, sets: EvaluationSets) -> Any | None:
-    """The labelled set that is classified during training, or None.
-
-    On scenes these are other images than the test's; of data.labelled they are those of the test set "imagenet", or of
-    the first.
-    """
+def open_validation_task(data: DataConfig) -> Any | None:
+    """The labelled set that is classified during training, of other images than the test sets; None without one."""
     if data.source == "scenes":
-        return classification_task("imagenet", size=data.validation_size, image_size=data.image_size, part="train")
-    first = next(iter(sets.zero_shot.values()), None)
-    return some_of(sets.zero_shot.get("imagenet", first), data.validation_size)
+        return classification_task("imagenet", size=data.validation_size, image_size=data.image_size, part="val")
+    if not data.labelled:
+        return None
+    from common.data.labelled_validation import open_labelled_validation
+
+    return some_of(open_labelled_validation(Path(data.root) / data.labelled, _shard_index()), data.validation_size)
+
+
+def open_validation_sets(data: DataConfig) -> list[Any]:
+    """The pairs that are ranked during training, and the labelled set that is classified."""
+    sets = (open_validation_pairs(data), open_validation_task(data))
+    return [data_set for data_set in sets if data_set is not None]
 
 
 def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
@@ -136,10 +152,13 @@ def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
     return [sample for pairs in sets for sample in getattr(pairs, "broken_at_open", [])]
 
 
-def _open_photographs(data: DataConfig, role: str, seed: int = 0, key: str | None = None) -> Pairs:
+def _open_photographs(
+    data: DataConfig, role: str, seed: int = 0, key: str | None = None, every_pixel: bool = False
+) -> Pairs:
+    """The set of one role; the seed is that of a stream's order, the key names it in messages."""
     options: dict[str, Any] = {"role": role, "max_broken_share": data.max_broken_share}
     # training may decode a JPEG at a fraction of its size; ranking sees every pixel
-    options["decode_size"] = 2 * data.image_size if role == "train" else None
+    options["decode_size"] = 2 * data.image_size if role == "train" and not every_pixel else None
     if data.source == "shards":
         return _open_shards(data, role, {**options, "key": key})
     root = Path(data.root).expanduser()

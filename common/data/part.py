@@ -8,7 +8,7 @@ import numpy as np
 
 from common.base.provenance import hash_of
 
-_BY_INDEX = ("captions", "image_id", "caption_ids", "label")
+_BY_INDEX = ("captions", "image_id", "caption_ids", "label", "row")
 
 
 class Part:

@@ -22,6 +22,7 @@ from common.report.table import Table
 from common.reproduce.rows import paper_tables
 from common.run.launch import join_processes
 
+SEARCH_SEEDS = (1000, 1001, 1002)  # of `make search`; tables count theirs from 0 and stop below
 WHERE_DATA_LIE = {  # settings of where the data lie; others of `data` make other data of it
     f"data.{name}"
     for name in (
@@ -147,8 +148,9 @@ def reproduce_main(
         raise ConfigError(f"{paper} has no {options.part} yet; {accepted(options.part, [*parts])}")
     if options.scale not in SCALES:
         raise ConfigError(f"SCALE={options.scale} is unknown; {accepted(options.scale, SCALES)}")
-    if not options.seeds.isdigit() or int(options.seeds) < 1:
-        raise ConfigError(f"SEEDS={options.seeds} must be a whole number of seeds, at least 1")
+    if not options.seeds.isdigit() or not 1 <= int(options.seeds) <= min(SEARCH_SEEDS):
+        most = min(SEARCH_SEEDS)  # settings were chosen with the next ones
+        raise ConfigError(f"SEEDS={options.seeds} must be a whole number of seeds, at least 1 and at most {most}")
     # names are checked before anything is trained
     formats = tuple(name for name in re.split(r"[\s,]+", options.formats) if name)
     for name in formats:
@@ -161,18 +163,7 @@ def reproduce_main(
             f"SET={options.set}: {error}; expected section.key=value, one with spaces or quotes quoted as in a shell, "
             """SET='data.train="a b.tar" optim.steps=9'"""
         ) from None
-    # each has an option of its own, which the printed command shows
-    for key, instead in (("run.seed=", "SEEDS"), ("data.root=", "DATA"), ("model.weights=", "WEIGHTS")):
-        if any(text.startswith(key) for text in overrides):
-            raise ConfigError(f"{key.rstrip('=')} cannot be overridden here; use {instead}")
-    for key, name, value in (("data.root", "DATA", options.data), ("model.weights", "WEIGHTS", options.weights)):
-        if value and options.scale in ("smoke", "demo"):
-            raise ConfigError(
-                f"{name}={value} has no effect at scale {options.scale}, which trains on the embedded scenes; "
-                "use SCALE=photos, photos_scratch or paper"
-            )
-        if value:
-            overrides.append(f"{key}={value}")
+    overrides = with_folders(overrides, options.scale, options.data, options.weights)
     # rows by name; the whole table is the same as all of its rows
     printed = paper_tables(paper)
     known = _trained_rows(printed, options.part)
@@ -182,7 +173,7 @@ def reproduce_main(
     results = options.results if options.results is not None else options.output / "results"
     seeds = tuple(range(int(options.seeds)))
     command = Command(
-        options.part, options.scale, seeds, tuple(overrides), options.output, results, rows, custom_files, formats
+        options.part, options.scale, seeds, overrides, options.output, results, rows, custom_files, formats
     )
     join_processes()
     if is_main_process():
@@ -193,6 +184,28 @@ def reproduce_main(
     tables = parts[options.part](command)
     if tables and is_main_process():  # without tables the part has said why
         _write(command, paper, tables)
+
+
+def with_folders(overrides: Iterable[str], scale: str, data: str, weights: str) -> tuple[str, ...]:
+    """Overrides with the folders of data and weights, "" = none.
+
+    Raises:
+        ConfigError: an override that has an option, or a folder at a scale that trains on scenes.
+    """
+    overrides = tuple(overrides)
+    # each has an option, which the printed command shows
+    for key, instead in (("run.seed=", "SEEDS"), ("data.root=", "DATA"), ("model.weights=", "WEIGHTS")):
+        if any(text.startswith(key) for text in overrides):
+            raise ConfigError(f"{key.rstrip('=')} cannot be overridden here; use {instead}")
+    for key, name, value in (("data.root", "DATA", data), ("model.weights", "WEIGHTS", weights)):
+        if value and scale in ("smoke", "demo"):
+            raise ConfigError(
+                f"{name}={value} has no effect at scale {scale}, which trains on the embedded scenes; "
+                "use SCALE=photos, photos_scratch or paper"
+            )
+        if value:
+            overrides += (f"{key}={value}",)
+    return overrides
 
 
 def _write(command: Command, paper: str, tables: list[Table]) -> None:

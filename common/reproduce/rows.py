@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +19,10 @@ from common.base.config import ConfigError, load_row, row_file
 from common.base.dependencies import changed_files, loaded_files
 from common.base.files import read_json, read_repository_yaml, write_json
 from common.base.provenance import ROOT, hash_of
-from common.data.pairs import open_evaluation_sets, open_training_pairs
+from common.data.pairs import open_evaluation_sets, open_training_pairs, open_validation_sets
 from common.distributed import gather_objects, wait_for_everyone
 from common.run.checkpoint import last_checkpoint
-from common.run.evaluation_files import read_evaluations
+from common.run.evaluation_files import is_validated, read_evaluations, read_validation
 from common.run.folder import RunFiles, check_same_run, only_run_in, run_files, set_aside_if_stale, stale_files
 from common.run.guards import NonFiniteLoss
 from common.run.launch import interrupted_with_saved_step, start_accelerator
@@ -32,6 +32,10 @@ from common.run.log import read_log
 def _open_tests(data: Any) -> dict[str, Any]:
     sets = open_evaluation_sets(data)
     return {**sets.zero_shot, **sets.retrieval}
+
+
+def _open_validation(config: Any) -> list[Any]:
+    return open_validation_sets(config.data)
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class PaperCode:
     open_tests: config.data -> evaluated sets with a fingerprint, by role.
     scale_files: stem of the scale files, see `load_row`.
     other: file of a row -> the code that trains it, in a folder with several; None = this one trains all.
+    open_validation: config -> validation sets, each with name and fingerprint.
     """
 
     name: str
@@ -54,6 +59,7 @@ class PaperCode:
     open_tests: Callable[[Any], dict[str, Any]] = _open_tests
     scale_files: str = "scale"
     other: Callable[[Path], "PaperCode"] | None = None
+    open_validation: Callable[[Any], list[Any]] = _open_validation
 
     def of(self, row: str) -> "PaperCode":
         """The code that trains a row.
@@ -102,7 +108,10 @@ def paper_tables(paper: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RowRun:
-    """One finished run: its files, seed, evaluations by role, and config."""
+    """One finished run: its files, seed, evaluations by role, and config.
+
+    validation: name of the data -> metrics of the last step; empty if the run has no validation set.
+    """
 
     files: RunFiles
     seed: int
@@ -113,6 +122,7 @@ class RowRun:
     git_revision: str
     versions: str
     config: Any
+    validation: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 # of a config's `start`: the setting that names a row -> the one that takes the folder of its run
@@ -253,10 +263,11 @@ def read_run(files: RunFiles, config: Any) -> RowRun:
     Raises:
         ConfigError: if they were changed since.
     """
-    kept = read_evaluations(files)
-    if kept is None:
-        raise ConfigError(f"{files.evaluation} has been changed just now, by another process or by hand")
-    evaluation, hits = kept
+    validation = read_validation(files)
+    evaluation, hits = (read_evaluations(files) or (None, {})) if config.run.test else (validation, {})
+    if evaluation is None:
+        changed = files.evaluation if config.run.test else files.validation
+        raise ConfigError(f"{changed} has been changed just now, by another process or by hand")
     trained, measured = evaluation["training_versions"], evaluation["versions"]
     return RowRun(
         files=files,
@@ -268,6 +279,7 @@ def read_run(files: RunFiles, config: Any) -> RowRun:
         git_revision=evaluation["training_revision"],
         versions=measured if measured == trained else f"{trained}, measured with {measured}",
         config=config,
+        validation=(validation or {}).get("validation", {}),
     )
 
 
@@ -292,18 +304,22 @@ def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[]
 
 def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFiles) -> str:
     """ "current" (evaluated by this code on these test sets), "trained" (to be evaluated), "diverged", "unfinished"
-    or "stale" (trained by files that have changed since); raises as `run_row`.
+    or "stale" (trained by files that have changed since); raises as `run_row`. If run.test is false the validation sets
+    count.
     """
     if stale_files(files):
         return "stale"
-    if is_current(files, paper.open_tests(config.data)):
+    if not config.run.test:
+        if is_validated(files, paper.open_validation(config)):
+            return "current"
+    elif is_current(files, paper.open_tests(config.data)):
         _check_log(files)
         return "current"
     # no current evaluation: the weights may be final, or on their way
     checkpoint = last_checkpoint(files.checkpoints)
     if checkpoint is not None:
         check_same_run(checkpoint, files, config, data_fingerprint)
-        if checkpoint.state["step"] == config.optim.steps:
+        if config.run.test and checkpoint.state["step"] == config.optim.steps:
             return "trained"
     return "unfinished" if _divergence(files) is None else "diverged"
 

@@ -110,6 +110,7 @@ class _Trainer:
             tqdm(bar_format="{desc}", position=place, leave=False, dynamic_ncols=True, disable=None)
             for place in range(count)
         ]
+        self.total = tqdm(total=len(jobs), desc="runs", unit="run", position=count, leave=False, disable=None)
 
     def train(self) -> dict[Job, str]:
         try:
@@ -131,7 +132,7 @@ class _Trainer:
             raise KeyboardInterrupt(self._saved()) from None
         finally:
             self._signal(signal.SIGKILL)
-            for bar in self.bars:
+            for bar in (*self.bars, self.total):
                 bar.close()
         if stop.received:
             raise (Stopped if self.messages["stopped"] else KeyboardInterrupt)(self._saved())
@@ -171,6 +172,7 @@ class _Trainer:
                     self._hear(worker, *worker.listener.recv())
             if ended:
                 self.running.remove(worker)
+                self.total.update()
                 worker.listener.close()
                 self.bars[worker.place].set_description_str("")
 

@@ -1,7 +1,9 @@
 """The evaluation files of a run: written, and read back if they are whole and belong to the run and its weights."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from common.base.dependencies import changed_files
 from common.base.files import read_json, write_json
 from common.base.provenance import hash_of
 from common.distributed import is_main_process
@@ -39,6 +41,52 @@ def read_evaluations(files: RunFiles) -> tuple[dict[str, Any], dict[str, Any]] |
     content, hits = read_json(files.evaluation), read_json(files.hits)
     if not isinstance(content, dict) or content.pop("hash", None) != hash_of([content, hits]):
         return None
+    return (content, hits) if _is_of_run(content, files) else None
+
+
+def save_validation(
+    paper: str,
+    metrics: Mapping[str, Mapping[str, float]],
+    sets: Sequence[Any],
+    files: RunFiles,
+    step: int,
+    training: dict[str, Any],
+    provenance: dict[str, str],
+) -> None:
+    """Writes validation.json: metrics of the last step by name of the data. The main process writes.
+
+    Args:
+        metrics: see `Setup.validate` of common/run/training.py.
+        sets: that they were measured on, each with name and fingerprint.
+        step, training, provenance: as in `as_json`.
+    """
+    if is_main_process():
+        content = as_json(paper, {}, step, training, provenance) | {"validation": metrics, "sets": _fingerprints(sets)}
+        content |= {"weights": saved_weights(files.checkpoints), **files.identity}
+        write_json(files.validation, content | {"hash": hash_of(content)})
+
+
+def read_validation(files: RunFiles) -> dict[str, Any] | None:
+    """What `save_validation` wrote; None as for `read_evaluations`."""
+    content = read_json(files.validation)
+    if not isinstance(content, dict) or content.pop("hash", None) != hash_of(content):
+        return None
+    return content if _is_of_run(content, files) else None
+
+
+def is_validated(files: RunFiles, sets: Sequence[Any]) -> bool:
+    """Whether validation.json is of this run, by the current code, on the current validation sets."""
+    content = read_validation(files)
+    return (
+        content is not None and content["sets"] == _fingerprints(sets) and not changed_files(content["evaluation_code"])
+    )
+
+
+def _fingerprints(sets: Sequence[Any]) -> dict[str, str]:
+    return {data_set.name: data_set.fingerprint for data_set in sets}
+
+
+def _is_of_run(content: dict[str, Any], files: RunFiles) -> bool:
     weights = saved_weights(files.checkpoints)
     expected = files.identity if weights is None else {"weights": weights, **files.identity}
-    return (content, hits) if all(content.get(name) == value for name, value in expected.items()) else None
+    return all(content.get(name) == value for name, value in expected.items())

@@ -63,6 +63,10 @@ class RunFiles:
     def hits(self) -> Path:
         return self.folder / "hits.json"
 
+    @property
+    def validation(self) -> Path:
+        return self.folder / "validation.json"
+
 
 def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
     """Hash of what decides a training run: resolved config, data, initial weights.

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from common.base.provenance import ROOT
-from common.base.settings import ModelConfig
+from common.base.settings import ModelConfig, RunConfig
 from common.data.batches import Batch, TrainingView, training_batches
 from common.data.broken import BrokenSample
 from common.data.caption_cache import CaptionCache
@@ -52,6 +52,10 @@ class Training(Protocol):
     def lost_at_open(self) -> list[BrokenSample]:
         """Samples that were broken when the data were opened."""
 
+    @property
+    def validation_sets(self) -> list[Any]:
+        """What `Setup.validate` evaluates on, each with name and fingerprint."""
+
     def with_features(self, model: nn.Module, config: Any, device: torch.device) -> "Training":
         """The same data with cached features in place of images if the stem is frozen. Call on every process."""
 
@@ -65,8 +69,8 @@ class TrainingData:
 
     pairs: the training set. order, view, description: see `Training`.
     tokenizer, transform: the same for training and evaluation; a checkpoint carries both.
-    validation_pairs: ranked during training; None if run.evaluate_every is 0.
-    validation_task: classified zero-shot during training; None also if there is no labelled set.
+    validation_pairs: ranked during training; None if the run has no validation.
+    validation_task: classified zero-shot during training; None also if no labelled set has validation images.
     evaluation_sets: opened at the start, so that a missing one is reported at once.
     cache: of a frozen stem's features; None = no stem, or a trained one.
     """
@@ -85,6 +89,10 @@ class TrainingData:
     def description(self) -> str:
         return described(self.pairs)
 
+    @property
+    def validation_sets(self) -> list[Any]:
+        return [data_set for data_set in (self.validation_pairs, self.validation_task) if data_set is not None]
+
     def lost_at_open(self) -> list[BrokenSample]:
         sets, validation = self.evaluation_sets, [] if self.validation_pairs is None else [self.validation_pairs]
         return lost_at_open(self.pairs, *validation, *sets.retrieval.values(), *sets.zero_shot.values())
@@ -102,6 +110,11 @@ class TrainingData:
     def state(self, model: nn.Module) -> dict[str, Any]:
         geometry, tokenizer = model.geometry.name, self.tokenizer.to_json()
         return {"geometry": geometry, "tokenizer": tokenizer, "transform": self.transform.to_json()}
+
+
+def validates(run: RunConfig) -> bool:
+    """Whether a run evaluates its validation sets, at the latest after its last step."""
+    return bool(run.evaluate_every) or not run.test
 
 
 def feature_cache(model: nn.Module, config: Any, device: torch.device) -> FeatureCache | None:
@@ -178,7 +191,7 @@ def open_training_data(
     else:
         tokenizer = tokenizer_from_json(checkpoint.state["tokenizer"])
     order, transform = order_of(pairs, config.optim.global_batch_size, run.seed), image_transform(data)
-    sets = open_evaluation_sets(data)
+    sets = open_evaluation_sets(data) if run.test else EvaluationSets({}, {})
     # before the first step: a vocabulary that does not fit the captions costs a whole run
     warn_of_unread_words(tokenizer, pairs, *sets.retrieval.values())
     return TrainingData(
@@ -187,8 +200,8 @@ def open_training_data(
         view=TrainingView(pairs, order, transform, tokenizer, data.context_length, two_views, data.augmentation),
         tokenizer=tokenizer,
         transform=transform,
-        validation_pairs=open_validation_pairs(data) if run.evaluate_every else None,
-        validation_task=open_validation_task(data, sets) if run.evaluate_every else None,
+        validation_pairs=open_validation_pairs(data) if validates(run) else None,
+        validation_task=open_validation_task(data) if validates(run) else None,
         evaluation_sets=sets,
     )
 

@@ -14,7 +14,7 @@ from common.diagnosis import Watch
 from common.distributed import gather_objects
 from common.run.checkpoint import Checkpoint
 from common.run.folder import RunFiles, save_config
-from common.run.inputs import Training
+from common.run.inputs import Training, validates
 from common.run.log import RunLog, read_log
 
 # of a step's values, what the progress bar shows: name, short name, format
@@ -219,9 +219,10 @@ class Journal:
         self.progress.set_postfix(self.beside_bar)
 
     def evaluates_at(self, done: int) -> bool:
-        """Whether something is evaluated after so many updates."""
-        every = self.config.run.evaluate_every
-        return bool(every) and done % every == 0
+        """Whether the validation sets are evaluated after so many updates."""
+        run = self.config.run
+        is_due = bool(run.evaluate_every) and done % run.evaluate_every == 0
+        return is_due or (done == self.num_steps and validates(run))
 
     def evaluated(self, done: int, evaluations: Mapping[str, Mapping[str, float]], shown: Mapping[str, str]) -> None:
         """Records an evaluation during training; its time does not count as steps.
@@ -239,7 +240,8 @@ class Journal:
             self.beside_bar |= percent
             lines.append(f"{data} {', '.join(f'{name} {value} %' for name, value in percent.items())}")
         self.progress.set_postfix(self.beside_bar)
-        self._print(f"step {done}: {'; '.join(lines)}")
+        if lines:
+            self._print(f"step {done}: {'; '.join(lines)}")
 
     def state(self, done: int) -> dict[str, Any]:
         """For the checkpoint, which is written next; its time does not count as steps. Call on every process."""

@@ -279,6 +279,8 @@ def train_main(
         stack.enter_context(interrupted_with_saved_step(files))
         train(config, data_set, files, arguments.resume is not None, accelerator, arguments.row)
     if accelerator.is_main_process:
-        content = json.loads(files.evaluation.read_text(encoding="utf-8"))
-        print(evaluation_text(content))
-        print(f"run folder with evaluation.json, hits.json, checkpoints: {shown(files.folder)}")
+        if config.run.test:
+            print(evaluation_text(json.loads(files.evaluation.read_text(encoding="utf-8"))))
+            print(f"run folder with evaluation.json, hits.json, checkpoints: {shown(files.folder)}")
+        else:
+            print(f"run.test = false: no test set was evaluated; validation: {shown(files.validation)}")

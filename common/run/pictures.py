@@ -11,6 +11,7 @@ from torch import nn
 
 from common.base.vision_settings import VisionDataConfig
 from common.data.broken import BrokenSample
+from common.data.held_out import split_off
 from common.data.order import SampleOrder, permuted, seed_of
 from common.data.pairs import lost_at_open
 from common.data.scenes.classification import classification_task
@@ -43,7 +44,29 @@ def open_training_set(data: VisionDataConfig, seed: int = 0) -> Any:
         FileNotFoundError: a folder is missing.
         ValueError: a file cannot be used; names it.
     """
-    return _open(data, "train")
+    opened = _open(data, "train")
+    return split_off(opened, data.val_share).training if data.val_share else opened
+
+
+def open_validation_set(data: VisionDataConfig) -> Any:
+    """Labelled pictures that no run trains on and no table reports.
+
+    Raises:
+        ValueError: the source has none.
+    """
+    if data.source == "scenes" or data.val:
+        return _open(data, "val")
+    if data.val_share:
+        return split_off(_open(data, "train"), data.val_share).validation
+    raise ValueError(
+        f"data.source = {data.source} has no validation set: data.val is empty and data.val_share is 0; expected "
+        "data.val=<folder>, or data.val_share=0.1, which holds out a tenth of the training pictures"
+    )
+
+
+def open_validation_sets(config: Any) -> list["SomePictures"]:
+    """What kNN accuracy is measured on at the end of a search's run; raises as `open_validation_set`."""
+    return [SomePictures(open_validation_set(config.data), config.evaluation.monitor_queries)]
 
 
 def open_test_set(data: VisionDataConfig) -> Any:
@@ -58,13 +81,13 @@ def open_test_sets(data: VisionDataConfig) -> dict[str, Any]:
 
 def _open(data: VisionDataConfig, part: str) -> Any:
     if data.source == "scenes":
-        size = data.num_train if part == "train" else data.num_test
+        size = data.num_train if part == "train" else data.num_test  # as many for validation as for the test
         return classification_task(data.task, size, data.image_size, part=part)
     from common.data.labelled import class_folders, open_image_folder, open_torchvision  # not for scenes
 
     if data.source == "cifar10":
         return open_torchvision("cifar10", data.root, CIFAR10_CLASSES, ["{}"], part=part)
-    root, folders = Path(data.root).expanduser(), {"train": data.train, "test": data.test}
+    root, folders = Path(data.root).expanduser(), {"train": data.train, "val": data.val, "test": data.test}
     names = class_folders(root / folders["train"])
     return open_image_folder(
         root / folders[part],
@@ -97,12 +120,13 @@ def evaluation_transform(config: Any) -> ImageTransform:
 class VisionTraining:
     """Data of pretrain.py; order, view and description as in common/run/inputs.py, `Training`.
 
-    pictures, test_set: labelled. recipes: of the two views. transform: of an evaluation.
-    bank, queries: neighbours and classified images of the kNN accuracy during training.
+    pictures: labelled. test_set: also; None if run.test is false. recipes: of the two views.
+    transform: of an evaluation. bank, queries: the parts that vote and are classified during training; queries are
+        validation images, or training images if the source has no validation set.
     """
 
     pictures: Any
-    test_set: Any
+    test_set: Any | None
     order: SampleOrder
     view: TwoViews
     recipes: list[ViewRecipe]
@@ -115,7 +139,11 @@ class VisionTraining:
         return described(self.pictures)
 
     def lost_at_open(self) -> list[BrokenSample]:
-        return lost_at_open(self.pictures, self.test_set)
+        return lost_at_open(self.pictures, *([] if self.test_set is None else [self.test_set]))
+
+    @property
+    def validation_sets(self) -> list[Any]:
+        return [self.queries]
 
     def with_features(self, model: nn.Module, config: Any, device: torch.device) -> "VisionTraining":
         return self  # the encoder trains
@@ -127,16 +155,23 @@ class VisionTraining:
 def open_vision_training(config: Any, pictures: Any, checkpoint: Checkpoint | None) -> VisionTraining:
     """Opens everything except the training set; order and views depend on (seed, position)."""
     order, recipes = SampleOrder(len(pictures), config.optim.global_batch_size, config.run.seed), view_recipes(config)
-    test_set = open_test_set(config.data)
+    data, evaluation = config.data, config.evaluation
+    if data.source == "scenes" or data.val or data.val_share or not config.run.test:
+        bank = SomePictures(pictures, evaluation.monitor_bank)
+        queries = SomePictures(open_validation_set(data), evaluation.monitor_queries)
+    else:  # training pictures, to see that a run learns: no number to choose a setting by
+        num_queries = min(evaluation.monitor_queries, max(1, len(pictures) // 10))
+        bank = SomePictures(pictures, min(evaluation.monitor_bank, len(pictures) - num_queries))
+        queries = SomePictures(pictures, num_queries, skip=len(bank))
     return VisionTraining(
         pictures=pictures,
-        test_set=test_set,
+        test_set=open_test_set(data) if config.run.test else None,
         order=order,
         view=TwoViews(pictures, order, recipes, config.data.image_size),
         recipes=recipes,
         transform=evaluation_transform(config),
-        bank=SomePictures(pictures, config.evaluation.monitor_bank),
-        queries=SomePictures(test_set, config.evaluation.monitor_queries),
+        bank=bank,
+        queries=queries,
     )
 
 
@@ -145,12 +180,14 @@ class SomePictures:
 
     Args:
         count: of the part, at most the whole set.
+        skip: images of another part, which this one has none of.
     """
 
-    def __init__(self, pictures: Any, count: int) -> None:
+    def __init__(self, pictures: Any, count: int, skip: int = 0) -> None:
         self.pictures = pictures
-        self.name, self.class_names = f"{pictures.name}, {min(count, len(pictures))} of them", pictures.class_names
-        self.indices = permuted(np.arange(min(count, len(pictures))), len(pictures), seed_of(len(pictures)))
+        places = np.arange(skip, min(skip + count, len(pictures)))
+        self.name, self.class_names = f"{pictures.name}, {len(places)} of them", pictures.class_names
+        self.indices = permuted(places, len(pictures), seed_of(len(pictures)))
 
     def __len__(self) -> int:
         return len(self.indices)

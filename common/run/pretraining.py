@@ -79,9 +79,11 @@ def train_on_pictures(
                 step.log({f"projection_{name}": value for name, value in statistics.items()})
             step.update()
             model.insert(keys)  # after the backward pass, which reads a queue in place
-        sets, encoder = (training_set, training.test_set), run.encoder
-        trained = run.whole_copy or model
-        evaluate_and_save(paper, config, trained, encoder, sets, files, run.num_steps, run.state, run.provenance)
+        run.save_validation()
+        if config.run.test:
+            sets, encoder = (training_set, training.test_set), run.encoder
+            trained = run.whole_copy or model
+            evaluate_and_save(paper, config, trained, encoder, sets, files, run.num_steps, run.state, run.provenance)
 
 
 def _validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:

@@ -36,9 +36,10 @@ from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_s
 from common.run.checkpoint import Checkpoint, save_checkpoint
 from common.run.ending import agreed, ending
 from common.run.evaluation import TrainedModels, evaluate_and_save
+from common.run.evaluation_files import save_validation
 from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of, save_dependencies
 from common.run.initial import InitialWeights, start_text
-from common.run.inputs import Training, TrainingData, batches_from, open_training_data
+from common.run.inputs import Training, TrainingData, batches_from, open_training_data, validates
 from common.run.journal import Journal
 from common.run.launch import end_run, prepare, seed_step
 from common.run.schedule import build_optimizer, set_rate
@@ -76,6 +77,7 @@ class Run:
     provenance: dict[str, str]
     stop: StopRequest
     whole_copy: nn.Module | None = None
+    validation: Mapping[str, Mapping[str, float]] | None = None  # of the last validation in this process
 
     @property
     def is_fresh(self) -> bool:
@@ -89,7 +91,7 @@ class Run:
             Stopped: after a signal, when a checkpoint is saved.
             CheckpointError, TooManyBroken, NonFiniteLoss: see `save_checkpoint`, `BrokenLog`, `Step.update`.
         """
-        done, validates = self.journal.first_step, False
+        done, is_validating = self.journal.first_step, False
         try:
             for number, batch in self.journal.steps(self.batches):
                 # first: dropout of a step must not depend on what ran before it
@@ -101,13 +103,14 @@ class Run:
                 # the loop asks for the next step: the last one is complete
                 self.journal.step_done(done, batch, step.values)
                 if self.journal.evaluates_at(done):
-                    validates = True
-                    self.journal.evaluated(done, *self.setup.validate(self))
-                    validates = False
+                    is_validating = True
+                    self.validation, shown = self.setup.validate(self)
+                    self.journal.evaluated(done, self.validation, shown)
+                    is_validating = False
                 self._save_if_due(done)
         except NoBatch as error:  # what was trained is saved before the run ends
             self.journal.progress.close()
-            if validates and world_size() > 1:  # the other processes are not told, and would not save
+            if is_validating and world_size() > 1:  # the other processes are not told, and would not save
                 raise
             raise ending(error, done, self.num_steps, self.files, self._save) from error
         # random weights: nothing trains, but an evaluation needs a checkpoint
@@ -127,9 +130,22 @@ class Run:
         return self.setup.build_encoder(model, self.config, self.training, self.accelerator.device)
 
     def evaluate(self, models: TrainedModels) -> None:
-        """Evaluates the trained model and writes evaluation.json and hits.json. Call on every process."""
+        """Writes validation.json of the trained model; if run.test is true, also evaluation.json and hits.json of the
+        test sets. Call on every process."""
+        self.save_validation()
         sets, steps = self.training.evaluation_sets, self.num_steps
-        evaluate_and_save(models, self.config, self.encoder, sets, self.files, steps, self.state, self.provenance)
+        if self.config.run.test:
+            evaluate_and_save(models, self.config, self.encoder, sets, self.files, steps, self.state, self.provenance)
+
+    def save_validation(self) -> None:
+        """Writes the metrics of the last step on the validation sets, if the run has some. Call on every process."""
+        if not validates(self.config.run):
+            return
+        if self.validation is None:  # the last step was made by an earlier process
+            self.validation, _ = self.setup.validate(self)
+        sets, steps = self.training.validation_sets, self.num_steps
+        paper, files, state = self.setup.paper, self.files, self.state
+        save_validation(paper, self.validation, sets, files, steps, state, self.provenance)
 
     def _save_if_due(self, done: int) -> None:
         """Saves every run.save_every steps, at the end, and after a stop signal."""
@@ -190,7 +206,7 @@ class Setup:
     set_rates: (optimizer, step, config.optim) -> learning rate of the step, for the log.
     prepare: (accelerator, model, optimizer) -> both as Accelerate wraps them.
     build_encoder: (model, config, training, device) -> the model with its preprocessing, for evaluations.
-    validate: (run) -> as `validate_pairs`; every run.evaluate_every steps.
+    validate: (run) -> as `validate_pairs`; every run.evaluate_every steps and after the last one.
     num_steps: (config) -> updates of a run.
     """
 

@@ -16,6 +16,7 @@ from common.base.provenance import hash_of
 from common.data.annotated import check_answer_list, open_annotated, read_answer_list
 from common.data.batches import TrainingView
 from common.data.broken import BrokenSample
+from common.data.held_out import split_off
 from common.data.order import SampleOrder, order_of, seed_of
 from common.data.pairs import Pairs, image_transform, lost_at_open, open_training_pairs
 from common.data.scenes import AnnotationTask, annotation_task
@@ -24,7 +25,7 @@ from common.data.text import build_tokenizer, tokenizer_from_json, warn_of_unrea
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
 from common.run.checkpoint import Checkpoint, named_checkpoint
-from common.run.inputs import described
+from common.run.inputs import described, validates
 from geomm.downstream.config import TaskConfig, TaskData
 
 WORDS = {"vqa": "question", "visual_entailment": "hypothesis", "nlvr2": "statement"}  # of an item, by task
@@ -63,17 +64,37 @@ def open_test_sets(data: TaskData) -> dict[str, "Altered"]:
     return sets
 
 
+def open_validation_sets(data: TaskData) -> list["Altered"]:
+    """Items that no run trains on and no table reports: drawn ones on scenes, of files the share data.val_share.
+
+    Text assignment has none.
+
+    Raises:
+        ValueError: files, and data.val_share is 0: their dev and test parts are both reported.
+    """
+    if data.task == "text_assignment":
+        return []
+    if data.source != "scenes" and not data.val_share:
+        raise ValueError(
+            f"data.val_share = 0 with data.source = {data.source} and data.task = {data.task}: data.val is reported as "
+            "dev, no other items are left for validation; expected data.val_share=0.05, or run.evaluate_every=0"
+        )
+    answers = tuple(listed(data)) if data.task == "vqa" else ()
+    return [Altered(_open(data, "val", 0), data.blank, answers=answers)]
+
+
 def listed(data: TaskData) -> list[str]:
     """The closed list of answers."""
     return read_answer_list(_below(data, data.answers)) if data.answers else list(ANSWERS)
 
 
 def _open(data: TaskData, part: str, seed: int) -> Any:
-    """The set of one part, "train", "dev" or "test"; the seed is that of scenes."""
+    """The set of one part, "train", "val", "dev" or "test"; the seed is that of scenes."""
     if data.source == "scenes":
-        drawn, size = ("train", data.num_train) if part == "train" else ("test", data.num_test)
+        drawn = part if part in ("train", "val") else "test"
+        size = data.num_train if part == "train" else data.num_test
         return annotation_task(data.task, size=size, image_size=data.image_size, seed=seed, part=drawn)
-    key = {"train": "train", "dev": "val", "test": "test"}[part]
+    key = {"train": "train", "val": "train", "dev": "val", "test": "test"}[part]
     named = getattr(data, key)
     if not named:
         raise ValueError(f"data.{key} is empty with data.source = {data.source}; accepted: a file of annotations")
@@ -87,6 +108,9 @@ def _open(data: TaskData, part: str, seed: int) -> Any:
         root=Path(data.root).expanduser() if data.root else None,
         max_broken_share=data.max_broken_share,
     )
+    if key == "train" and data.val_share:
+        split = split_off(opened, data.val_share)
+        opened = split.validation if part == "val" else split.training
     if data.task == "vqa" and part != "train":
         unconfirmed = sum(len(opened.row(index)["answers"]) < 2 for index in range(len(opened)))
         if unconfirmed:
@@ -228,6 +252,7 @@ class TaskTraining:
     tokenizer: Tokenizer
     transform: ImageTransform
     evaluation_sets: dict[str, Altered]
+    validation_sets: list[Altered]
     cache: None = None  # no cached features
 
     @property
@@ -256,4 +281,6 @@ def open_task_training(config: TaskConfig, items: Any | Pairs, checkpoint: Check
     warn_of_unread_words(tokenizer, items)
     order, transform = order_of(items, config.optim.global_batch_size, config.run.seed), image_transform(data)
     view = TrainingView(items, order, transform, tokenizer, data.context_length, augmentation=data.augmentation)
-    return TaskTraining(items, order, TaskView(view, data.task), tokenizer, transform, open_test_sets(data))
+    tests = open_test_sets(data) if config.run.test else {}
+    validation = open_validation_sets(data) if validates(config.run) else []
+    return TaskTraining(items, order, TaskView(view, data.task), tokenizer, transform, tests, validation)

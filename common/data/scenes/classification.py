@@ -312,7 +312,7 @@ class ClassificationTask:
         name: one of `CLASSIFICATION_TASKS`.
         size: number of images; does not change the images themselves.
         image_size: side in pixels, at least 16.
-        part: "test", or "train" for a disjoint set of the same distribution.
+        part: "test", or "train" and "val" for disjoint sets of the same distribution.
     Raises:
         ValueError: an unknown name or part, or a size out of range.
     """

@@ -17,7 +17,7 @@ from common.data.scenes.statements import Statement
 from common.data.scenes.world import WORLD_VERSION, Scene
 
 MIN_IMAGE_SIZE = 16
-PARTS = ("test", "train")  # of tasks. train: for probes and fine-tuning; the two share no image
+PARTS = ("test", "train", "val")  # of tasks. train: for probes and fine-tuning; they share no image
 
 
 def check_sizes(size: int, image_size: int) -> None:

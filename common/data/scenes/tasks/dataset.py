@@ -37,7 +37,7 @@ class AnnotationTask:
         name: one of `ANNOTATION_TASKS`.
         size: number of items; does not change the items themselves.
         image_size: side in pixels, at least 16.
-        part: "test", or "train" for a disjoint set of the same distribution.
+        part: "test", or "train" and "val" for disjoint sets of the same distribution.
     Raises:
         ValueError: an unknown name or part, or a size out of range.
     """

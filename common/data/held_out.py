@@ -1,0 +1,76 @@
+"""A share of a training set that is held out for validation, where the source has no validation split.
+
+The hash of a picture's identity decides on which side it lies: for every run, row and seed alike, and a picture stays
+on its side when others are added or removed.
+"""
+
+import hashlib
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from common.base.provenance import hash_of
+from common.data.part import Part
+
+
+class Split(NamedTuple):
+    """Two sides of a set without a common picture."""
+
+    training: "Side"
+    validation: "Side"
+
+
+class Side(Part):
+    """One side of `split_off`: samples of a set in its order.
+
+    Args:
+        whole: the set.
+        rows: its samples.
+        name: of the side, with the share that decided it.
+    """
+
+    def __init__(self, whole: Any, rows: list[int], name: str) -> None:
+        self._whole, self._rows, self.name = whole, rows, f"{whole.name} ({name})"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with the set and with the side."""
+        return hash_of([self._whole.fingerprint, self.name])
+
+
+def is_held_out(identity: str, share: float) -> bool:
+    """Whether a picture belongs to the validation side; a larger share keeps all pictures of a smaller one there.
+
+    Args:
+        identity: of the picture.
+        share: expected share of held-out pictures, in [0, 1].
+    """
+    digest = hashlib.blake2b(f"validation 0 {identity}".encode("utf-8", "backslashreplace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * 2**64
+
+
+def split_off(data_set: Any, share: float) -> Split:
+    """Both sides of a training set.
+
+    Args:
+        data_set: pairs, labelled or annotated pictures with random access and `image_id(index)`.
+        share: of the pictures that is held out, in (0, 1).
+    Raises:
+        ValueError: a stream or a mixture; or one side is empty.
+    """
+    if getattr(data_set, "forward_only", False) or not hasattr(data_set, "image_id"):
+        raise ValueError(
+            f"data.val_share = {share}: {data_set.name} has no random access to ids of pictures; expected data.val, a "
+            "validation set of its own"
+        )
+    sides: tuple[list[int], list[int]] = ([], [])
+    for index in range(len(data_set)):
+        sides[is_held_out(str(data_set.image_id(index)), share)].append(index)
+    if not all(sides):
+        raise ValueError(
+            f"data.val_share = {share}: of {len(data_set)} samples of {data_set.name} {len(sides[1])} are held out; "
+            "expected at least one on each side"
+        )
+    setting = f"data.val_share={share!r}"
+    training, validation = Side(data_set, sides[0], f"without {setting}"), Side(data_set, sides[1], f"only {setting}")
+    training.broken_at_open = getattr(data_set, "broken_at_open", ())  # named once
+    return Split(training, validation)

@@ -1,0 +1,239 @@
+"""Validation splits: what is held out is never trained on, never tested, and stays when files are added."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.base.settings import DataConfig, MixedSet
+from common.base.vision_settings import VisionDataConfig
+from common.data.held_out import is_held_out, split_off
+from common.data.labelled import open_labelled_sets
+from common.data.labelled_validation import open_labelled_validation
+from common.data.pairs import open_evaluation_sets, open_training_pairs, open_validation_sets
+from common.data.scenes import annotation_task, classification_task
+from common.run import pictures
+from geomm.downstream.config import TaskData
+from geomm.downstream.data import open_test_sets, open_training_set
+from geomm.downstream.data import open_validation_sets as open_task_validation
+
+
+class Named:
+    """A set of pictures with ids."""
+
+    name = "named"
+
+    def __init__(self, ids):
+        self.ids, self.fingerprint = list(ids), str(hash(tuple(ids)))
+
+    def __len__(self):
+        return len(self.ids)
+
+    def image_id(self, index):
+        return self.ids[index]
+
+    def __getitem__(self, index):
+        return {"image_id": self.ids[index]}
+
+
+def ids_of(data_set):
+    return {data_set[index]["image_id"] for index in range(len(data_set))}
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+def test_the_share_is_that_of_a_fair_draw(share):
+    count, held = 20_000, sum(is_held_out(f"picture {number}.jpg", share) for number in range(20_000))
+    assert abs(held - share * count) < 4 * np.sqrt(count * share * (1 - share))  # binomial, 4 standard deviations
+
+
+def test_a_larger_share_holds_the_pictures_of_a_smaller_one():
+    ids = [f"{number}.png" for number in range(2_000)]
+    small, large = ({one for one in ids if is_held_out(one, share)} for share in (0.05, 0.2))
+    assert small < large
+    assert not any(is_held_out(one, 0.0) for one in ids)
+    assert all(is_held_out(one, 1.0) for one in ids)
+
+
+def test_a_picture_stays_on_its_side_when_others_come_and_in_another_order():
+    few, many = [f"{number}.jpg" for number in range(50)], [f"{number}.jpg" for number in range(199, -1, -1)]
+    before, after = split_off(Named(few), 0.2), split_off(Named(many), 0.2)
+    for side in ("training", "validation"):
+        assert ids_of(getattr(before, side)) == ids_of(getattr(after, side)) & set(few)
+    assert ids_of(after.training) | ids_of(after.validation) == set(many)
+    assert not ids_of(after.training) & ids_of(after.validation)
+    assert len({before.training.fingerprint, before.validation.fingerprint, after.training.fingerprint}) == 3
+
+
+@pytest.mark.parametrize(
+    ("data_set", "share", "message"),
+    [
+        (SimpleNamespace(name="a stream", forward_only=True, image_id=str), 0.1, "a stream has no random access"),
+        (SimpleNamespace(name="a mixture"), 0.1, "a mixture has no random access"),
+        (Named(["a"]), 0.1, "at least one on each side"),
+    ],
+)
+def test_a_set_that_cannot_be_split_is_refused(data_set, share, message):
+    with pytest.raises(ValueError, match=message):
+        split_off(data_set, share)
+
+
+def test_scenes_are_drawn_for_validation_and_no_picture_is_of_two_parts():
+    for make in (lambda part: classification_task("vtab/shape", 40, 16, part=part),
+                 lambda part: annotation_task("nlvr2", size=40, image_size=16, part=part)):  # fmt: skip
+        parts = [make(part) for part in ("train", "val", "test")]
+        drawn = [{_pixels(part[index]).tobytes() for index in range(40)} for part in parts]
+        assert not drawn[0] & drawn[1]
+        assert not drawn[1] & drawn[2]
+
+
+def _pixels(item):
+    return np.stack(item["images"]) if "images" in item else item["image"]
+
+
+# ---------------------------------------------------------------- labelled pictures
+
+
+def class_folders(root, parts):
+    for place, part in enumerate(parts):
+        for label in ("cat", "dog"):
+            for number in range(30):
+                path = root / part / label / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(np.full((8, 8, 3), 40 * place + number, np.uint8)).save(path)
+    return root
+
+
+def test_zero_shot_accuracy_during_training_is_of_no_picture_that_is_tested(tmp_path):
+    root = class_folders(tmp_path / "labelled" / "zoo", ("train", "test"))
+    (root / "classnames.txt").write_text("cat\ndog\n")
+    (root / "zeroshot_classification_templates.txt").write_text("{}\n")
+    validation, test = open_labelled_validation(tmp_path / "labelled"), open_labelled_sets(tmp_path / "labelled")["zoo"]
+    assert (validation.name, len(validation), validation.class_names) == ("zoo-train", 60, ["cat", "dog"])
+    seen, tested = ({_bytes(pictures[index]) for index in range(60)} for pictures in (validation, test))
+    assert not seen & tested
+    for file in sorted((root / "train").rglob("*"), reverse=True):
+        file.unlink() if file.is_file() else file.rmdir()
+    (root / "train").rmdir()
+    assert open_labelled_validation(tmp_path / "labelled") is None  # and not the test's
+
+
+def _bytes(sample):
+    return np.asarray(sample["image"]).tobytes()
+
+
+def vision_data(root, **values):
+    return VisionDataConfig(source="folders", root=str(root), image_size=8, **values)
+
+
+def vision_config(data, **run):
+    evaluation = SimpleNamespace(monitor_bank=40, monitor_queries=15)
+    optim, method = SimpleNamespace(global_batch_size=4), SimpleNamespace(name="moco_v2")
+    run = SimpleNamespace(**{"seed": 0, "test": True, "evaluate_every": 1, **run})
+    return SimpleNamespace(data=data, evaluation=evaluation, optim=optim, method=method, run=run)
+
+
+def test_class_folders_lose_training_pictures_only_if_the_config_asks_for_it(tmp_path):
+    root = class_folders(tmp_path / "animals", ("train", "test", "dev"))
+    whole = pictures.open_training_set(vision_data(root))
+    assert len(whole) == 60
+    with pytest.raises(ValueError, match=r"has no validation set: data\.val is empty and data.val_share is 0"):
+        pictures.open_validation_set(vision_data(root))
+    share = vision_data(root, val_share=0.25)
+    rest, held = pictures.open_training_set(share), pictures.open_validation_set(share)
+    assert len(rest) + len(held) == 60
+    assert not ids_of(rest) & ids_of(held)
+    own = vision_data(root, val="dev")
+    assert len(pictures.open_training_set(own)) == 60
+    assert pictures.open_validation_set(own).name == "animals-val"
+
+
+@pytest.mark.parametrize("values", [{}, {"val_share": 0.25}, {"val": "dev"}])
+def test_no_test_picture_is_classified_during_training(tmp_path, values):
+    root = class_folders(tmp_path / "animals", ("train", "test", "dev"))
+    data = vision_data(root, **values)
+    training = pictures.open_vision_training(vision_config(data), pictures.open_training_set(data), None)
+    tested = {_bytes(training.test_set[index]) for index in range(len(training.test_set))}
+    queries = {_bytes(training.queries[index]) for index in range(len(training.queries))}
+    bank = {_bytes(training.bank[index]) for index in range(len(training.bank))}
+    assert queries
+    assert not queries & tested
+    assert not (ids_of(training.bank) & ids_of(training.queries)) or values == {"val": "dev"}  # other folders
+    assert bank != queries
+
+
+def test_a_search_on_class_folders_opens_no_test_set_and_needs_a_validation_set(tmp_path):
+    root = class_folders(tmp_path / "animals", ("train",))  # there is no test folder
+    data = vision_data(root, val_share=0.25)
+    training = pictures.open_vision_training(vision_config(data, test=False), pictures.open_training_set(data), None)
+    assert training.test_set is None
+    with pytest.raises(ValueError, match="has no validation set"):
+        pictures.open_vision_training(vision_config(vision_data(root), test=False), training.pictures, None)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"source": "scenes", "val_share": 0.1}, {"val": "dev", "val_share": 0.1}, {"val": "a", "source": "cifar10"}],
+)
+def test_settings_of_validation_that_exclude_each_other_are_refused(tmp_path, values):
+    with pytest.raises(ValueError, match="expected"):
+        VisionDataConfig(root=str(tmp_path), **{"source": "folders", **values})
+
+
+# ---------------------------------------------------------------- annotated tasks and captioned scenes
+
+
+def test_validation_of_scenes_is_of_no_other_set():
+    data = DataConfig(num_train=50, num_test=30, num_labelled=30, image_size=16, num_val=30)
+    pairs, task = open_validation_sets(data)
+    sets = open_evaluation_sets(data)
+    others = [open_training_pairs(data, 0), *sets.retrieval.values(), *sets.zero_shot.values()]
+    for other in others:
+        assert not (ids_of(pairs) | ids_of(task)) & ids_of(other)
+
+
+def nlvr2_files(root):
+    for number in range(60):
+        path = root / "pictures" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(path)
+    for part, first in (("train", 0), ("dev", 40), ("test", 50)):
+        rows = [
+            {"images": [f"{number}.png", f"{number + 1}.png"], "sentence": f"{word} {number}", "label": "True"}
+            for number in range(first, first + (40 if part == "train" else 10) - 1, 2)
+            for word in ("one", "two")
+        ]
+        (root / f"{part}.json").write_text(json.dumps(rows))
+    return root
+
+
+def task_data(root, **values):
+    files = {"train": "train.json", "val": "dev.json", "test": "test.json", "images": "pictures"}
+    return TaskData(task="nlvr2", source="karpathy", root=str(root), image_size=8, **files, **values)
+
+
+def test_statements_are_held_out_by_their_pictures_and_dev_is_reported_only(tmp_path):
+    root = nlvr2_files(tmp_path)
+    whole = open_training_set(task_data(root), 0)
+    assert len(whole) == 40
+    with pytest.raises(ValueError, match=r"data.val_share = 0 .* data.val is reported as dev"):
+        open_task_validation(task_data(root))
+    data = task_data(root, val_share=0.3)
+    rest, (held,) = open_training_set(data, 0), open_task_validation(data)
+    assert len(rest) + len(held) == 40
+    seen = {_pixels_of(rest[index]) for index in range(len(rest))}
+    validated = {_pixels_of(held[index]) for index in range(len(held))}
+    assert not seen & validated  # both statements on two pictures lie on one side
+    for items in open_test_sets(data).values():
+        assert not validated & {_pixels_of(items[index]) for index in range(len(items))}
+
+
+def _pixels_of(item):
+    return tuple(np.asarray(picture).tobytes() for picture in item["images"])
+
+
+def test_a_mixture_is_validated_on_a_set_of_its_own():
+    mixture = (MixedSet(train="a.tar"), MixedSet(train="b.tar"))
+    with pytest.raises(ValueError, match=r"data.val_share = 0.1 with data.mixture; expected data.val"):
+        DataConfig(source="shards", val_share=0.1, mixture=mixture)

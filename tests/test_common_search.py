@@ -1,0 +1,263 @@
+"""make search: the grid, its widening, the rule of equal trials, what is written, and that no test set is touched."""
+
+import json
+import math
+import re
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import scripts.search
+from common.base.config import ConfigError
+from common.base.provenance import ROOT
+from common.reproduce import search
+from common.reproduce.command import SEARCH_SEEDS, reproduce_main
+from common.reproduce.rows import Job
+from common.reproduce.search import Axis, Search, Trial, axes_of, best_of, equivalent, equivalent_settings, grid
+from contrastive_basics.reproduce import EVERY_ROW
+from geomm.reproduce import EVERY_ROW as GEOMM_ROWS
+
+RATE = "optim.learning_rate"
+
+
+def job_of(row: str) -> Job:
+    return Job(EVERY_ROW.of(f"{row}.yaml"), f"{row}.yaml", "smoke", 0, (), Path("runs"))
+
+
+def search_of(rows, *texts: str) -> Search:
+    return Search("contrastive_basics", "smoke", {row: job_of(row) for row in rows}, axes_of(texts)[0], "", "name")
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """Replaces training by a score: (row, values of the settings) -> mean recall. Returns the jobs that ran."""
+    jobs_run = []
+
+    def use(score):
+        def run(jobs):
+            jobs_run.extend(jobs)
+            return {job: found_of(job) for job in jobs}
+
+        def found_of(job):
+            values = dict(text.split("=", 1) for text in job.settings)
+            value = score(Path(job.row).stem, {key: float(number) for key, number in values.items()})
+            if value is None:
+                return None
+            metrics = {"scenes/val": {"mean_recall": value + 0.001 * (job.seed - SEARCH_SEEDS[0])}}
+            return SimpleNamespace(validation=metrics, files=SimpleNamespace(folder="run"))
+
+        monkeypatch.setattr(search, "_run", run)
+        return jobs_run
+
+    return use
+
+
+def peak_at(*optima: float):
+    """Scores that fall with the distance from an optimum on the log scale, by the row's place."""
+    rows = ("table1_ours", "beyond_sigmoid")
+    return lambda row, values: 0.9 - abs(math.log10(values[RATE] / optima[rows.index(row)])) / 10
+
+
+def test_a_best_value_at_the_edge_widens_the_grid_of_all_rows_by_its_ratio(scored):
+    jobs = scored(peak_at(1e-3, 3e-2))  # the first row's optimum lies in the grid, the second row's beyond it
+    searched = search.run_search(search_of(("table1_ours", "beyond_sigmoid"), f"{RATE}=3e-4,1e-3,3e-3"))
+    assert [axis.values for axis in searched.axes] == [("3e-4", "1e-3", "3e-3", "0.009", "0.027")]
+    assert best_of(searched.trials["table1_ours"]).settings == (f"{RATE}=1e-3",)
+    assert best_of(searched.trials["beyond_sigmoid"]).settings == (f"{RATE}=0.027",)
+    assert searched.notes == (f"beyond_sigmoid: its best {RATE} lies at the high edge of the grid",)
+    # as many trials for one row as for the other, each setting with each seed once
+    assert len(jobs) == len(set(jobs)) == 2 * 5 * len(SEARCH_SEEDS)
+    for row in ("table1_ours", "beyond_sigmoid"):
+        tried = {(job.settings, job.seed) for job in jobs if job.row == f"{row}.yaml"}
+        assert tried == {(chosen, seed) for chosen in grid(searched.axes) for seed in SEARCH_SEEDS}
+        assert [trial.settings for trial in searched.trials[row]] == grid(searched.axes)
+
+
+@pytest.mark.parametrize(("optimum", "values"), [(1e-9, 5), (1e-3, 3), (1.0, 5)])
+def test_a_grid_widens_twice_at_most(scored, optimum, values):
+    scored(peak_at(optimum, optimum))
+    searched = search.run_search(search_of(("table1_ours",), f"{RATE}=3e-4,1e-3,3e-3"))
+    assert len(searched.axes[0].values) == values
+    assert bool(searched.notes) == (values == 5)
+
+
+def test_a_widened_value_that_a_row_refuses_is_noted(scored):
+    scored(lambda row, values: values["optim.beta1"])
+    searched = search.run_search(search_of(("table1_ours",), "optim.beta1=0.5,0.9"))
+    assert searched.axes[0].values == ("0.5", "0.9")
+    assert "optim.beta1: the grid could not grow at its high edge" in searched.notes[0]
+
+
+def test_only_the_axis_whose_edge_is_best_grows(scored):
+    scored(lambda row, values: values[RATE] - abs(values["optim.weight_decay"] - 0.1))
+    searched = search.run_search(search_of(("table1_ours",), f"{RATE}=1e-3,2e-3", "optim.weight_decay=0.05,0.1,0.2"))
+    assert [axis.values for axis in searched.axes] == [("1e-3", "2e-3", "0.004", "0.008"), ("0.05", "0.1", "0.2")]
+    assert len(searched.trials["table1_ours"]) == 12
+
+
+def test_a_diverged_run_is_a_trial_and_never_chosen(scored):
+    scored(lambda row, values: None if values[RATE] > 1e-3 else values[RATE])
+    searched = search.run_search(search_of(("table1_ours",), f"{RATE}=5e-4,1e-3,2e-3"))
+    assert best_of(searched.trials["table1_ours"]).settings == (f"{RATE}=1e-3",)
+    assert searched.trials["table1_ours"][2].values == (None, None, None)
+    assert searched.axes[0].values == ("5e-4", "1e-3", "2e-3")
+
+
+@pytest.mark.parametrize(
+    ("values", "end", "new"),
+    [
+        (("1e-3", "3e-3", "1e-2"), "high", "0.0333"),
+        (("1e-3", "3e-3", "1e-2"), "low", "0.000333"),
+        (("100", "200"), "high", "400"),
+        (("-20", "-10"), "low", "-40"),
+    ],
+)
+def test_the_new_value_has_the_ratio_of_the_two_at_the_edge(values, end, new):
+    wider = Axis("a.b", values).widened(end)
+    assert set(wider.values) == {*values, new}
+    assert list(wider.values) == sorted(wider.values, key=float)
+
+
+def test_zero_has_no_ratio_and_words_have_no_edge():
+    axis = Axis("a.b", ("0", "0.1"))
+    assert axis.widened("low") == axis
+    assert Axis("a.b", ("sphere", "oblique")).edges("sphere") == set()
+    assert Axis("a.b", ("1e-2", "0.003")).edges("0.003") == {"low"}
+
+
+def test_equivalent_settings_are_within_one_standard_error_of_the_best():
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        values = random.normal(0.5, 0.02, (7, 3)) + random.normal(0, 0.02, (7, 1))
+        trials = [Trial((f"a.b={number}",), tuple(of_trial)) for number, of_trial in enumerate(values.tolist())]
+        means = values.mean(axis=1)
+        error = values[means.argmax()].std(ddof=1) / np.sqrt(3)
+        expected = {(f"a.b={number}",) for number in np.flatnonzero(means >= means.max() - error)}
+        assert {trial.settings for trial in equivalent(trials)} == expected
+        assert best_of(trials).settings == (f"a.b={means.argmax()}",)
+
+
+def test_values_are_separated_by_commas_outside_of_brackets():
+    axes, fixed = axes_of(["data.crop_scale=[0.5, 1.0],[0.8, 1.0],null", "optim.steps=9", "a.b=x,y"])
+    assert [(axis.key, axis.values) for axis in axes] == [
+        ("data.crop_scale", ("[0.5, 1.0]", "[0.8, 1.0]", "null")),
+        ("a.b", ("x", "y")),
+    ]
+    assert fixed == ("optim.steps=9",)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["optim.steps=9"], "no setting with several values"),
+        (["optim.steps"], "not of the form"),
+        (["optim.steps=9,9.0"], "a value twice"),
+        (["optim.steps=9,8", "optim.steps=7,6"], "names a setting twice"),
+    ],
+)
+def test_a_grid_that_is_none_is_refused(texts, message):
+    with pytest.raises(ConfigError, match=message):
+        axes_of(texts)
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "message"),
+    [
+        ("table1_our", f"{RATE}=1,2", "did you mean table1_ours"),
+        ("table1_ours", "run.log_every=1,2", "changes no weights"),
+        ("table1_ours", "optim.lr=1,2", "did you mean optim.learning_rate"),
+        ("table1_ours", f"{RATE}=-1,1e-3", RATE),
+        ("table1_ours", f"{RATE}=1,2 run.seed=7", "run.seed cannot be overridden"),
+    ],
+)
+def test_a_wrong_search_trains_nothing(tmp_path, rows, settings, message):
+    arguments = ["contrastive_basics", "--rows", rows, "--set", settings, "--scale", "smoke", "--output", str(tmp_path)]
+    with pytest.raises(ConfigError, match=message):
+        scripts.search.main(arguments)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_search_end_to_end(tmp_path):
+    settings = "model.final_layer_norm=true,false data.num_val=16 optim.steps=4 data.num_train=64"
+    arguments = ["contrastive_basics", "--rows", "table1_ours beyond_sigmoid", "--scale", "smoke"]
+    arguments += ["--set", settings, "--output", str(tmp_path)]
+    scripts.search.main(arguments)
+    (folder,) = (tmp_path / "results" / "contrastive_basics" / "search").iterdir()
+    content, text = json.loads((folder / "search.json").read_text()), (folder / "search.md").read_text()
+    assert content["status"] == "validation: no result"
+    assert "**Validation: no result.**" in text
+    assert content["seeds"] == [1000, 1001, 1002]
+    assert content["scale"] == "smoke"
+    assert content["command"] == (
+        f'make search PAPER=contrastive_basics SCALE=smoke ROWS="table1_ours beyond_sigmoid" SET="{settings}"'
+    )
+    # each number is the mean recall of the last step's validation in the run's log; no test set was evaluated
+    logs = list((tmp_path / "runs").glob("*/*/seed*/log.jsonl"))
+    recalls = []
+    for log in logs:
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        (recall,) = (
+            line["metrics"]["mean_recall"]
+            for line in lines
+            if line["event"] == "evaluate" and line["data"] == "scenes/val" and line["step"] == 4
+        )
+        recalls.append(recall)
+    trials = [trial for row in content["rows"].values() for trial in row["trials"]]
+    assert sorted(recalls) == sorted(value for trial in trials for value in trial["values"])
+    assert not list((tmp_path / "runs").rglob("evaluation.json")) + list((tmp_path / "runs").rglob("hits.json"))
+    assert {len(row["trials"]) for row in content["rows"].values()} == {2}
+    for trial in trials:
+        assert trial["mean"] == pytest.approx(np.mean(trial["values"]))
+        assert trial["standard_error"] == pytest.approx(np.std(trial["values"], ddof=1) / np.sqrt(3))
+    for row, of_row in content["rows"].items():
+        assert equivalent_settings(content, row)[0] == tuple(of_row["best"])
+    # the same command finds its runs
+    checkpoints = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("model.safetensors")}
+    assert len(logs) == 3 * len(trials)
+    scripts.search.main(arguments)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("model.safetensors")} == checkpoints
+    assert json.loads((folder / "search.json").read_text()) == content
+    # another validation set: measured again on the weights that are there
+    arguments[arguments.index(settings)] = settings.replace("num_val=16", "num_val=8")
+    before = {path: path.read_text() for path in (tmp_path / "runs").rglob("validation.json")}
+    scripts.search.main(arguments)
+    after = {path: path.read_text() for path in (tmp_path / "runs").rglob("validation.json")}
+    assert {path: path.stat().st_mtime_ns for path in checkpoints} == checkpoints
+    assert all(after[path] != text for path, text in before.items())
+
+
+def test_tables_never_use_the_seeds_of_a_search():
+    with pytest.raises(ConfigError, match="at most 1000"):
+        reproduce_main("", "contrastive_basics", {"table1": lambda command: []}, ["table1", "--seeds", "1001"])
+    used = set()
+    for file in (ROOT / "results").rglob("*.json"):
+        if "search" not in file.relative_to(ROOT).parts:
+            for seeds in re.findall(r'"seeds": \[([\d,\s]*)\]', file.read_text(encoding="utf-8")):
+                used |= {int(seed) for seed in seeds.split(",") if seed.strip()}
+    assert used
+    assert not used & set(SEARCH_SEEDS)
+
+
+def test_every_row_has_the_code_that_trains_it():
+    assert EVERY_ROW.of("vision_moco_v2.yaml").scale_files == "scale_vision"
+    assert EVERY_ROW.of("table1_ours.yaml").scale_files == "scale"
+    classes = {row: GEOMM_ROWS.of(f"{row}.yaml").config_class for row in ("clip", "nlvr2_albef", "vision_swav")}
+    assert [name.__module__ for name in classes.values()] == [
+        "geomm.config",
+        "geomm.downstream.config",
+        "geomm.vision.config",
+    ]
+
+
+def test_make_search_refuses_seeds():
+    done = subprocess.run(
+        ["make", "-n", "PY=python", "search", "SEEDS=3", "ROWS=a", "SET=b=1,2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode
+    assert "SEEDS has no effect" in done.stderr
