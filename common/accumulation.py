@@ -39,7 +39,7 @@ class MicroBatches:
         if accelerator.gradient_accumulation_steps != 1:
             raise ValueError(
                 f"gradient_accumulation_steps = {accelerator.gradient_accumulation_steps} averages losses of small "
-                "batches, whose pairs do not meet; accepted: 1, with optim.micro_batch_size for a batch in parts"
+                "batches, whose pairs do not meet; expected: 1, with optim.micro_batch_size for a batch in parts"
             )
         if size is not None:
             normalising = [
@@ -48,7 +48,7 @@ class MicroBatches:
             if normalising:
                 raise ValueError(
                     f"optim.micro_batch_size = {size} does not give the gradient of one batch with batch "
-                    f"normalisation ({normalising[0]}); accepted: null, or a model without it"
+                    f"normalisation ({normalising[0]}); expected: null, or a model without it"
                 )
         self.accelerator, self.model, self.size = accelerator, model, size
         self._parts: list[tuple[torch.Tensor, ...]] = []

@@ -47,7 +47,7 @@ def collapse_statistics(features: torch.Tensor) -> dict[str, float]:
         ValueError: for fewer than two features.
     """
     if features.ndim != 2 or len(features) < 2:
-        raise ValueError(f"features of shape {tuple(features.shape)}; accepted: (batch, dim) with at least 2 rows")
+        raise ValueError(f"features of shape {tuple(features.shape)}; expected: (batch, dim) with at least 2 rows")
     directions = unit(features).cpu().double()
     if not directions.isfinite().all():
         return dict.fromkeys(("channel_std", "mean_cosine", "effective_rank"), math.nan)

@@ -43,7 +43,7 @@ class FeatureQueue(nn.Module):
         if capacity < 1 or dim < 1:
             raise ValueError(f"a feature queue needs capacity >= 1 and dim >= 1, got {capacity} and {dim}")
         if start not in STARTS:
-            raise ValueError(f"feature queue start {start!r} is unknown; accepted: {', '.join(STARTS)}")
+            raise ValueError(f"feature queue start {start!r} is unknown; expected: {', '.join(STARTS)}")
         self.capacity, self.dim, self.start = capacity, dim, start
         features = torch.zeros(capacity, dim, dtype=torch.float32)
         if start == "random_rows":
@@ -74,7 +74,7 @@ class FeatureQueue(nn.Module):
             raise ValueError(f"the feature queue takes (num_rows, {self.dim}), got {tuple(features.shape)}")
         if not features.is_floating_point() or features.dtype.itemsize > self.features.dtype.itemsize:
             raise ValueError(
-                f"the feature queue holds {self.features.dtype} and got {features.dtype}; accepted: a floating dtype "
+                f"the feature queue holds {self.features.dtype} and got {features.dtype}; expected: a floating dtype "
                 "that is not finer (or cast the queue with .double())"
             )
         if ids is not None and (ids.shape != (num_rows,) or ids.dtype != torch.int64):

@@ -84,7 +84,7 @@ def info_nce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     by_index = targets.dtype == torch.int64 and targets.shape == logits.shape[:1]
     if not by_index and not (targets.is_floating_point() and targets.shape == logits.shape):
         raise ValueError(
-            f"targets {tuple(targets.shape)} {targets.dtype} do not fit logits {tuple(logits.shape)}; accepted: "
+            f"targets {tuple(targets.shape)} {targets.dtype} do not fit logits {tuple(logits.shape)}; expected: "
             f"({logits.shape[0]},) int64 indices, or {tuple(logits.shape)} floating row-stochastic"
         )
     if by_index:

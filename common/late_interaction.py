@@ -116,7 +116,7 @@ class LateInteraction(nn.Module):
         Raises:
             ValueError: always; scores can be averaged.
         """
-        raise ValueError(f"{self.name} has no mean of embeddings; accepted: method.prompt_average = scores")
+        raise ValueError(f"{self.name} has no mean of embeddings; expected: method.prompt_average = scores")
 
     def scalars(self) -> list[Scalar]:
         return []

@@ -102,6 +102,6 @@ def check_bounds(method: Any) -> None:
     outside = (low is not None and init < low) or (high is not None and init > high)
     if outside and not method.logit_scale_trainable:
         raise ValueError(
-            f"method.logit_scale_init = {init} with logit_scale_trainable = false is outside its bounds; accepted: "
+            f"method.logit_scale_init = {init} with logit_scale_trainable = false is outside its bounds; expected: "
             f"{low} to {high}, or other logit_scale_min and logit_scale_max (null = none)"
         )

@@ -114,4 +114,4 @@ def ema_momentum_at(step: int, total_steps: int, start: float, schedule: str = "
         return start
     if schedule == "half_cosine":
         return 1 - (1 - start) * (1 + math.cos(math.pi * min(1.0, step / total_steps))) / 2
-    raise ValueError(f"ema_momentum schedule {schedule!r} is unknown; accepted: constant, half_cosine")
+    raise ValueError(f"ema_momentum schedule {schedule!r} is unknown; expected: constant, half_cosine")

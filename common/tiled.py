@@ -92,7 +92,7 @@ def tiled_contrastive_loss(
     check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
     if tile < 1:
-        raise ValueError(f"tile = {tile}; accepted: at least 1")
+        raise ValueError(f"tile = {tile}; expected: at least 1")
     if bf16_product and not geometry.is_inner_product:
         raise ValueError(
             f"bf16_product (optim.loss_bf16_product) is for an inner product, as sphere and oblique are; got "
@@ -102,7 +102,7 @@ def tiled_contrastive_loss(
         one_pair = geometry.directions(image_embeddings[:1], text_embeddings[:1])
     if not one_matrix(one_pair):
         raise ValueError(
-            f"tile = {tile} (optim.loss_tile) with geometry {geometry.name}, which has two matrices; accepted: 0"
+            f"tile = {tile} (optim.loss_tile) with geometry {geometry.name}, which has two matrices; expected: 0"
         )
     parameters = [whole(parameter) for parameter in geometry.parameters()]
     scalars = tuple(scalar.detach() for scalar in (logit_scale, *parameters))

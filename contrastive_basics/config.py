@@ -48,7 +48,7 @@ class MethodConfig:
     def _only(self, values: dict[str, Any], cause: str) -> None:
         for name, value in values.items():
             if getattr(self, name) != value:
-                raise ValueError(f"method.{name} = {getattr(self, name)!r} with {cause}; accepted: {value}")
+                raise ValueError(f"method.{name} = {getattr(self, name)!r} with {cause}; expected: {value}")
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class Config:
         if self.method.loss != "in_batch" and self.optim.loss_tile:
             raise ValueError(
                 f"optim.loss_tile = {self.optim.loss_tile} with method.loss = {self.method.loss}, which has no tiled "
-                "form; accepted: 0"
+                "form; expected: 0"
             )
         groups, batch = self.method.group_size, self.optim.global_batch_size
         if groups and (groups == 1 or batch % groups or self.optim.loss_tile):
             raise ValueError(
                 f"method.group_size = {groups} with optim.global_batch_size = {batch} and optim.loss_tile = "
-                f"{self.optim.loss_tile}; accepted: divisors of the batch, at least 2, and no tiles"
+                f"{self.optim.loss_tile}; expected: divisors of the batch, at least 2, and no tiles"
             )
 
 

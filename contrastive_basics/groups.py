@@ -22,7 +22,7 @@ def loss_within_groups(
     if len(image_embeddings) % group_size:
         raise ValueError(
             f"method.group_size = {group_size} does not divide the {len(image_embeddings)} pairs of a process; "
-            "accepted: a divisor of optim.global_batch_size / number of processes"
+            "expected: a divisor of optim.global_batch_size / number of processes"
         )
     groups = zip(image_embeddings.split(group_size), text_embeddings.split(group_size))
     losses = [symmetric_info_nce(logit_scale * inner_product_similarity(images, texts)) for images, texts in groups]

@@ -160,7 +160,7 @@ def _view_objective(
 
         return loss_of_views, list(encoder.parameters())
     if objective not in OBJECTIVES:
-        raise ValueError(f"objective {objective!r} is unknown; accepted: {', '.join(OBJECTIVES)}")
+        raise ValueError(f"objective {objective!r} is unknown; expected: {', '.join(OBJECTIVES)}")
     # SimSiam and its ablations, down to the mean cosine of positives without predictor and stopped gradient
     with_predictor = objective in ("simsiam", "no_stop_gradient")
     with_stop = objective in ("simsiam", "no_predictor")

@@ -96,7 +96,7 @@ def open_public(source: str, run: RunConfig, device: torch.device) -> Encoder:
     config = _read("AutoConfig", source)
     if config.model_type not in MODELS:
         raise ValueError(
-            f"checkpoint {source!r} is a {config.model_type}; accepted: {', '.join(MODELS)} (BEiT-3, VLMo and FILIP "
+            f"checkpoint {source!r} is a {config.model_type}; expected: {', '.join(MODELS)} (BEiT-3, VLMo and FILIP "
             "are not in transformers)"
         )
     # float32: by default transformers 5 takes the type of the file

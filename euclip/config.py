@@ -60,7 +60,7 @@ class MethodConfig:
         if self.entailment_weight and self.geometry not in WITH_ENTAILMENT:
             raise ValueError(
                 f"method.entailment_weight = {self.entailment_weight} with method.geometry = {self.geometry}, which "
-                f"has no entailment cones; accepted: 0, or one of {', '.join(WITH_ENTAILMENT)}"
+                f"has no entailment cones; expected: 0, or one of {', '.join(WITH_ENTAILMENT)}"
             )
         if self.loss != "sigmoid" and self.logit_bias_init != -10.0:
             raise ValueError(

@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.root=/data/flickr8k")
     options = parser.parse_intermixed_args(arguments)
     if options.pictures < 1:
-        raise ValueError(f"--pictures {options.pictures}; accepted: at least 1")
+        raise ValueError(f"--pictures {options.pictures}; expected: at least 1")
 
     checkpoint = named_checkpoint(options.checkpoint)
     config, encoder = load_encoder(checkpoint, this_device(), options.overrides)

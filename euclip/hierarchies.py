@@ -108,7 +108,7 @@ def noun_pool(path: str | Path, known: Callable[[list[str]], list[bool]], size: 
     rows = list(csv.DictReader(io.StringIO(read_text(path)), delimiter="\t", quoting=csv.QUOTE_NONE))
     missing = [name for name in NOUN_COLUMNS if not rows or name not in rows[0]]
     if missing:
-        raise ValueError(f"{path} has no column {missing[0]!r}; accepted: a header with {', '.join(NOUN_COLUMNS)}")
+        raise ValueError(f"{path} has no column {missing[0]!r}; expected: a header with {', '.join(NOUN_COLUMNS)}")
     lemmas = {row["synset"]: (row["lemmas"] or "").lower().split("|") for row in rows}
     parents = {
         row["synset"]: [hypernym for hypernym in (row["hypernyms"] or "").split("|") if hypernym in lemmas]

@@ -112,7 +112,7 @@ def euclip_from_open_clip(
     state = without_ddp(state)
     scales = [name for name in _LOGIT_SCALES if name in state]
     if len(scales) != 1:
-        raise WeightsError(f"{source} has {len(scales)} logit scales; accepted: one of {', '.join(_LOGIT_SCALES)}")
+        raise WeightsError(f"{source} has {len(scales)} logit scales; expected one of: {', '.join(_LOGIT_SCALES)}")
     state["logit_scale"] = state.pop(scales[0])
     scalars = _scalars_of(state, 0)
     known = {"text_heads": text_heads, "image_heads": image_heads}
@@ -209,7 +209,7 @@ def open_published(
         WeightsError, FileNotFoundError, ValueError: the weights cannot be read, or do not fit.
     """
     if geometry != "sphere" and layout != "open_clip":
-        raise ValueError(f"geometry {geometry} with layout {layout}, which states its own; accepted: layout open_clip")
+        raise ValueError(f"geometry {geometry} with layout {layout}, which states its own; expected: layout open_clip")
     check_layout(checkpoint, layout, of_files=LAYOUTS[1:], of_folders=LAYOUTS[:1])
     if layout == "meru":
         agreed_activation(checkpoint, "gelu", activation)

@@ -205,7 +205,7 @@ def _region(task: Any, index: int) -> str:
     """Name of a picture's region of FMoW."""
     number = _group(task, index)
     if not 0 <= number < len(_REGIONS):
-        raise ValueError(f"{task.name}, picture {index}: region {number}; accepted: 0 to {len(_REGIONS) - 1}")
+        raise ValueError(f"{task.name}, picture {index}: region {number}; expected: 0 to {len(_REGIONS) - 1}")
     return _REGIONS[number]
 
 

@@ -63,10 +63,10 @@ def entailed(geometry: RootedGeometry, points: torch.Tensor, captions: torch.Ten
     """
     if not geometry.has_cones:
         raise ValueError(
-            f"geometry {geometry.name!r} has no entailment cones: min_radius = {min_radius}; accepted: none"
+            f"geometry {geometry.name!r} has no entailment cones: min_radius = {min_radius}; expected: none"
         )
     if not min_radius >= 0:
-        raise ValueError(f"min_radius = {min_radius}; accepted: at least 0")
+        raise ValueError(f"min_radius = {min_radius}; expected: at least 0")
     if not (points.isfinite().all() and captions.isfinite().all()):
         raise ValueError("points and captions of the entailment filter must be finite")
     # one point after the other: all pairs at once would hold num_points * num_captions * dim numbers several times
@@ -99,7 +99,7 @@ def nearest_on_walk(
         ValueError: num_points below 2, embeddings that are not finite, and as `entailed`.
     """
     if num_points < 2:
-        raise ValueError(f"a walk of {num_points} points does not reach its root; accepted: at least 2")
+        raise ValueError(f"a walk of {num_points} points does not reach its root; expected: at least 2")
     points = geometry.interpolate(image, root, num_points)
     scores = geometry.similarity(points, torch.cat([captions, root[None]]))
     if not scores.isfinite().all():

@@ -60,7 +60,7 @@ def read_pool(path: str | Path, noun_prompt: str = NOUN_PROMPT) -> Pool:
     """
     path = Path(path)
     if noun_prompt.count("{}") != 1:
-        raise ValueError(f"noun prompt {noun_prompt!r}; accepted: a text with one {{}}")
+        raise ValueError(f"noun prompt {noun_prompt!r}; expected: a text with one {{}}")
     text = read_text(path)
     if text.lstrip()[:1] not in ("{", "["):
         lists = {"captions": [line.strip() for line in text.split("\n") if line.strip()]}
@@ -72,10 +72,10 @@ def read_pool(path: str | Path, noun_prompt: str = NOUN_PROMPT) -> Pool:
         lists = content if isinstance(content, dict) else {"captions": content}
     unknown = sorted(lists.keys() - set(_KEYS))
     if unknown:
-        raise ValueError(f"{path}: unknown key {unknown[0]!r}; accepted: {_ACCEPTED}")
+        raise ValueError(f"{path}: unknown key {unknown[0]!r}; expected: {_ACCEPTED}")
     captions, nouns, adjectives = (_texts(path, key, lists.get(key, [])) for key in _KEYS)
     if not captions + nouns + adjectives:
-        raise ValueError(f"{path} holds no caption; accepted: {_ACCEPTED}")
+        raise ValueError(f"{path} holds no caption; expected: {_ACCEPTED}")
     return Pool(
         path.name,
         (*captions, *nouns, *adjectives),
@@ -85,10 +85,10 @@ def read_pool(path: str | Path, noun_prompt: str = NOUN_PROMPT) -> Pool:
 
 def _texts(path: Path, key: str, values: Any) -> tuple[str, ...]:
     if not isinstance(values, list):
-        raise ValueError(f"{path}: {key} is a {type(values).__name__}; accepted: a list of captions")
+        raise ValueError(f"{path}: {key} is a {type(values).__name__}; expected: a list of captions")
     wrong = [value for value in values if not isinstance(value, str) or not value.strip()]
     if wrong:
-        raise ValueError(f"{path}: {key} has {wrong[0]!r}; accepted: texts that are not empty")
+        raise ValueError(f"{path}: {key} has {wrong[0]!r}; expected: texts that are not empty")
     return tuple(values)
 
 
@@ -127,7 +127,7 @@ def hierarchy_pool(shards: Pictures, indices: Sequence[int]) -> Pool:
         chain = shards.metadata(index).get("hierarchy")
         if not isinstance(chain, list) or not chain or not all(isinstance(text, str) and text for text in chain):
             raise ValueError(
-                f"{shards.name}: sample {shards.image_id(index)} has hierarchy {chain!r}; accepted: a list of captions "
+                f"{shards.name}: sample {shards.image_id(index)} has hierarchy {chain!r}; expected: a list of captions "
                 "from general to specific"
             )
         chains.append(chain[::-1])
@@ -172,10 +172,10 @@ class PictureFolder:
 
     def __init__(self, folder: Path, size: int) -> None:
         if not folder.is_dir():
-            raise ValueError(f"{folder}: no such folder; accepted: scenes, a folder of pictures, tar shards")
+            raise ValueError(f"{folder}: no such folder; expected: scenes, a folder of pictures, tar shards")
         files = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURE_EXTENSIONS)
         if not files:
-            raise ValueError(f"{folder} holds no picture; accepted: {', '.join(PICTURE_EXTENSIONS)}")
+            raise ValueError(f"{folder} holds no picture; expected: {', '.join(PICTURE_EXTENSIONS)}")
         self.files = files[:size]
 
     def __len__(self) -> int:

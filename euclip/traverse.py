@@ -254,12 +254,12 @@ def open_model(
 def _check(options: argparse.Namespace) -> None:
     """Rejects arguments that would fail late or have no effect."""
     if options.pictures < 1:
-        raise ValueError(f"--pictures {options.pictures}; accepted: at least 1")
+        raise ValueError(f"--pictures {options.pictures}; expected: at least 1")
     if options.steps < 2:
-        raise ValueError(f"--steps {options.steps}; accepted: at least 2, the picture and the root")
+        raise ValueError(f"--steps {options.steps}; expected: at least 2, the picture and the root")
     wrong = [radius for radius in options.min_radius if not radius >= 0]
     if wrong:
-        raise ValueError(f"--min-radius {wrong[0]:g}; accepted: at least 0")
+        raise ValueError(f"--min-radius {wrong[0]:g}; expected: at least 0")
     if options.noun_prompt is not None and options.captions is None:
         raise ValueError("--noun-prompt goes with --captions; without it there are no nouns to put into a prompt")
     if options.geometry is not None and options.layout is None:
@@ -275,11 +275,11 @@ def _check_root(options: argparse.Namespace, geometry: RootedGeometry) -> None:
             raise ValueError(f"--plain-mean: the root of geometry {geometry.name!r} is the origin")
         return
     if options.min_radius:
-        raise ValueError(f"--min-radius: geometry {geometry.name!r} has no entailment cones; accepted: no filter")
+        raise ValueError(f"--min-radius: geometry {geometry.name!r} has no entailment cones; expected: no filter")
     if options.layout is not None and not any(text.startswith("data.source=") for text in options.overrides):
         raise ValueError(
             f"the root of geometry {geometry.name!r} is the mean of training pairs, which published weights do not "
-            "name; accepted: data.source=shards data.root=<folder>, or data.source=scenes"
+            "name; expected: data.source=shards data.root=<folder>, or data.source=scenes"
         )
 
 

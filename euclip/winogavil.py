@@ -100,7 +100,7 @@ class RowAssociations:
         needed = ("candidate_images", "candidates", "cue", "associations")
         missing = [column for column in needed if column not in rows.column_names]
         if missing:
-            raise ValueError(f"{name}: no column {missing[0]}; accepted: {', '.join(needed)}")
+            raise ValueError(f"{name}: no column {missing[0]}; expected: {', '.join(needed)}")
         self.name, self._rows = name, rows
         self.cues, candidates, right = (list(rows[column]) for column in ("cue", "candidates", "associations"))
         self.counts = [len(names) for names in candidates]
@@ -108,7 +108,7 @@ class RowAssociations:
         for row, (names, chosen) in enumerate(zip(candidates, right)):
             strange = [candidate for candidate in chosen if candidate not in names]
             if strange or not chosen:
-                raise ValueError(f"{name}, row {row}: associations {chosen}; accepted: one or more of {names}")
+                raise ValueError(f"{name}, row {row}: associations {chosen}; expected: one or more of {names}")
             self.gold.append([place for place, candidate in enumerate(names) if candidate in chosen])
         try:
             winogavil_metrics([0.0] * len(self.counts), self.counts)  # a missing group fails now, not after training

@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> dict[tuple[str, bool], tuple[flo
     parser.add_argument("--steps", type=int, default=400, help="training steps, default %(default)s")
     options = parser.parse_args(arguments)
     if options.seeds < 1 or options.steps < 1:
-        parser.error(f"--seeds {options.seeds} --steps {options.steps}; accepted: at least 1")
+        parser.error(f"--seeds {options.seeds} --steps {options.steps}; expected: at least 1")
     stems = [f"model.image.stem.name={options.image_stem}", f"model.text.stem.weights={options.text_stem}"]
     words = ["data.tokenizer=bert_wordpiece", f"data.vocabulary={options.text_stem}", "data.context_length=32"]
     data = [f"data.root={options.data}", "data.source=shards", f"data.image_size={SIZE}", "data.resize=squeeze"]

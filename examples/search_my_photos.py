@@ -122,7 +122,7 @@ def main(arguments: list[str] | None = None) -> Path:
     captions = sum(map(bool, pictures.values()))
     if captions < FEWEST:
         raise ValueError(
-            f"{options.photos}: {captions} of {len(pictures)} pictures have a caption; accepted: a table of path and "
+            f"{options.photos}: {captions} of {len(pictures)} pictures have a caption; expected: a table of path and "
             f"caption, or NAME.txt beside NAME.jpg, for at least {FEWEST}"
         )
     tables = write_tables(pictures, options.output.resolve())

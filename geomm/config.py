@@ -36,7 +36,7 @@ class DistanceConfig:
     def __post_init__(self) -> None:
         if not self.branching or min(self.branching) < 2 or math.prod(self.branching) > self.queue_size:
             raise ValueError(
-                f"method.branching = {list(self.branching)} with method.queue_size = {self.queue_size}; accepted: at "
+                f"method.branching = {list(self.branching)} with method.queue_size = {self.queue_size}; expected: at "
                 "least two clusters in each layer, and no more in all than the queue has rows"
             )
 
@@ -52,7 +52,7 @@ def check_graph(method: DistanceConfig, optim: OptimConfig | SgdConfig, full_at:
         raise ValueError(
             f"method.distance = geodesic with optim.steps = {optim.steps}: the first graph would be that of step "
             f"{first} (method.geodesic_from_step = {method.geodesic_from_step}, method.queue_size = "
-            f"{method.queue_size} full at step {full_at}), and all steps use the cosine; accepted: more steps than "
+            f"{method.queue_size} full at step {full_at}), and all steps use the cosine; expected: more steps than "
             f"{first}, a smaller method.queue_size or method.geodesic_from_step, or method.distance = cosine"
         )
 
@@ -106,39 +106,39 @@ class Config:
         batch, queue = self.optim.global_batch_size, self.method.queue_size
         if queue < batch:
             raise ValueError(
-                f"method.queue_size = {queue} with optim.global_batch_size = {batch}; accepted: at least a batch"
+                f"method.queue_size = {queue} with optim.global_batch_size = {batch}; expected: at least a batch"
             )
         if self.has_pools:
             check_graph(self.method, self.optim, math.ceil(queue / batch))
         for key, only in (("micro_batch_size", None), ("loss_tile", 0), ("loss_bf16_product", False)):
             if getattr(self.optim, key) != only:
                 raise ValueError(
-                    f"optim.{key} = {getattr(self.optim, key)}, a pool compares whole batches; accepted: {only}"
+                    f"optim.{key} = {getattr(self.optim, key)}, a pool compares whole batches; expected: {only}"
                 )
         # only MAFA has a discriminator, and MAFA needs one
         if self.method.base == "mafa":
             if not self.start.discriminator and not self.start.discriminator_run:
                 raise ValueError(
-                    "method.base = mafa with start.discriminator empty; accepted: the row of a fine-tuned ALBEF"
+                    "method.base = mafa with start.discriminator empty; expected: the row of a fine-tuned ALBEF"
                 )
             if self.method.targets != "own" or not self.method.mask_probability or self.method.distillation:
                 raise ValueError(
-                    "method.base = mafa with other targets, without masked words or with distillation; accepted: "
+                    "method.base = mafa with other targets, without masked words or with distillation; expected: "
                     "method.targets = own, method.mask_probability above 0, method.distillation = 0"
                 )
         elif self.start.discriminator or self.start.discriminator_run:
             raise ValueError(
                 f"start.discriminator = {self.start.discriminator or self.start.discriminator_run} with method.base = "
-                f"{self.method.base}, which mines no positives; accepted: nothing, or method.base = mafa"
+                f"{self.method.base}, which mines no positives; expected: nothing, or method.base = mafa"
             )
         # sizes that the geometry and the fusion need
         spheres, numbers = self.method.num_spheres, self.model.embedding_dim
         if self.method.distance == "oblique" and numbers % spheres:
             raise ValueError(
-                f"method.num_spheres = {spheres} with model.embedding_dim = {numbers}; accepted: a divisor of it"
+                f"method.num_spheres = {spheres} with model.embedding_dim = {numbers}; expected: a divisor of it"
             )
         if self.method.base != "clip" and not (self.model.text.layers and self.model.image.layers):
             raise ValueError(
                 f"model.image.layers or model.text.layers is 0 with method.base = {self.method.base}, whose fusion "
-                "attends to tokens; accepted: at least 1"
+                "attends to tokens; expected: at least 1"
             )

@@ -216,7 +216,7 @@ def check_reading(attach: str, local: str) -> None:
     """Raises ValueError for unknown readings, with the known ones."""
     for name, value, accepted in (("attach", attach, ATTACH), ("local", local, LOCAL)):
         if value not in accepted:
-            raise ValueError(f"{name} {value!r} is unknown; accepted: {', '.join(accepted)}")
+            raise ValueError(f"{name} {value!r} is unknown; expected: {', '.join(accepted)}")
 
 
 def attached_and_local(attach: str, local: str, num_attached: int, num_clusters: int) -> tuple[int, int]:

@@ -131,7 +131,7 @@ def match_heat(
     encoders, layers = model.encoders, len(model.encoders.fusion.transformer.blocks)
     layer = (layers + 1) // 2 if layer is None else layer
     if not 1 <= layer <= layers:
-        raise ConfigError(f"grounding.layer = {layer}; accepted: 1 to {layers}, the layers of the fusion")
+        raise ConfigError(f"grounding.layer = {layer}; expected: 1 to {layers}, the layers of the fusion")
     mask, recorded = encoders.text_mask(token_ids), []
     with torch.no_grad():  # the gradient goes back to the fusion and no further
         tokens = encoders.text_tower.forward_tokens(token_ids), mask, encoders.image_tower.forward_tokens(images)
@@ -222,16 +222,16 @@ def open_sets(scale: str, data: DataConfig, files: RefcocoFiles) -> dict[str, Gr
     """
     if data.source == "scenes":
         if files != RefcocoFiles():
-            raise ConfigError(f"{files} on scenes; accepted: refcoco.* at a scale of photographs")
+            raise ConfigError(f"{files} on scenes; expected: refcoco.* at a scale of photographs")
         count = NUM_PICTURES.get(scale, NUM_PICTURES["demo"])
         return {name: scenes_to_ground(*which, count, data.image_size) for name, which in SETS.items()}
     if data.resize != "squeeze":
-        raise ConfigError(f"data.resize = {data.resize} cuts off what a box may lie in; accepted: squeeze")
+        raise ConfigError(f"data.resize = {data.resize} cuts off what a box may lie in; expected: squeeze")
     root = Path(data.root).expanduser()
     paths = {name: root / getattr(files, name) for name in SETS}
     if not any(path.is_file() for path in paths.values()):
         raise ConfigError(
-            f"no expressions with boxes: {', '.join(map(str, paths.values()))}; accepted: DATA=<folder with such a "
+            f"no expressions with boxes: {', '.join(map(str, paths.values()))}; expected: DATA=<folder with such a "
             "file>, or refcoco.val, refcoco.test_a, refcoco.test_b=<file> (docs/annotations.md has the conversion)"
         )
     images = root / data.images if data.images else None

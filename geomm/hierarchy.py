@@ -54,7 +54,7 @@ def check_branching(branching: Sequence[int], available: int, what: str) -> None
     """Raises ValueError unless branching is whole numbers of at least 1 whose product is at most `available`."""
     if not branching or min(branching) < 1 or math.prod(branching) > available:
         raise ValueError(
-            f"branching {list(branching)} asks for {math.prod(branching)} clusters of {available} {what}; accepted: "
+            f"branching {list(branching)} asks for {math.prod(branching)} clusters of {available} {what}; expected: "
             f"one number or more of at least 1, whose product is at most {available}"
         )
 

@@ -78,12 +78,12 @@ def open_lookalikes(data: DataConfig, files: SugarCrepeFiles) -> Lookalikes:
     """
     if data.source == "scenes":
         if files != SugarCrepeFiles():
-            raise ConfigError(f"sugarcrepe.pairs = {files.pairs!r} on scenes; accepted: at a scale of photographs")
+            raise ConfigError(f"sugarcrepe.pairs = {files.pairs!r} on scenes; expected: at a scale of photographs")
         pairs = open_retrieval_sets(data)["test"]
         triples = [(index, *texts) for index in range(len(pairs)) for texts in pairs.hard_negatives(index)]
         return Lookalikes(pairs, triples, f"{pairs.name} ({pairs.fingerprint[:8]})")
     if not files.pairs:
-        raise ConfigError("sugarcrepe.pairs is empty; accepted: SugarCrepe's file of pairs, with sugarcrepe.images")
+        raise ConfigError("sugarcrepe.pairs is empty; expected: SugarCrepe's file of pairs, with sugarcrepe.images")
     rows, images = read_sugarcrepe(files.pairs), Path(files.images).expanduser() if files.images else None
     pictures = AnnotatedPictures(rows, files.pairs, images, max_broken_share=1.0)
     rows_read = [pictures.row(index) for index in range(len(pictures))]

@@ -165,7 +165,7 @@ def mined(similarity: torch.Tensor, match: Callable[[torch.Tensor], torch.Tensor
     batch = len(similarity)
     if batch < 3:
         raise ValueError(
-            f"MAFA compares the two hardest others of a sample, got a batch of {batch}; accepted: 3 or more"
+            f"MAFA compares the two hardest others of a sample, got a batch of {batch}; expected: 3 or more"
         )
     hardest = similarity.clone().fill_diagonal_(-torch.inf).argmax(dim=1)
     probability = match(hardest)

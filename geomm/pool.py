@@ -244,10 +244,10 @@ class GeodesicPool(nn.Module):
     ) -> None:
         super().__init__()
         if distance not in DISTANCES:
-            raise ValueError(f"distance {distance!r} is unknown; accepted: {', '.join(DISTANCES)}")
+            raise ValueError(f"distance {distance!r} is unknown; expected: {', '.join(DISTANCES)}")
         for name, number in (("num_neighbors", num_neighbors), ("graph_update_interval", graph_update_interval)):
             if number < 1:
-                raise ValueError(f"{name} {number}; accepted: at least 1")
+                raise ValueError(f"{name} {number}; expected: at least 1")
         check_reading(attach, local)
         check_branching(branching, capacity, "slots of the queue")
         self.queue = FeatureQueue(capacity, dim, "fill_level")
@@ -316,7 +316,7 @@ class GeodesicPool(nn.Module):
         if len(keys) > self.queue.capacity:
             raise ValueError(
                 f"a step brings {len(keys)} keys to a feature queue of {self.queue.capacity}: its positives would "
-                f"overwrite each other; accepted: a queue of at least {len(keys)}"
+                f"overwrite each other; expected: a queue of at least {len(keys)}"
             )
         # the new keys take the oldest slots, with the centre and offset that `insert` will write
         slots, graph = self.queue.next_slots(len(keys)), self.graph()

@@ -58,12 +58,12 @@ def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> Tr
         if theirs != json.loads(json.dumps(training.tokenizer.to_json())):
             raise ConfigError(
                 f"start.discriminator_run = {config.start.discriminator_run} has other token ids than this run; "
-                "accepted: a run that starts from the same towers"
+                "expected: a run that starts from the same towers"
             )
     if config.method.base != "mafa":
         return training
     if type(training.order) is not SampleOrder or training.order.forward_only:
-        raise ConfigError("method.base = mafa with a stream or data.mixture; accepted: one set with random access")
+        raise ConfigError("method.base = mafa with a stream or data.mixture; expected: one set with random access")
     order, view = GroupedOrder(len(pairs), config.optim.global_batch_size, config.run.seed), copy.copy(training.view)
     view.order = order
     return replace(training, order=order, view=view)

@@ -30,12 +30,12 @@ class MethodConfig:
         if self.geometry in ("sphere", "euclidean") and (self.num_spheres != 1 or self.multi_token):
             raise ValueError(
                 f"method.num_spheres = {self.num_spheres}, method.multi_token = {str(self.multi_token).lower()} with "
-                f"method.geometry = {self.geometry}, which has no spheres to count; accepted: 1 and false"
+                f"method.geometry = {self.geometry}, which has no spheres to count; expected: 1 and false"
             )
         if self.geometry == "max_average" and self.prompt_average != "scores":
             raise ValueError(
                 f"method.prompt_average = {self.prompt_average} with method.geometry = max_average, whose tokens have "
-                "no mean; accepted: scores"
+                "no mean; expected: scores"
             )
 
 
@@ -54,13 +54,13 @@ class Config:
         if self.method.geometry == "max_average" and self.optim.loss_tile:
             raise ValueError(
                 f"optim.loss_tile = {self.optim.loss_tile} with method.geometry = max_average, which has two matrices "
-                "and no tiled form; accepted: 0"
+                "and no tiled form; expected: 0"
             )
         spheres, numbers = self.method.num_spheres, self.model.embedding_dim
         if spheres > 1 and (numbers % spheres or numbers < 2 * spheres):
             raise ValueError(
                 f"model.embedding_dim = {numbers} cannot be cut into method.num_spheres = {spheres} spheres of two "
-                f"numbers or more; accepted: a multiple of {spheres} from {2 * spheres} on"
+                f"numbers or more; expected: a multiple of {spheres} from {2 * spheres} on"
             )
 
     @property

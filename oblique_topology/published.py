@@ -86,7 +86,7 @@ def main() -> None:
     config = load_beside_weights(Config, [text for text in options.overrides if text not in of_coco])
     files = load_config(CocoConfig, [], of_coco).coco
     if of_coco and not files.test:
-        raise ValueError(f"{of_coco[0]} without coco.test, the file of the test pictures; accepted: both")
+        raise ValueError(f"{of_coco[0]} without coco.test, the file of the test pictures; expected: both")
     encoder = open_published(
         options.checkpoint, options.layout, config, this_device(), options.activation, options.heads
     )

@@ -29,7 +29,7 @@ def draw_subsets(num_spheres: int, size: int, num_draws: int = NUM_DRAWS, seed: 
         ValueError: a size out of range.
     """
     if not 1 <= size <= num_spheres:
-        raise ValueError(f"{size} of {num_spheres} class tokens; accepted: 1 to {num_spheres}")
+        raise ValueError(f"{size} of {num_spheres} class tokens; expected: 1 to {num_spheres}")
     if math.comb(num_spheres, size) <= num_draws:
         return [list(chosen) for chosen in itertools.combinations(range(num_spheres), size)]
     generator = torch.Generator().manual_seed(seed)

@@ -170,7 +170,7 @@ def test_batch_normalisation_is_refused_because_its_statistics_would_differ():
 @pytest.mark.parametrize("size", [None, 4])
 def test_accelerates_averaging_over_small_batches_is_refused(size, monkeypatch):
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")  # as `accelerate launch` passes its option on
-    with pytest.raises(ValueError, match=r"gradient_accumulation_steps = 3 averages losses .*accepted: 1, with optim"):
+    with pytest.raises(ValueError, match=r"gradient_accumulation_steps = 3 averages losses .*expected: 1, with optim"):
         MicroBatches(Accelerator(cpu=True), Towers(), size)
 
 

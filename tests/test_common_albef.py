@@ -415,7 +415,7 @@ def test_tcls_contrast_is_the_mean_of_its_six_terms(num_spheres):
 
 
 def test_tcl_refuses_a_geometry_that_is_no_inner_product():
-    with pytest.raises(ValueError, match="got the geometry euclidean; accepted: one that is an inner product"):
+    with pytest.raises(ValueError, match="got the geometry euclidean; expected: one that is an inner product"):
         as_tcl(tiny_albef(geometry=L2()))
 
 

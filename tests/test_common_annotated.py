@@ -81,7 +81,7 @@ def test_vqa_metrics_per_answer_type():
         vqa_metrics({1: "yes", 2: "no", 4: "3"}, answers, types)
     with pytest.raises(ValueError, match="no questions"):
         vqa_metrics({}, {}, {})
-    with pytest.raises(ValueError, match="1 annotated answers; accepted: at least two"):
+    with pytest.raises(ValueError, match="1 annotated answers; expected: at least two"):
         vqa_score("yes", ["yes"])
 
 
@@ -114,7 +114,7 @@ def test_entailment_accuracy_is_micro():
     assert metrics["accuracy (neutral)"] == 0
     assert metrics["accuracy (entailment)"] == 1
     assert entailment_metrics(torch.tensor([2]), torch.tensor([2])) == {"accuracy": 1, "accuracy (entailment)": 1}
-    with pytest.raises(ValueError, match=r"labels \[-1, 3\]; accepted: 0, 1, 2 for contradiction"):
+    with pytest.raises(ValueError, match=r"labels \[-1, 3\]; expected: 0, 1, 2 for contradiction"):
         entailment_metrics([0, 3], [-1, 1])
     with pytest.raises(ValueError, match="2 and 1 items"):
         entailment_metrics([0, 1], [1])
@@ -137,9 +137,9 @@ def test_nlvr2_has_a_group_for_each_sentence_of_a_set(data_dir):
 
 
 def test_bad_nlvr2_input_is_refused():
-    with pytest.raises(ValueError, match="NLVR2 label 'maybe'; accepted: True or False"):
+    with pytest.raises(ValueError, match="NLVR2 label 'maybe'; expected: True or False"):
         nlvr2_metrics(["maybe"], ["True"])
-    with pytest.raises(ValueError, match="NLVR2 identifier 'dev-1'; accepted: split-set-pair-sentence"):
+    with pytest.raises(ValueError, match="NLVR2 identifier 'dev-1'; expected: split-set-pair-sentence"):
         nlvr2_metrics(["True"], ["True"], ["dev-1"])
     with pytest.raises(ValueError, match="0 and 0 items"):
         nlvr2_metrics([], [])

@@ -297,7 +297,7 @@ def test_sugarcrepe_groups_are_one_list(tmp_path, data_dir):
     assert "1,606 of 7,511 pairs have their picture" in pairs.data
     index, true, false = pairs.triples[-1]
     assert (index, pairs.pictures.row(index)["caption"]) == (1_605, true) != (1_605, false)
-    with pytest.raises(ConfigError, match=r"sugarcrepe\.pairs is empty; accepted: SugarCrepe's file of pairs"):
+    with pytest.raises(ConfigError, match=r"sugarcrepe\.pairs is empty; expected: SugarCrepe's file of pairs"):
         open_lookalikes(data, SugarCrepeFiles())
 
 

@@ -159,7 +159,7 @@ def test_every_public_function_of_arrays_is_tried():
         ),
         (lambda: retrieval_ranks(SCORES.numpy().astype(np.float16), OWNERS), "must be float32 or float64"),
         (lambda: retrieval_ranks(SCORES.numpy().astype(int), OWNERS), "must be float32 or float64"),
-        (lambda: annotated.entailment_metrics([0.5], [0]), r"labels \[0.5\]; accepted: 0, 1, 2"),
+        (lambda: annotated.entailment_metrics([0.5], [0]), r"labels \[0.5\]; expected: 0, 1, 2"),
         (lambda: grad_cam.gradients_of(HEAT.numpy(), []), "carry no gradient"),
     ],
 )

@@ -184,7 +184,7 @@ def test_cxc_positives_are_the_pairs_from_three_on(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("caption1,caption2,agg_score,sampling_method\n", "line 1: .*accepted: the header caption,image"),
+        ("caption1,caption2,agg_score,sampling_method\n", "line 1: .*expected: the header caption,image"),
         ("", "line 1: None"),
         (HEADER + "COCO_val2014:sentid:x,COCO_val2014_000000000001.jpg,4,c\n", "line 2: COCO_val2014:sentid:x"),
     ],
@@ -199,7 +199,7 @@ def test_a_file_that_is_no_sits_file_is_named_with_its_line(tmp_path, text, mess
     ("text", "message"),
     [
         ("[1]", "holds a list; expected: a mapping"),
-        ('{"1": [2, "3"]}', "'1': .*accepted: an id with a list of ids"),
+        ('{"1": [2, "3"]}', "'1': .*expected: an id with a list of ids"),
         ('{"a": [2]}', "'a': "),
     ],
 )

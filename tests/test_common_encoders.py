@@ -242,7 +242,7 @@ def test_quick_gelu_is_not_gelu_and_is_chosen_by_name():
     gap = (QuickGELU()(x) - nn.functional.gelu(x)).abs().max()
     assert 0.01 < gap < 0.03
     assert isinstance(Block(16, 2, activation="quick_gelu").mlp[1], QuickGELU)
-    with pytest.raises(ValueError, match="activation = 'relu'; accepted: gelu, quick_gelu"):
+    with pytest.raises(ValueError, match="activation = 'relu'; expected: gelu, quick_gelu"):
         Block(16, 2, activation="relu")
 
 

@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(features, ids, message
     [
         ({"capacity": 0, "dim": 2}, "capacity >= 1"),
         ({"capacity": 2, "dim": 0}, "dim >= 1"),
-        ({"capacity": 2, "dim": 2, "start": "zeros"}, "'zeros' is unknown; accepted: random_rows, fill_level"),
+        ({"capacity": 2, "dim": 2, "start": "zeros"}, "'zeros' is unknown; expected: random_rows, fill_level"),
     ],
 )
 def test_impossible_queues_are_refused(arguments, message):

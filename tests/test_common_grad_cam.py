@@ -55,7 +55,7 @@ def test_class_tokens_are_left_out_and_a_wrong_grid_is_refused():
     assert torch.equal(attention_heat(changed, gradient, mask, num_prefix_tokens=2), two)
     with pytest.raises(ValueError, match=r"5 patches do not fill 2 x 2; give grid = \(rows, columns\)"):
         attention_heat(attention, gradient, mask)
-    with pytest.raises(ValueError, match=r"text_mask \(2, 3\); accepted: \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"text_mask \(2, 3\); expected: \(2, 4\)"):
         attention_heat(attention, gradient, mask[:, :3])
     with pytest.raises(ValueError, match="one shape"):
         attention_heat(attention, gradient[:1], mask)

@@ -191,7 +191,7 @@ def test_a_masked_positive_is_refused_by_number():
         (
             torch.zeros(3, 4),
             torch.zeros(3),
-            r"targets \(3,\) torch\.float32 do not fit logits \(3, 4\); accepted: \(3,\)",
+            r"targets \(3,\) torch\.float32 do not fit logits \(3, 4\); expected: \(3,\)",
         ),
         (torch.zeros(3, 4), torch.zeros(4, 3), r"targets \(4, 3\)"),
         (torch.zeros(3, 4), torch.zeros(3, 4, dtype=torch.int64), r"targets \(3, 4\) torch\.int64"),

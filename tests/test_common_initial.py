@@ -218,7 +218,7 @@ def test_wrapped_towers_and_momentum_copies_start_from_the_weights(tmp_path, pub
         ("euclip", "clip", ("model.text.activation=gelu",), r"text\.activation = gelu, in the weights quick_gelu"),
         ("euclip", "clip", ("model.image.activation=gelu",), r"expected quick_gelu, got gelu"),
         ("euclip", "clip", ("model.image.norm_eps=1.0e-6",), r"image\.norm_eps = 1e-06, in the weights 1e-05"),
-        ("euclip", "vit", (), r"model\.init = .*vit has no text tower; accepted: model\.image\.init"),
+        ("euclip", "vit", (), r"model\.init = .*vit has no text tower; expected: model\.image\.init"),
         ("oblique_topology", "clip", (), r"order = bidirectional \(BERT\), in the weights causal \(CLIP\)"),
     ],
 )  # fmt: skip
@@ -280,7 +280,7 @@ def test_a_lock_that_means_nothing_is_refused(overrides, message):
     ("name", "message"),
     [
         ("nobody/no-such-model", r"model\.init = 'nobody/no-such-model': no such file or folder, and no .* hub"),
-        ("./nowhere", "nowhere does not exist; accepted: a file of weights, a folder, a hub name"),
+        ("./nowhere", "nowhere does not exist; expected: a file of weights, a folder, a hub name"),
         ("vit-b-32.pt", r"vit-b-32\.pt does not exist"),
     ],
 )

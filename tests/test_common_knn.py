@@ -71,7 +71,7 @@ def test_a_low_temperature_does_not_overflow():
 
 def test_bad_input_is_refused():
     features, bank, labels = make()
-    with pytest.raises(ValueError, match=r"bank labels 0\.\.4; accepted: 0\.\.3"):
+    with pytest.raises(ValueError, match=r"bank labels 0\.\.4; expected: 0\.\.3"):
         knn_scores(features, bank, labels, 4)
     with pytest.raises(ValueError, match="0 bank features"):
         knn_scores(features, bank[:0], labels[:0], 5)

@@ -100,7 +100,7 @@ def test_the_loss_takes_one_matrix_for_its_rows_and_the_other_for_its_columns():
     assert float(contrastive_loss(images, texts, geometry, scale)) == pytest.approx(expected)
     assert float(geometry_loss(images, texts, geometry, scale)) == pytest.approx(expected)
     torch.testing.assert_close(geometry.paired_similarity(images, texts), i2t.diagonal() / 3.0)
-    with pytest.raises(ValueError, match=r"tile = 2 .*geometry late_interaction, which has two matrices; accepted: 0"):
+    with pytest.raises(ValueError, match=r"tile = 2 .*geometry late_interaction, which has two matrices; expected: 0"):
         geometry_loss(images, texts, geometry, scale, tile=2)
 
 

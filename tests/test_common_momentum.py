@@ -202,7 +202,7 @@ def test_constant_schedule_is_constant_and_half_cosine_rises_to_one():
 
 
 def test_unknown_schedules_and_impossible_steps_are_refused():
-    with pytest.raises(ValueError, match="'cosine' is unknown; accepted: constant, half_cosine"):
+    with pytest.raises(ValueError, match="'cosine' is unknown; expected: constant, half_cosine"):
         ema_momentum_at(0, 10, 0.99, "cosine")
     for arguments in ((-1, 10, 0.99), (0, 0, 0.99), (0, 10, 1.5)):
         with pytest.raises(ValueError, match="ema_momentum needs"):

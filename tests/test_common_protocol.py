@@ -107,9 +107,9 @@ def test_a_caption_rule_chooses_cleans_and_prefixes_and_is_recorded(encoder):
     check_alike(
         {"all": plain, "two": evaluate_retrieval(encoder, Patches(first_two), CaptionRule(per_image=2)).protocol}
     )
-    with pytest.raises(ValueError, match="cleaning = 'lower'; accepted: none, albef"):
+    with pytest.raises(ValueError, match="cleaning = 'lower'; expected: none, albef"):
         CaptionRule(cleaning="lower")
-    with pytest.raises(ValueError, match="captions per image = 0; accepted: at least 1"):
+    with pytest.raises(ValueError, match="captions per image = 0; expected: at least 1"):
         CaptionRule(per_image=0)
 
 

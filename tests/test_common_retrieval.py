@@ -209,8 +209,8 @@ def test_other_scores_may_rank_the_other_direction():
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        (([[0, 2]], [[0], []]), r"image 0 has the positive text 2; accepted: \[0, 2\)"),
-        (([[0]], [[0], [-1]]), r"text 1 has the positive image -1; accepted: \[0, 1\)"),
+        (([[0, 2]], [[0], []]), r"image 0 has the positive text 2; expected: \[0, 2\)"),
+        (([[0]], [[0], [-1]]), r"text 1 has the positive image -1; expected: \[0, 1\)"),
         (([[], [1, 0, 1]], [[0], []]), "image 1 has the positive text 1 more than once"),
         (([[]], [[0]], [2]), "image 0 has no positive among the candidates, but 2 outside"),
     ],

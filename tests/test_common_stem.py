@@ -151,12 +151,12 @@ def test_what_is_no_stem_is_refused(tmp_path):
         (lambda: stem.load_(str(tmp_path)), "they belong to another network"),
         (lambda: stem.load_(str(tmp_path / "less.safetensors")), r"missing \['conv_stem.weight'\], not taken \[\]"),
         (lambda: stem.load_(str(tmp_path / "more.safetensors")), r"missing \[\], not taken \['another'\]"),
-        (lambda: stem.load_(str(tmp_path / "nowhere")), "holds no weights; accepted: a file in timm's layout"),
-        (lambda: stem.load_(""), r"on the hub: .*; accepted: .*WEIGHTS=<folder>\) with test_efficientnet/model.safe"),
+        (lambda: stem.load_(str(tmp_path / "nowhere")), "holds no weights; expected: a file in timm's layout"),
+        (lambda: stem.load_(""), r"on the hub: .*; expected: .*WEIGHTS=<folder>\) with test_efficientnet/model.safe"),
     ):
         with pytest.raises(StemError, match=message):
             wrong()
-    with pytest.raises(ValueError, match=r"makes 2 x 2 places of 64 pixels, .*; accepted: patches of 32"):
+    with pytest.raises(ValueError, match=r"makes 2 x 2 places of 64 pixels, .*; expected: patches of 32"):
         VisionTransformer(SIZE, 16, 24, 2, 2, projection_dim=16, stem=stem)
 
 

@@ -215,7 +215,7 @@ def test_what_is_no_stem_is_refused(bert, tmp_path):
     for wrong, message in (
         (
             random_stem(2, ids=99),
-            r"has 18 ids, the tokenizer of this run 99; accepted: .*wordpiece",
+            r"has 18 ids, the tokenizer of this run 99; expected: .*wordpiece",
         ),
         (random_stem(5), r"does not fit this run: transformer.blocks.3.* instead of none"),
         (random_stem(1, length=30), r"does not fit this run: position_embedding \(30, 24\) instead of"),
@@ -329,9 +329,9 @@ def test_lit_trains_only_the_text_side(photographs, bert, tmp_path, monkeypatch)
     moved = {name.partition(".")[0] for name in after if not torch.equal(after[name], before[name])}
     assert "image_tower" not in moved
     assert "text_tower" in moved
-    with pytest.raises(ValueError, match=rf"model.embedding_dim = 16 .*; accepted: {channels}, as the features of"):
+    with pytest.raises(ValueError, match=rf"model.embedding_dim = 16 .*; expected: {channels}, as the features of"):
         run(tmp_path / "wrong", config_of(photographs, bert, *LIT, "model.embedding_dim=16"))
-    with pytest.raises(ValueError, match="has no layers in its image tower; accepted: a run of two transformers"):
+    with pytest.raises(ValueError, match="has no layers in its image tower; expected: a run of two transformers"):
         open_source(str(tmp_path / "lit"))
     with pytest.raises(ConfigError, match=r"model.image.layers = 0 without a stem; expected: "):
         config_of(photographs, bert, "model.image.layers=0")

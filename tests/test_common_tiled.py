@@ -392,7 +392,7 @@ def test_a_bf16_product_is_refused_where_distances_would_lose_their_digits(geome
 def test_mistakes_are_named():
     images, texts, options = world(Sphere(), "all of them")
     scale = torch.tensor(1.0)
-    with pytest.raises(ValueError, match="tile = 0; accepted: at least 1"):
+    with pytest.raises(ValueError, match="tile = 0; expected: at least 1"):
         tiled_contrastive_loss(images, texts, Sphere(), scale, tile=0)
     for loss in (tiled_contrastive_loss, geometry_loss):
         with pytest.raises(ValueError, match="row k of images and texts is one pair: got 12 images and 11 texts"):

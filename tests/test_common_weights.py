@@ -277,7 +277,7 @@ def test_bare_weights_need_an_activation_and_a_path_must_exist(tmp_path):
     save_file(tiny_open_clip().state_dict(), tmp_path / "a.safetensors")
     with pytest.raises(WeightsError, match="does not state its activation: give quick_gelu"):
         load_clip(tmp_path / "a.safetensors")
-    with pytest.raises(FileNotFoundError, match="does not exist; accepted: a file of weights, a folder, a hub name"):
+    with pytest.raises(FileNotFoundError, match="does not exist; expected: a file of weights, a folder, a hub name"):
         load_clip(tmp_path / "nowhere")
 
 

@@ -197,10 +197,10 @@ def test_bad_input_is_refused():
         classification_hits(torch.tensor([[float("nan"), 0.0]]), torch.tensor([0]))
     with pytest.raises(ValueError, match="at least 5 classes, got 2"):
         classification_hits(torch.zeros(1, 2), torch.tensor([0]), k=5)
-    with pytest.raises(ValueError, match=r"labels 0\.\.2; accepted: 0\.\.1"):
+    with pytest.raises(ValueError, match=r"labels 0\.\.2; expected: 0\.\.1"):
         classification_hits(torch.zeros(2, 2), torch.tensor([0, 2]))
     images, prompts = make()
-    with pytest.raises(ValueError, match="'median'; accepted: scores, embeddings, normalized_mean"):
+    with pytest.raises(ValueError, match="'median'; expected: scores, embeddings, normalized_mean"):
         scores_by(images, prompts, "median")
     with pytest.raises(ValueError, match="chunk_size = 0"):
         scores_by(images, prompts, "scores", chunk_size=0)

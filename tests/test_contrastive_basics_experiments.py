@@ -227,7 +227,7 @@ def test_statistics_of_pairs_equal_a_hand_made_case():
 
 
 def test_an_unknown_objective_names_the_known_ones():
-    with pytest.raises(ValueError, match="'byol' is unknown; accepted: positives_only, simsiam"):
+    with pytest.raises(ValueError, match="'byol' is unknown; expected: positives_only, simsiam"):
         train_on_views(0, "byol", FEW_STEPS)
 
 

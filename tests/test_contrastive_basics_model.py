@@ -112,7 +112,7 @@ def test_late_interaction_compares_pictures_and_captions_by_two_matrices():
     products = images[0] @ words.T
     torch.testing.assert_close(i2t[0, 1], products.amax(dim=1).mean())
     torch.testing.assert_close(t2i[0, 1], products.amax(dim=0).mean())
-    with pytest.raises(ValueError, match=r"accepted: method\.prompt_average = scores"):
+    with pytest.raises(ValueError, match=r"expected: method\.prompt_average = scores"):
         geometry.mean(texts)
 
 
@@ -179,19 +179,19 @@ def test_queue_and_momentum_encoder_are_part_of_the_models_state():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["method.queue_size=8"], r"method\.queue_size = 8 with method\.loss = late_interaction; accepted: 0"),
-        (["method.targets=ids"], r"method\.targets = 'ids' with method\.loss = late_interaction; accepted: diagonal"),
-        (["method.prompt_average=embeddings"], r"method\.prompt_average = 'embeddings' .* accepted: scores"),
+        (["method.queue_size=8"], r"method\.queue_size = 8 with method\.loss = late_interaction; expected: 0"),
+        (["method.targets=ids"], r"method\.targets = 'ids' with method\.loss = late_interaction; expected: diagonal"),
+        (["method.prompt_average=embeddings"], r"method\.prompt_average = 'embeddings' .* expected: scores"),
         (["method.logit_scale_min=200"], r"logit_scale_min = 200.* is above method\.logit_scale_max = 100"),
         (["method.loss=siglip"], r"method\.loss = 'siglip'; expected one of: .*in_batch.*late_interaction"),
-        (["method.ema_momentum=0.5"], r"ema_momentum = 0\.5 with method\.queue_size = 0, .* accepted: 0\.99"),
+        (["method.ema_momentum=0.5"], r"ema_momentum = 0\.5 with method\.queue_size = 0, .* expected: 0\.99"),
         (
             ["method.logit_scale_trainable=false", "method.logit_scale_init=0.5"],
-            r"logit_scale_init = 0\.5 with .*false is outside its bounds; accepted: 1\.0 to 100\.0, or other",
+            r"logit_scale_init = 0\.5 with .*false is outside its bounds; expected: 1\.0 to 100\.0, or other",
         ),
         (
             ["method.logit_scale_trainable=false", "method.logit_scale_init=200", "method.logit_scale_min=null"],
-            r"logit_scale_init = 200\.0 .*accepted: None to 100\.0",
+            r"logit_scale_init = 200\.0 .*expected: None to 100\.0",
         ),
     ],
 )

@@ -195,7 +195,7 @@ def test_the_prefix_reaches_the_model(checkpoints):
 def test_another_kind_of_model_and_a_missing_one_are_refused_by_name(checkpoints, tmp_path):
     vit = tmp_path / "vit"
     transformers.ViTConfig(hidden_size=16, num_attention_heads=2).save_pretrained(vit)
-    with pytest.raises(ValueError, match=r"is a vit; accepted: clip, flava \(BEiT-3"):
+    with pytest.raises(ValueError, match=r"is a vit; expected: clip, flava \(BEiT-3"):
         opened(vit)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty.*cannot read it"):

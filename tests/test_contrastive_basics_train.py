@@ -196,7 +196,7 @@ def test_the_loss_in_tiles_trains_as_the_loss_at_once_with_ids_and_a_queue(tmp_p
 
 
 def test_late_interaction_in_tiles_is_refused():
-    with pytest.raises(ConfigError, match=r"optim\.loss_tile = 8 with method\.loss = late_interaction, .*accepted: 0"):
+    with pytest.raises(ConfigError, match=r"optim\.loss_tile = 8 with method\.loss = late_interaction, .*expected: 0"):
         config_of("optim.loss_tile=8", row="table1_late_interaction")
 
 

@@ -201,7 +201,7 @@ def test_distributions_of_a_checkpoint_from_the_command_line(output, tmp_path, c
     content = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / "distances.json").read_text()) == content
     assert content["data"] == "scenes/train, 6 of 24 drawn at random"
-    with pytest.raises(ValueError, match="--pictures 0; accepted: at least 1"):
+    with pytest.raises(ValueError, match="--pictures 0; expected: at least 1"):
         distributions.main(["--checkpoint", checkpoint, "--output", str(tmp_path), "--pictures", "0"])
 
 

@@ -84,7 +84,7 @@ def test_size_spreads_over_the_table_and_circles_end(table):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("synset\tlemmas\n1\ta\n", "nouns.tsv has no column 'hypernyms'; accepted: a header with synset, lemmas"),
+        ("synset\tlemmas\n1\ta\n", "nouns.tsv has no column 'hypernyms'; expected: a header with synset, lemmas"),
         ("", "nouns.tsv has no column 'synset'"),
     ],
 )

@@ -277,7 +277,7 @@ def test_a_webdataset_with_metadata_is_scored_by_its_worst_group(tmp_path):
 def test_a_region_that_fmow_does_not_have_is_named(grouped):
     scores, labels, *_ = grouped
     task = SimpleNamespace(name="fmow", metadata=lambda index: np.array([6 if index == 3 else 0]))
-    with pytest.raises(ValueError, match="fmow, picture 3: region 6; accepted: 0 to 5"):
+    with pytest.raises(ValueError, match="fmow, picture 3: region 6; expected: 0 to 5"):
         further_metrics("wilds-fmow", task)(scores, labels, list(range(40)))
     nowhere = SimpleNamespace(name="fmow", metadata=lambda index: np.array([5]))
     with pytest.raises(ValueError, match=r"fmow: all \d+ items lie in region Other"):
@@ -386,10 +386,10 @@ def test_an_instance_with_a_damaged_picture_is_left_out_and_counted(tmp_path):
 
 
 def test_rows_that_are_no_winogavil_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="other: no column candidate_images; accepted: candidate_images, candidates"):
+    with pytest.raises(ValueError, match="other: no column candidate_images; expected: candidate_images, candidates"):
         RowAssociations(datasets.Dataset.from_dict({"image": ["a"]}), "other")
     strange = winogavil_rows((5,)).map(lambda row: {"associations": ["nowhere"]})
-    with pytest.raises(ValueError, match=r"rows, row 0: associations \['nowhere'\]; accepted: one or more of"):
+    with pytest.raises(ValueError, match=r"rows, row 0: associations \['nowhere'\]; expected: one or more of"):
         RowAssociations(strange, "rows")
     with pytest.raises(
         ValueError, match="rows: no WinoGAViL instances for jaccard_score_6, jaccard_score_12; the sizes"

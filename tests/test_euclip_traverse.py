@@ -148,7 +148,7 @@ def test_what_cannot_be_walked_is_refused_in_one_line():
     image, captions, root = torch.ones(DIM), torch.ones(2, DIM), torch.zeros(DIM)
     with pytest.raises(ValueError, match=r"'sphere' has no entailment cones: min_radius = 0\.3"):
         nearest_on_walk(Sphere(), image, captions, image, 5, 0.3)
-    with pytest.raises(ValueError, match="min_radius = -1; accepted: at least 0"):
+    with pytest.raises(ValueError, match="min_radius = -1; expected: at least 0"):
         nearest_on_walk(Euclidean(True), image, captions, root, 5, -1)
     with pytest.raises(ValueError, match="walk of 1 points"):
         nearest_on_walk(Euclidean(True), image, captions, root, 1)
@@ -258,7 +258,7 @@ def test_a_pool_that_cannot_be_used_is_named_with_what_is_wrong(tmp_path, conten
 def test_a_missing_pool_and_a_prompt_without_a_place_are_errors(tmp_path):
     with pytest.raises(ValueError, match=r"nothing\.txt cannot be read"):
         read_pool(tmp_path / "nothing.txt")
-    with pytest.raises(ValueError, match="accepted: a text with one"):
+    with pytest.raises(ValueError, match="expected: a text with one"):
         read_pool(PHOTO_CAPTIONS, "a photo")
 
 
@@ -303,7 +303,7 @@ def test_chains_of_photographs_run_from_specific_to_generic(data_dir):
 
 def test_photographs_without_chains_are_refused_or_use_our_captions(data_dir):
     shards = open_shards(str(data_dir / "flickr8k" / "flickr8k-test-*.tar"), role="test")
-    with pytest.raises(ValueError, match="accepted: a list of captions from general to specific"):
+    with pytest.raises(ValueError, match="expected: a list of captions from general to specific"):
         hierarchy_pool(shards, range(2))
     assert pairs_task(shards, 2).pool == read_pool(PHOTO_CAPTIONS)
 
@@ -436,7 +436,7 @@ def test_unreadable_pictures_take_their_row_of_the_hierarchy_with_them():
 
 
 def test_what_images_names_must_be_there(tmp_path):
-    with pytest.raises(ValueError, match="no such folder; accepted: scenes, a folder of pictures, tar shards"):
+    with pytest.raises(ValueError, match="no such folder; expected: scenes, a folder of pictures, tar shards"):
         open_task(str(tmp_path / "nothing"), 16, 3, None)
     with pytest.raises(ValueError, match="holds no picture"):
         open_task(str(tmp_path), 16, 3, None)
@@ -483,10 +483,10 @@ def test_published_weights_on_a_sphere_have_no_root_until_somebody_names_the_tra
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pictures", "0"], "--pictures 0; accepted: at least 1"),
-        (["--steps", "1"], "--steps 1; accepted: at least 2"),
-        (["--min-radius", "0.3", "-0.1"], "--min-radius -0.1; accepted: at least 0"),
-        (["--min-radius", "nan"], "--min-radius nan; accepted: at least 0"),
+        (["--pictures", "0"], "--pictures 0; expected: at least 1"),
+        (["--steps", "1"], "--steps 1; expected: at least 2"),
+        (["--min-radius", "0.3", "-0.1"], "--min-radius -0.1; expected: at least 0"),
+        (["--min-radius", "nan"], "--min-radius nan; expected: at least 0"),
         (["--noun-prompt", "a {}."], "--noun-prompt goes with --captions"),
         (["--geometry", "euclidean"], "--geometry goes with --layout open_clip"),
         (["--activation", "gelu"], "--activation goes with --layout"),

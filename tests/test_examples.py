@@ -178,7 +178,7 @@ def test_user_photographs_are_searched_with_captions_and_without(weights, tmp_pa
     assert search.main(arguments).read_text(encoding="utf-8") == text
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "a.png").write_bytes(painted(0)[1])
-    with pytest.raises(ValueError, match=r"0 of 1 pictures have a caption; accepted: a table"):
+    with pytest.raises(ValueError, match=r"0 of 1 pictures have a caption; expected: a table"):
         search.main([str(tmp_path / "bare"), "red", "--output", str(tmp_path / "out")])
 
 

@@ -277,7 +277,7 @@ def test_it_runs_on_the_meta_device_and_names_shapes_that_do_not_fit(case):
 def test_the_mean_is_a_point_like_others(case):
     geometry, (sample,) = exact(case), features(6)
     if case.name == "max_average":
-        with pytest.raises(ValueError, match=r"accepted: method\.prompt_average = scores"):
+        with pytest.raises(ValueError, match=r"expected: method\.prompt_average = scores"):
             geometry.mean(sample)
         return
     embeddings = geometry.embed_text(sample).detach()

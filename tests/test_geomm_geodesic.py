@@ -279,9 +279,9 @@ def test_one_attached_centre_is_eq_3_and_all_of_them_the_angle():
         now = geodesic_distance(queries, rows, graph, "knn", count)
         assert (now <= last).all()
         last = now
-    with pytest.raises(ValueError, match=r"attach 'all' is unknown; accepted: nearest, knn, knn_local, "):
+    with pytest.raises(ValueError, match=r"attach 'all' is unknown; expected: nearest, knn, knn_local, "):
         geodesic_distance(queries, rows, graph, "all")
-    with pytest.raises(ValueError, match=r"local 'both' is unknown; accepted: nearest, attached"):
+    with pytest.raises(ValueError, match=r"local 'both' is unknown; expected: nearest, attached"):
         geodesic_distance(queries, rows, graph, local="both")
 
 

@@ -83,7 +83,7 @@ def test_heat_is_attention_times_positive_gradient_of_the_layer_that_is_asked_fo
     assert torch.equal(match_heat(model, images, ids)[0], heats[2])  # the middle one, as the third of six
     assert not torch.allclose(heats[1], heats[2])
     assert all(parameter.grad is None for parameter in model.parameters())
-    with pytest.raises(ConfigError, match=r"grounding\.layer = 4; accepted: 1 to 3, the layers of the fusion"):
+    with pytest.raises(ConfigError, match=r"grounding\.layer = 4; expected: 1 to 3, the layers of the fusion"):
         match_heat(model, images, ids, 4)
 
 
@@ -208,17 +208,17 @@ def test_files_are_measured_with_the_words_of_another_box(encoder, tmp_path):
     assert metrics["oracle_accuracy"] == 1
     assert metrics["chance"] == pytest.approx(1 / 3)
     data = DataConfig(source="karpathy", root=str(tmp_path), resize="squeeze")
-    with pytest.raises(ConfigError, match=r"data\.resize = crop cuts off .*accepted: squeeze"):
+    with pytest.raises(ConfigError, match=r"data\.resize = crop cuts off .*expected: squeeze"):
         open_sets("photos", replace(data, resize="crop"), RefcocoFiles())
     assert list(open_sets("photos", data, RefcocoFiles())) == ["val"]
-    with pytest.raises(ConfigError, match=r"no expressions with boxes: .*x\.json, .*accepted: DATA=<folder with"):
+    with pytest.raises(ConfigError, match=r"no expressions with boxes: .*x\.json, .*expected: DATA=<folder with"):
         open_sets("photos", data, RefcocoFiles(val="x.json"))
     with pytest.raises(
-        ConfigError, match=r"RefcocoFiles\(val='x.json'.* on scenes; accepted: refcoco\.\* at a scale of"
+        ConfigError, match=r"RefcocoFiles\(val='x.json'.* on scenes; expected: refcoco\.\* at a scale of"
     ):
         open_sets("demo", DataConfig(source="scenes"), RefcocoFiles(val="x.json"))
     with pytest.raises(
-        ConfigError, match=r"sugarcrepe.pairs = 'x.json' on scenes; accepted: at a scale of photographs"
+        ConfigError, match=r"sugarcrepe.pairs = 'x.json' on scenes; expected: at a scale of photographs"
     ):
         open_lookalikes(DataConfig(source="scenes"), SugarCrepeFiles(pairs="x.json"))
     (pair,) = [row for row in open_karpathy(path) if row["image_id"] == "b.png"]  # to train on, without boxes

@@ -127,7 +127,7 @@ def test_more_centres_than_rows_of_a_cluster_is_no_error():
 
 @pytest.mark.parametrize("branching", [(), (0,), (8, 8), (41,)])
 def test_a_branching_that_asks_for_too_much_is_refused(branching):
-    with pytest.raises(ValueError, match=r"branching \[.*\] asks for \d+ clusters of 40 rows; accepted: .* at most 40"):
+    with pytest.raises(ValueError, match=r"branching \[.*\] asks for \d+ clusters of 40 rows; expected: .* at most 40"):
         build_graph(draw(12, 40, 4), branching)
 
 

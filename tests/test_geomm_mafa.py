@@ -136,7 +136,7 @@ def test_a_positive_is_no_negative_and_what_is_in_doubt_is_neither():
     allowed = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 1], [1, 1, 0, 0]]).bool()
     expected = (0.5 * similarity).where(allowed, -torch.inf).softmax(dim=1)
     torch.testing.assert_close(shares, expected, atol=0.05, rtol=0.0)
-    with pytest.raises(ValueError, match="batch of 2; accepted: 3 or more"):
+    with pytest.raises(ValueError, match="batch of 2; expected: 3 or more"):
         mined(similarity[:2, :2], lambda others: judged)
 
 
@@ -340,11 +340,11 @@ def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, 
     [
         (
             ["start.discriminator="],
-            "base = mafa with start.discriminator empty; accepted: the row of a fine-tuned ALBEF",
+            "base = mafa with start.discriminator empty; expected: the row of a fine-tuned ALBEF",
         ),
-        (["method.distillation=0.4"], "accepted: method.targets = own"),
+        (["method.distillation=0.4"], "expected: method.targets = own"),
         (["method.mask_probability=0"], "method.mask_probability above 0"),
-        (["method.base=albef"], "base = albef, which mines no positives; accepted: nothing"),
+        (["method.base=albef"], "base = albef, which mines no positives; expected: nothing"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_key(overrides, message):
@@ -361,5 +361,5 @@ def test_a_discriminator_that_does_not_fit_is_refused(run, monkeypatch):
         start_discriminator_(build_model(config, training.tokenizer, training.order), config)
     config = config_of("mafa", *FEW, "start.row=", f"start.discriminator_run={towers}")
     monkeypatch.setattr("common.run.inputs.build_tokenizer", lambda *_: WordTokenizer.from_words(["a", "red"]))
-    with pytest.raises(ConfigError, match="has other token ids than this run; accepted: a run that starts from"):
+    with pytest.raises(ConfigError, match="has other token ids than this run; expected: a run that starts from"):
         open_data(config, open_training_pairs(config.data, 0), None)

@@ -435,12 +435,12 @@ def test_a_cast_to_half_precision_does_not_round_the_graph():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"branching": (7, 7)}, r"branching \[7, 7\] asks for 49 clusters of 48 slots of the queue; accepted: .* 48"),
-        ({"distance": "euclidean"}, r"distance 'euclidean' is unknown; accepted: geodesic, cosine"),
-        ({"attach": "all"}, r"attach 'all' is unknown; accepted: nearest, knn, "),
-        ({"local": "both"}, r"local 'both' is unknown; accepted: nearest, attached"),
-        ({"num_neighbors": 0}, r"num_neighbors 0; accepted: at least 1"),
-        ({"graph_update_interval": 0}, r"graph_update_interval 0; accepted: at least 1"),
+        ({"branching": (7, 7)}, r"branching \[7, 7\] asks for 49 clusters of 48 slots of the queue; expected: .* 48"),
+        ({"distance": "euclidean"}, r"distance 'euclidean' is unknown; expected: geodesic, cosine"),
+        ({"attach": "all"}, r"attach 'all' is unknown; expected: nearest, knn, "),
+        ({"local": "both"}, r"local 'both' is unknown; expected: nearest, attached"),
+        ({"num_neighbors": 0}, r"num_neighbors 0; expected: at least 1"),
+        ({"graph_update_interval": 0}, r"graph_update_interval 0; expected: at least 1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):

@@ -625,11 +625,11 @@ def test_paper_scale_has_the_size_of_the_run_that_it_starts_from(row):
     ("row", "overrides", "message"),
     [
         ("vqa_albef", ["model.text.width=16"], "data.task = vqa with model.image.width = 32, model.text.width = 16"),
-        ("vqa_albef", ["data.source=tsv"], "data.source = tsv with data.task = vqa; accepted: scenes, or karpathy"),
+        ("vqa_albef", ["data.source=tsv"], "data.source = tsv with data.task = vqa; expected: scenes, or karpathy"),
         ("vqa_albef", ["data.source=karpathy"], "data.answers = '' with data.task = vqa and data.source = karpathy"),
         ("nlvr2_albef", ["data.answers=a.json"], "data.answers = 'a.json' with data.task = nlvr2"),
         ("nlvr2_albef", ["data.task=dance"], "data.task = 'dance'; expected one of: vqa, visual_entailment"),
-        ("vqa_albef", ["method.base=clip"], "method.base = clip with a task; accepted: one with a fusion"),
+        ("vqa_albef", ["method.base=clip"], "method.base = clip with a task; expected: one with a fusion"),
         ("assigned_albef", ["run.evaluate_every=2"], "run.evaluate_every = 2 with data.task = text_assignment"),
         ("assigned_albef", ["optim.global_batch_size=2"], "global_batch_size = 2 with data.task = text_assignment"),
     ],
@@ -642,7 +642,7 @@ def test_what_does_not_fit_is_refused_by_key(row, overrides, message):
 def test_a_start_with_other_layers_is_refused(finished):
     start = finished["vqa_albef"].config.start.run
     for row, overrides, message in (
-        ("nlvr2_albef", ["method.fusion_layers=3"], "has 1 fusion layers, a fusion with two pictures 6; accepted: a"),
+        ("nlvr2_albef", ["method.fusion_layers=3"], "has 1 fusion layers, a fusion with two pictures 6; expected: a"),
         ("nlvr2_albef", ["model.text.layers=2"], "does not fit this row: no encoders.text_tower.transformer.blocks.1"),
         ("vqa_albef", ["method.fusion_layers=2"], "does not fit this row: no encoders.fusion.transformer.blocks.1"),
     ):
@@ -673,7 +673,7 @@ def test_what_no_accuracy_could_be_of_is_refused_before_the_training(tmp_path):
     with pytest.raises(ValueError, match=r"answers.json: none of its 2 answers \('dog', 'owl'\)"):
         open_training_set(data, 0)
     # accuracy would be refused after the training
-    with pytest.raises(ValueError, match=r"data.test = one.json: 1 of 2 questions have one answer; accepted: at least"):
+    with pytest.raises(ValueError, match=r"data.test = one.json: 1 of 2 questions have one answer; expected: at least"):
         open_test_sets(data)
     with pytest.raises(FileNotFoundError, match=r"train.json\+one.json: no such file"):  # VQA alone has two files
         open_training_set(config_of("nlvr2_albef", *files, "data.train=train.json+one.json").data, 0)

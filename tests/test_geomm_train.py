@@ -142,13 +142,13 @@ def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
         (["method.branching=[8, 1]"], "at least two clusters in each layer"),
         (["method.queue_size=15", "method.branching=[3]"], r"queue_size = 15 with optim.global_batch_size = 16"),
         (["method.queue_size=81"], r"steps = 6: the first graph would be that of step 6 .* 81 full at step 6\), "),
-        (["method.geodesic_from_step=6"], r"step 6 \(method.geodesic_from_step = 6, .* accepted: more steps than 6"),
+        (["method.geodesic_from_step=6"], r"step 6 \(method.geodesic_from_step = 6, .* expected: more steps than 6"),
         (["method.attach=far"], "method.attach.*far.*knn_local"),
-        (["optim.micro_batch_size=4"], "micro_batch_size = 4, a pool compares whole batches; accepted: None"),
-        (["optim.loss_tile=2"], "loss_tile = 2, a pool compares whole batches; accepted: 0"),
+        (["optim.micro_batch_size=4"], "micro_batch_size = 4, a pool compares whole batches; expected: None"),
+        (["optim.loss_tile=2"], "loss_tile = 2, a pool compares whole batches; expected: 0"),
         (
             ["model.text.layers=0", "model.text.stem.weights=x"],
-            "is 0 with method.base = albef, whose fusion attends to tokens; accepted: at least 1",
+            "is 0 with method.base = albef, whose fusion attends to tokens; expected: at least 1",
         ),
     ],
 )

@@ -262,15 +262,15 @@ def test_a_run_leaves_frozen_prototypes_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("name", "override", "message"),
     [
-        ("moco_v2_geo", "method.ema_momentum=null", "ema_momentum = None with moco_v2; accepted: a number"),
-        ("swav", "method.ema_momentum=0.9", "ema_momentum = 0.9 with swav; accepted: null"),
-        ("moco_v2", "method.small_views=2", "small_views = 2 with moco_v2; accepted: only with swav"),
-        ("swav", "method.symmetric=true", "symmetric = True with swav; accepted: only with moco_v2"),
+        ("moco_v2_geo", "method.ema_momentum=null", "ema_momentum = None with moco_v2; expected: a number"),
+        ("swav", "method.ema_momentum=0.9", "ema_momentum = 0.9 with swav; expected: null"),
+        ("moco_v2", "method.small_views=2", "small_views = 2 with moco_v2; expected: only with swav"),
+        ("swav", "method.symmetric=true", "symmetric = True with swav; expected: only with moco_v2"),
         ("moco_v2_geo", "method.queue_size=81", r"optim.steps = 6: the first graph would be that of step 6 \("),
         ("swav_geo", "method.geodesic_from_step=6", r"step 6 \(method.geodesic_from_step = 6, "),
         ("moco_v2", "method.distance=oblique", "distance.*oblique.*cosine.*geodesic"),
         ("moco_v2", "method.batch_norm_parts=3", "does not split into method.batch_norm_parts = 3"),
-        ("moco_v2", "method.queue_size=4 method.branching=[2,2]", r"accepted: at least the \d+ keys of a step"),
+        ("moco_v2", "method.queue_size=4 method.branching=[2,2]", r"expected: at least the \d+ keys of a step"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_key(name, override, message):

@@ -306,7 +306,7 @@ def test_ids_behind_the_end_token_change_nothing():
 
 @pytest.mark.parametrize("geometry", ["sphere", "euclidean"])
 def test_spheres_are_refused_where_there_are_none(geometry):
-    with pytest.raises(ConfigError, match=rf"method.num_spheres = 8, .*method.geometry = {geometry}.*accepted: 1 and"):
+    with pytest.raises(ConfigError, match=rf"method.num_spheres = 8, .*method.geometry = {geometry}.*expected: 1 and"):
         row("table2_clip", "smoke", f"method.geometry={geometry}", "method.num_spheres=8")
     with pytest.raises(ConfigError, match=r"multi_token = true"):
         row("table2_clip", "smoke", f"method.geometry={geometry}", "method.multi_token=true")
@@ -324,9 +324,9 @@ def test_an_embedding_that_does_not_divide_is_refused_with_both_keys(dim, sphere
 def test_an_unknown_geometry_lists_the_known_ones():
     with pytest.raises(ConfigError, match="expected one of: sphere, euclidean, oblique, oblique_geodesic, max_average"):
         row("table2_multi", "smoke", "method.geometry=torus")
-    with pytest.raises(ConfigError, match="max_average, whose tokens have no mean; accepted: scores"):
+    with pytest.raises(ConfigError, match="max_average, whose tokens have no mean; expected: scores"):
         row("table2_multi", "smoke", "method.geometry=max_average", "method.prompt_average=embeddings")
-    with pytest.raises(ConfigError, match=r"optim\.loss_tile = 8 with method\.geometry = max_average.*accepted: 0"):
+    with pytest.raises(ConfigError, match=r"optim\.loss_tile = 8 with method\.geometry = max_average.*expected: 0"):
         row("table2_multi", "smoke", "method.geometry=max_average", "optim.loss_tile=8")
 
 

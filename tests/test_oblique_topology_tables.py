@@ -231,7 +231,7 @@ def test_sets_of_tokens_are_different_of_one_size_and_all_where_there_are_few():
     assert drawn == draw_subsets(16, 8)
     assert drawn != draw_subsets(16, 8, seed=1)
     assert {token for tokens in drawn for token in tokens} == set(range(16))
-    with pytest.raises(ValueError, match="17 of 16 class tokens; accepted: 1 to 16"):
+    with pytest.raises(ValueError, match="17 of 16 class tokens; expected: 1 to 16"):
         draw_subsets(16, 17)
 
 

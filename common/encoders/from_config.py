@@ -37,7 +37,7 @@ def vision_transformer(
         dim = num_class_tokens * model.embedding_dim
         if not model.image.projection and dim != stem.channels:
             raise ValueError(
-                f"model.embedding_dim = {dim} with model.image.projection = false; accepted: {stem.channels}, as the "
+                f"model.embedding_dim = {dim} with model.image.projection = false; expected: {stem.channels}, as the "
                 f"features of {stem.name}"
             )
         return PooledStem(stem, dim if projected and model.image.projection else None)

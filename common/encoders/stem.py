@@ -63,7 +63,7 @@ class Stem(nn.Module):
             raise StemError(f"{name} does not take pictures of {image_size} pixels: {error}") from None
         _, self.channels, self.grid, columns = shape
         if columns != self.grid:
-            raise StemError(f"{name} makes {self.grid} x {columns} places of a square picture; accepted: a square")
+            raise StemError(f"{name} makes {self.grid} x {columns} places of a square picture; expected: a square")
         self.stated = colours
         self._set_colours(colours_of(self.network) if colours is None else colours)
         self.network.requires_grad_(trainable)
@@ -211,7 +211,7 @@ def weights_file(weights: str) -> Path | None:
     for file in files:
         if file.is_file():
             return file
-    raise StemError(f"{weights} holds no weights; accepted: a file in timm's layout, a folder with model.safetensors")
+    raise StemError(f"{weights} holds no weights; expected: a file in timm's layout, a folder with model.safetensors")
 
 
 def colours_of(network: nn.Module) -> Colours:
@@ -243,7 +243,7 @@ def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module
         if not weights:
             where = f"{name} on the hub"
             instead = (
-                f"; accepted: model.weights=<folder> (make: WEIGHTS=<folder>) with {name}/model.safetensors in it, or "
+                f"; expected: model.weights=<folder> (make: WEIGHTS=<folder>) with {name}/model.safetensors in it, or "
                 "model.image.stem.weights=<file or folder>"
             )
         reason = str(error).splitlines()[0].rstrip(".")

@@ -74,11 +74,11 @@ class TextStem(nn.Module):
             StemError: it is no BERT, or one of other sizes.
         """
         if not isinstance(tower, BidirectionalTextTransformer) or tower.num_class_tokens != 1:
-            raise StemError(f"model.text.stem.weights = {source} is no BERT; accepted: a folder or hub name of one")
+            raise StemError(f"model.text.stem.weights = {source} is no BERT; expected: a folder or hub name of one")
         if tower.vocabulary_size != self.network.vocabulary_size:
             raise StemError(
                 f"model.text.stem.weights = {source} has {tower.vocabulary_size} ids, the tokenizer of this run "
-                f"{self.network.vocabulary_size}; accepted: data.tokenizer=bert_wordpiece data.vocabulary={source}"
+                f"{self.network.vocabulary_size}; expected: data.tokenizer=bert_wordpiece data.vocabulary={source}"
             )
         state, target = tower.state_dict(), self.network.state_dict()
         state["position_embedding"] = state["position_embedding"][: len(target["position_embedding"])]

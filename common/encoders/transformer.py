@@ -150,7 +150,7 @@ class Block(nn.Module):
         super().__init__()
         activations = {"gelu": nn.GELU, "quick_gelu": QuickGELU}
         if activation not in activations:
-            raise ValueError(f"activation = {activation!r}; accepted: {', '.join(activations)}")
+            raise ValueError(f"activation = {activation!r}; expected: {', '.join(activations)}")
         hidden = round(width * mlp_ratio)
         self.pre_norm = pre_norm
         self.attention = Attention(width, heads, dropout)

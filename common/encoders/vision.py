@@ -53,7 +53,7 @@ class VisionTransformer(nn.Module):
         if stem is not None and stem.grid != image_size // patch_size:
             raise ValueError(
                 f"the stem {stem.name} makes {stem.grid} x {stem.grid} places of {image_size} pixels, patches of "
-                f"{patch_size} would be {image_size // patch_size} x {image_size // patch_size}; accepted: patches of "
+                f"{patch_size} would be {image_size // patch_size} x {image_size // patch_size}; expected: patches of "
                 f"{image_size / stem.grid:g}"
             )
         self.image_size, self.patch_size, self.width = image_size, patch_size, width
@@ -61,7 +61,7 @@ class VisionTransformer(nn.Module):
         num_patches = (image_size // patch_size) ** 2
         self.kept_patches = round(num_patches * (1 - patch_dropout))
         if not 0 <= patch_dropout < 1 or not self.kept_patches:
-            raise ValueError(f"patch_dropout {patch_dropout} of {num_patches} patches; accepted: [0, 1), one must stay")
+            raise ValueError(f"patch_dropout {patch_dropout} of {num_patches} patches; expected: [0, 1), one must stay")
         scale = width**-0.5
         self.stem = stem
         channels, side = (3, patch_size) if stem is None else (stem.channels, 1)

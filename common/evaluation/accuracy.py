@@ -118,7 +118,7 @@ def worst_region_hits(hits: Any, regions: Sequence[str]) -> dict[str, list[list[
     """The lists of `worst_group_hits` for both readings of `worst_region_accuracy`."""
     named = [place for place, region in enumerate(regions) if region != OTHER_REGION]
     if not named:
-        raise ValueError(f"all {len(regions)} items lie in region {OTHER_REGION}; accepted: at least one named region")
+        raise ValueError(f"all {len(regions)} items lie in region {OTHER_REGION}; expected: at least one named region")
     without_other: list[list[float]] = [[] for _ in regions]
     for place, item in zip(named, worst_group_hits([hits[i] for i in named], [regions[i] for i in named])):
         without_other[place] = item
@@ -135,7 +135,7 @@ def winogavil_prompt(cue: str) -> str:
         ValueError: for an empty cue.
     """
     if not cue.strip():
-        raise ValueError(f"empty WinoGAViL cue {cue!r}; accepted: a word")
+        raise ValueError(f"empty WinoGAViL cue {cue!r}; expected: a word")
     return f"{'An' if cue[0].lower() in 'aeiou' else 'A'} {cue.lower()}"
 
 
@@ -152,10 +152,10 @@ def winogavil_jaccard(scores: Any, gold: Sequence[int]) -> float:
     """
     scores, gold = array_of(scores), array_of(gold).tolist()
     if scores.ndim != 1 or not np.isfinite(scores).all():
-        raise ValueError(f"WinoGAViL scores of shape {scores.shape}; accepted: one finite score per candidate")
+        raise ValueError(f"WinoGAViL scores of shape {scores.shape}; expected: one finite score per candidate")
     k = len(set(gold))
     if not k or k != len(gold) or min(gold) < 0 or max(gold) >= len(scores):
-        raise ValueError(f"gold = {list(gold)} of {len(scores)} candidates; accepted: distinct indices, at least one")
+        raise ValueError(f"gold = {list(gold)} of {len(scores)} candidates; expected: distinct indices, at least one")
     chosen = np.argsort(scores, kind="stable")[-k:]
     common = len(set(chosen.tolist()) & set(gold))
     return common / (2 * k - common)
@@ -210,5 +210,5 @@ def classification_evaluation(scores: torch.Tensor, labels: torch.Tensor, protoc
 def _pair(one: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
     one, other = array_of(one), array_of(other)
     if one.shape != other.shape or one.ndim != 1 or not len(one):
-        raise ValueError(f"shapes {one.shape} and {other.shape}; accepted: two equal lengths, at least one item")
+        raise ValueError(f"shapes {one.shape} and {other.shape}; expected: two equal lengths, at least one item")
     return one, other

@@ -57,7 +57,7 @@ def vqa_score(predicted: str, answers: Sequence[str]) -> float:
         ValueError: for fewer than two answers.
     """
     if len(answers) < 2:
-        raise ValueError(f"{len(answers)} annotated answers; accepted: at least two (VQA v2 has {NUM_ANNOTATORS})")
+        raise ValueError(f"{len(answers)} annotated answers; expected: at least two (VQA v2 has {NUM_ANNOTATORS})")
     predicted, answers = _one_line(predicted), [_one_line(answer) for answer in answers]
     if len(set(answers)) > 1:
         predicted, answers = normalize_answer(predicted), [normalize_answer(answer) for answer in answers]
@@ -108,7 +108,7 @@ def vqa_metrics(
         if missing or unknown:
             raise ValueError(
                 f"{name}: {len(missing)} questions are missing (first {missing[:3]}), {len(unknown)} are unknown "
-                f"(first {unknown[:3]}); accepted: the {len(answers)} annotated ones"
+                f"(first {unknown[:3]}); expected: the {len(answers)} annotated ones"
             )
     if not answers:
         raise ValueError("no questions to average over")
@@ -134,7 +134,7 @@ def entailment_metrics(predictions: Sequence[int], labels: Sequence[int]) -> dic
     predictions, labels = ([getattr(v, "item", lambda v=v: v)() for v in values] for values in (predictions, labels))
     strange = {*predictions, *labels} - set(range(len(ENTAILMENT_LABELS)))
     if strange:
-        raise ValueError(f"labels {sorted(strange)}; accepted: 0, 1, 2 for {', '.join(ENTAILMENT_LABELS)}")
+        raise ValueError(f"labels {sorted(strange)}; expected: 0, 1, 2 for {', '.join(ENTAILMENT_LABELS)}")
     hits = [predicted == label for predicted, label in zip(predictions, labels)]
     metrics = {"accuracy": sum(hits) / len(hits)}
     for place, name in enumerate(ENTAILMENT_LABELS):
@@ -165,7 +165,7 @@ def nlvr2_metrics(
             parts = identifier.split("-")
             if len(parts) != 4:
                 raise ValueError(
-                    f"NLVR2 identifier {identifier!r}; accepted: split-set-pair-sentence, e.g. dev-850-0-1"
+                    f"NLVR2 identifier {identifier!r}; expected: split-set-pair-sentence, e.g. dev-850-0-1"
                 )
             sentence = (parts[0], parts[1], parts[3])  # the same words about another pair
             sentences[sentence] = sentences.get(sentence, True) and hit
@@ -195,10 +195,10 @@ def _digits_and_articles(text: str) -> str:
 def _truth(value: bool | int | str) -> bool:
     text = str(value.item() if hasattr(value, "item") else value).lower()
     if text not in ("true", "false", "1", "0"):
-        raise ValueError(f"NLVR2 label {value!r}; accepted: True or False, as a truth value or as text")
+        raise ValueError(f"NLVR2 label {value!r}; expected: True or False, as a truth value or as text")
     return text in ("true", "1")
 
 
 def _check_counts(one: Sequence, other: Sequence) -> None:
     if len(one) != len(other) or not len(one):
-        raise ValueError(f"{len(one)} and {len(other)} items; accepted: equal counts, at least one")
+        raise ValueError(f"{len(one)} and {len(other)} items; expected: equal counts, at least one")

@@ -75,7 +75,7 @@ def read_cxc(path: Path, score: float = CXC_SCORE) -> Relation:
     """
     lines = csv.reader(io.StringIO(read_text(path)))
     if (header := next(lines, None)) != _CXC_HEADER:
-        raise ValueError(f"{path}, line 1: {header}; accepted: the header {','.join(_CXC_HEADER)} (a sits file of CxC)")
+        raise ValueError(f"{path}, line 1: {header}; expected: the header {','.join(_CXC_HEADER)} (a sits file of CxC)")
     captions_of_image: dict[int, list[int]] = {}
     images_of_caption: dict[int, list[int]] = {}
     for number, line in enumerate(lines, start=2):
@@ -86,7 +86,7 @@ def read_cxc(path: Path, score: float = CXC_SCORE) -> Relation:
             value = float(text)
         except ValueError as error:
             raise ValueError(
-                f"{path}, line {number}: {','.join(line)}; accepted: COCO_val2014:sentid:<id>,"
+                f"{path}, line {number}: {','.join(line)}; expected: COCO_val2014:sentid:<id>,"
                 "COCO_val2014_<id>.jpg,<score>,<method>"
             ) from error
         if value >= score and image_id not in images_of_caption.setdefault(caption_id, []):
@@ -123,7 +123,7 @@ def read_id_lists(path: Path) -> dict[int, list[int]]:
     for key, values in content.items():
         whole = isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
         if not key.isdecimal() or not whole:
-            raise ValueError(f"{file}: {key!r}: {str(values)[:60]}; accepted: an id with a list of ids")
+            raise ValueError(f"{file}: {key!r}: {str(values)[:60]}; expected: an id with a list of ids")
     return {int(key): values for key, values in content.items()}
 
 
@@ -216,7 +216,7 @@ def results_of_parts(
             raise ValueError(f"{len(ids)} {name} ids for {count} captions")
         unique, times = np.unique(ids, return_counts=True)
         if (times > 1).any():
-            raise ValueError(f"{name} id {unique[times > 1][0]} occurs {times[times > 1][0]} times; accepted: once")
+            raise ValueError(f"{name} id {unique[times > 1][0]} occurs {times[times > 1][0]} times; expected: once")
     if not len(images) or len(images) % fold_size:
         raise ValueError(
             f"{len(images)} images make no folds of {fold_size}; the protocols need the whole Karpathy split of 5,000"

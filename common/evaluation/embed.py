@@ -153,9 +153,9 @@ class CaptionRule:
 
     def __post_init__(self) -> None:
         if self.per_image is not None and self.per_image < 1:
-            raise ValueError(f"captions per image = {self.per_image}; accepted: at least 1, or None for all")
+            raise ValueError(f"captions per image = {self.per_image}; expected: at least 1, or None for all")
         if self.cleaning not in _CLEANINGS:
-            raise ValueError(f"caption cleaning = {self.cleaning!r}; accepted: {', '.join(_CLEANINGS)}")
+            raise ValueError(f"caption cleaning = {self.cleaning!r}; expected: {', '.join(_CLEANINGS)}")
 
     def apply(self, caption: str) -> str:
         """The text that goes to the tokenizer."""

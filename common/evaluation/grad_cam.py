@@ -56,7 +56,7 @@ def gradients_of(score: torch.Tensor, recorded: Sequence[torch.Tensor], keep_gra
     gradients = torch.autograd.grad(score.sum(), list(recorded), retain_graph=keep_graph, allow_unused=True)
     unused = [index for index, gradient in enumerate(gradients) if gradient is None]
     if unused:
-        raise ValueError(f"recorded tensors {unused} do not lead to the score; accepted: those of the same pass")
+        raise ValueError(f"recorded tensors {unused} do not lead to the score; expected: those of the same pass")
     return list(gradients)
 
 
@@ -86,12 +86,12 @@ def attention_heat(
     text_mask = tensor_of(text_mask, "text_mask")
     if attention.ndim != 4 or attention.shape != gradient.shape:
         raise ValueError(
-            f"attention {tuple(attention.shape)} and gradient {tuple(gradient.shape)}; accepted: one shape "
+            f"attention {tuple(attention.shape)} and gradient {tuple(gradient.shape)}; expected: one shape "
             "(batch, heads, text_tokens, image_tokens)"
         )
     batch, _, text_tokens, image_tokens = attention.shape
     if text_mask.shape != (batch, text_tokens):
-        raise ValueError(f"text_mask {tuple(text_mask.shape)}; accepted: {(batch, text_tokens)}")
+        raise ValueError(f"text_mask {tuple(text_mask.shape)}; expected: {(batch, text_tokens)}")
     grid = _grid(image_tokens - num_prefix_tokens, grid)
     heat = attention.float() * gradient.float().clamp(min=0) * text_mask[:, None, :, None]
     return heat.mean(dim=(1, 2))[:, num_prefix_tokens:].reshape(batch, *grid).detach()
@@ -123,7 +123,7 @@ def resize_heat(heat: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """
     heat = tensor_of(heat, "heat")
     if heat.ndim != 2 or height < 1 or width < 1:
-        raise ValueError(f"heat of shape {tuple(heat.shape)} to {height} x {width}; accepted: (rows, columns) to >= 1")
+        raise ValueError(f"heat of shape {tuple(heat.shape)} to {height} x {width}; expected: (rows, columns) to >= 1")
     return F.interpolate(heat[None, None].float(), size=(height, width), mode="bicubic", align_corners=False)[0, 0]
 
 
@@ -144,7 +144,7 @@ def box_scores(heat: Any, boxes: Any, area_exponent: float = AREA_EXPONENT) -> n
     """
     heat, boxes = array_of(heat).astype(np.float64), _pixels(boxes)
     if heat.ndim != 2 or not np.isfinite(heat).all():
-        raise ValueError(f"heat of shape {heat.shape}; accepted: (height, width), finite")
+        raise ValueError(f"heat of shape {heat.shape}; expected: (height, width), finite")
     scores = np.full(len(boxes), -np.inf)
     for index, (x, y, width, height) in enumerate(boxes):
         if width > 0 and height > 0:
@@ -291,7 +291,7 @@ def _boxes(boxes: Any) -> np.ndarray:
     if boxes.size == 0:
         return boxes.reshape(0, 4)
     if boxes.ndim != 2 or boxes.shape[1] != 4 or not np.isfinite(boxes).all():
-        raise ValueError(f"boxes of shape {boxes.shape}; accepted: (num_boxes, 4), finite")
+        raise ValueError(f"boxes of shape {boxes.shape}; expected: (num_boxes, 4), finite")
     return boxes
 
 

@@ -49,7 +49,7 @@ def knn_scores(
     bank_labels = labels_of(bank_labels, "bank labels").to(features.device)
     _check(features, bank_features, bank_labels, num_classes)
     if k < 1 or not temperature > 0 or (chunk_size is not None and chunk_size < 1):
-        raise ValueError(f"k = {k}, temperature = {temperature}, chunk_size = {chunk_size}; accepted: positive ones")
+        raise ValueError(f"k = {k}, temperature = {temperature}, chunk_size = {chunk_size}; expected: positive ones")
     k = min(k, len(bank_features))
     bank = unit(bank_features).T
     if chunk_size is None:
@@ -131,16 +131,16 @@ def _check(features: torch.Tensor, bank_features: torch.Tensor, bank_labels: tor
     if features.ndim != 2 or bank_features.ndim != 2 or features.shape[1] != bank_features.shape[1]:
         raise ValueError(
             f"features {tuple(features.shape)} and bank features {tuple(bank_features.shape)}; "
-            "accepted: (count, dim) with one dim"
+            "expected: (count, dim) with one dim"
         )
     if not len(bank_features) or bank_labels.shape != (len(bank_features),):
         raise ValueError(
-            f"{len(bank_features)} bank features and labels of shape {tuple(bank_labels.shape)}; accepted: one label "
+            f"{len(bank_features)} bank features and labels of shape {tuple(bank_labels.shape)}; expected: one label "
             "per feature, at least one"
         )
     if int(bank_labels.min()) < 0 or int(bank_labels.max()) >= num_classes:
         labels_range = f"{int(bank_labels.min())}..{int(bank_labels.max())}"
-        raise ValueError(f"bank labels {labels_range}; accepted: 0..{num_classes - 1}")
+        raise ValueError(f"bank labels {labels_range}; expected: 0..{num_classes - 1}")
     for name, values in (("features", features), ("bank features", bank_features)):
         if not torch.isfinite(values).all():
             raise ValueError(f"{int((~torch.isfinite(values)).sum())} of {values.numel()} {name} are not finite")

@@ -38,7 +38,7 @@ class Positives:
         """
         owners = labels_of(text_to_image, "text_to_image").cpu().numpy()
         if owners.ndim != 1:
-            raise ValueError(f"text_to_image has shape {owners.shape}; accepted: one row index for each text")
+            raise ValueError(f"text_to_image has shape {owners.shape}; expected: one row index for each text")
         if len(owners) and (owners.min() < 0 or owners.max() >= num_images):
             rows_range = f"{owners.min()}..{owners.max()}"
             raise ValueError(f"text_to_image must hold rows in [0, {num_images}), got {rows_range}")
@@ -94,7 +94,7 @@ def _joined(lists: Sequence[Sequence[int]], num_candidates: int, query: str, can
     wrong = np.flatnonzero((joined < 0) | (joined >= num_candidates))
     if len(wrong):
         raise ValueError(
-            f"{query} {queries[wrong[0]]} has the positive {candidate} {joined[wrong[0]]}; accepted: "
+            f"{query} {queries[wrong[0]]} has the positive {candidate} {joined[wrong[0]]}; expected: "
             f"[0, {num_candidates})"
         )
     twice = np.flatnonzero((joined[1:] == joined[:-1]) & (queries[1:] == queries[:-1]))

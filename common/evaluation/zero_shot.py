@@ -67,11 +67,11 @@ def class_scores(
         ValueError: an unknown average, or no prompts.
     """
     if average not in get_args(PromptAverage):
-        raise ValueError(f"average = {average!r}; accepted: {', '.join(get_args(PromptAverage))}")
+        raise ValueError(f"average = {average!r}; expected: {', '.join(get_args(PromptAverage))}")
     image_embeddings = tensor_of(image_embeddings, "image embeddings")
     prompt_embeddings = tensor_of(prompt_embeddings, "prompt embeddings")
     if not len(prompt_embeddings):
-        raise ValueError("no prompt templates; accepted: at least one")
+        raise ValueError("no prompt templates; expected: at least one")
     if average == "scores":
         total = _in_chunks(similarity, image_embeddings, prompt_embeddings[0], chunk_size)
         for prompts in prompt_embeddings[1:]:
@@ -110,7 +110,7 @@ def prompt_scores(
         ValueError: a template without a place for the name, no classes, no templates, or an unknown average.
     """
     if not class_names or not templates:
-        raise ValueError(f"{len(class_names)} class names and {len(templates)} templates; accepted: at least one each")
+        raise ValueError(f"{len(class_names)} class names and {len(templates)} templates; expected: at least one each")
     names = list(dict.fromkeys(class_names))
     column = {name: index for index, name in enumerate(names)}
     blocks = []
@@ -132,7 +132,7 @@ def fill(template: str, name: str) -> str:
     for place in ("{c}", "{}"):
         if place in template:
             return template.replace(place, name)
-    raise ValueError(f"prompt template {template!r} has no place for the class name; accepted: one {{}} or {{c}}")
+    raise ValueError(f"prompt template {template!r} has no place for the class name; expected: one {{}} or {{c}}")
 
 
 def classification_hits(scores: torch.Tensor, labels: torch.Tensor, k: int = 1) -> torch.Tensor:
@@ -159,7 +159,7 @@ def classification_hits(scores: torch.Tensor, labels: torch.Tensor, k: int = 1) 
     if not 1 <= k <= scores.shape[1]:
         raise ValueError(f"top-{k} accuracy needs at least {k} classes, got {scores.shape[1]}")
     if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= scores.shape[1]):
-        raise ValueError(f"labels {int(labels.min())}..{int(labels.max())}; accepted: 0..{scores.shape[1] - 1}")
+        raise ValueError(f"labels {int(labels.min())}..{int(labels.max())}; expected: 0..{scores.shape[1] - 1}")
     label_scores = scores.gather(1, labels[:, None])
     index = torch.arange(scores.shape[1], device=scores.device)
     ahead = (scores > label_scores) | ((scores == label_scores) & (index < labels[:, None]))
@@ -171,7 +171,7 @@ def _in_chunks(
     similarity: Similarity, image_embeddings: torch.Tensor, class_embeddings: torch.Tensor, chunk_size: int
 ) -> torch.Tensor:
     if chunk_size < 1:
-        raise ValueError(f"chunk_size = {chunk_size}; accepted: at least 1")
+        raise ValueError(f"chunk_size = {chunk_size}; expected: at least 1")
     return torch.cat([similarity(chunk, class_embeddings) for chunk in image_embeddings.split(chunk_size)])
 
 

@@ -44,7 +44,7 @@ class Tcl(Albef):
         if not geometry.is_inner_product:
             raise ValueError(
                 f"TCL compares wholes with averages of their parts by the inner product, got the geometry "
-                f"{geometry.name}; accepted: one that is an inner product, as sphere and oblique are"
+                f"{geometry.name}; expected: one that is an inner product, as sphere and oblique are"
             )
         self.pooled_grid = pooled_grid
 

@@ -89,7 +89,7 @@ def _doubled(tensors: dict[str, torch.Tensor], layers: int, run: str) -> dict[st
         return tensors
     if 2 * present != layers:
         raise ConfigError(
-            f"start.run = {run} has {present} fusion layers, a fusion with two pictures {layers}; accepted: a run of "
+            f"start.run = {run} has {present} fusion layers, a fusion with two pictures {layers}; expected: a run of "
             f"{layers // 2}, or of text assignment with {layers}, as method.fusion_layers = {layers // 2} says"
         )
     doubled = {}

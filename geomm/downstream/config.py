@@ -28,15 +28,15 @@ class TaskData(DataConfig):
             return
         if self.source not in ("scenes", "karpathy") or self.mixture:
             raise ValueError(
-                f"data.source = {self.source} with data.task = {self.task}; accepted: scenes, or karpathy, whose files "
+                f"data.source = {self.source} with data.task = {self.task}; expected: scenes, or karpathy, whose files "
                 "hold annotations; no data.mixture"
             )
         if self.source == "scenes" and self.train:
-            raise ValueError(f"data.train = {self.train} with data.task = {self.task} on scenes; accepted: empty")
+            raise ValueError(f"data.train = {self.train} with data.task = {self.task} on scenes; expected: empty")
         if bool(self.answers) != (self.task == "vqa" and self.source != "scenes"):
             raise ValueError(
                 f"data.answers = {self.answers!r} with data.task = {self.task} and data.source = {self.source}; "
-                "accepted: a file for vqa on photographs, else empty"
+                "expected: a file for vqa on photographs, else empty"
             )
 
 
@@ -52,23 +52,23 @@ class TaskConfig(Config):
         super().__post_init__()
         task, model = self.data.task, self.model
         if self.method.base == "clip":
-            raise ValueError("method.base = clip with a task; accepted: one with a fusion: albef, tcl, mafa")
+            raise ValueError("method.base = clip with a task; expected: one with a fusion: albef, tcl, mafa")
         if self.start.bert and not (self.start.row or self.start.run):
-            raise ValueError(f"only start.bert = {self.start.bert} with a task; accepted: start.row, an ALBEF's")
+            raise ValueError(f"only start.bert = {self.start.bert} with a task; expected: start.row, an ALBEF's")
         batch = self.optim.global_batch_size
         if task == "text_assignment" and batch < 3:
             raise ValueError(
-                f"optim.global_batch_size = {batch} with data.task = text_assignment; accepted: at least 3 in each "
+                f"optim.global_batch_size = {batch} with data.task = text_assignment; expected: at least 3 in each "
                 "process, a caption and two other pictures"
             )
         if task == "vqa" and (model.image.width != model.text.width or model.text.stem.weights):
             raise ValueError(
                 f"data.task = vqa with model.image.width = {model.image.width}, model.text.width = {model.text.width} "
                 f"and model.text.stem.weights = {model.text.stem.weights!r}: the decoder of answers starts from the "
-                "fusion layers and writes words; accepted: equal widths, no stem of words"
+                "fusion layers and writes words; expected: equal widths, no stem of words"
             )
         if self.run.evaluate_every and task == "text_assignment":
             raise ValueError(
-                f"run.evaluate_every = {self.run.evaluate_every} with data.task = text_assignment; accepted: 0, its "
+                f"run.evaluate_every = {self.run.evaluate_every} with data.task = text_assignment; expected: 0, its "
                 "log has the accuracy in training"
             )

@@ -97,7 +97,7 @@ def _open(data: TaskData, part: str, seed: int) -> Any:
     key = {"train": "train", "val": "train", "dev": "val", "test": "test"}[part]
     named = getattr(data, key)
     if not named:
-        raise ValueError(f"data.{key} is empty with data.source = {data.source}; accepted: a file of annotations")
+        raise ValueError(f"data.{key} is empty with data.source = {data.source}; expected: a file of annotations")
     path, _, answers = named.partition("+") if data.task == "vqa" else (named, "", "")
     opened = open_annotated(
         data.task,
@@ -115,7 +115,7 @@ def _open(data: TaskData, part: str, seed: int) -> Any:
         unconfirmed = sum(len(opened.row(index)["answers"]) < 2 for index in range(len(opened)))
         if unconfirmed:
             raise ValueError(
-                f"data.{key} = {named}: {unconfirmed} of {len(opened)} questions have one answer; accepted: at least "
+                f"data.{key} = {named}: {unconfirmed} of {len(opened)} questions have one answer; expected: at least "
                 "two of each, as VQA accuracy is agreement with the other annotators"
             )
     return opened

@@ -32,10 +32,10 @@ class VisionMethodConfig(DistanceConfig):
         super().__post_init__()
         if (self.ema_momentum is None) == (self.name == "moco_v2"):
             expected = "a number, as MoCo v2 has a momentum encoder" if self.name == "moco_v2" else "null"
-            raise ValueError(f"method.ema_momentum = {self.ema_momentum} with {self.name}; accepted: {expected}")
+            raise ValueError(f"method.ema_momentum = {self.ema_momentum} with {self.name}; expected: {expected}")
         for key, only in {"small_views": "swav", "code_queue": "swav", "symmetric": "moco_v2"}.items():
             if getattr(self, key) and self.name != only:
-                raise ValueError(f"method.{key} = {getattr(self, key)} with {self.name}; accepted: only with {only}")
+                raise ValueError(f"method.{key} = {getattr(self, key)} with {self.name}; expected: only with {only}")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class VisionConfig:
         if self.method.name == "moco_v2" and queue < keys:
             raise ValueError(
                 f"method.queue_size = {queue} with optim.global_batch_size = {batch}, method.symmetric = "
-                f"{self.method.symmetric}; accepted: at least the {keys} keys of a step"
+                f"{self.method.symmetric}; expected: at least the {keys} keys of a step"
             )
         full_at = 0 if self.method.name == "swav" else math.ceil(queue / keys)  # SwAV has no pool
         check_graph(self.method, self.optim, full_at)

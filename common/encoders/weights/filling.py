@@ -79,13 +79,13 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
     """
     if not hasattr(tower, "transformer"):
         raise WeightsError(
-            f"{key}: a tower of no layers takes weights through its stem; accepted: model.*.layers above 0"
+            f"{key}: a tower of no layers takes weights through its stem; expected: model.*.layers above 0"
         )
     is_image = isinstance(tower, VisionTransformer)
     source = weights.image_tower if is_image else weights.text_tower
     if source is None:
         side, other = ("image", "text") if is_image else ("text", "image")
-        raise WeightsError(f"{key} = {weights.source} has no {side} tower; accepted: model.{other}.init for the other")
+        raise WeightsError(f"{key} = {weights.source} has no {side} tower; expected: model.{other}.init for the other")
     ours, theirs = settings_of(tower), settings_of(source)
     unlike = {name: value for name, value in theirs.items() if ours.get(name, value) != value}
     rows, source_rows = len(tower.position_embedding), len(source.position_embedding)

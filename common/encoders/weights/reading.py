@@ -59,7 +59,7 @@ def read_source(
     """
     path = Path(name).expanduser()
     if not path.exists() and (path.is_absolute() or name.startswith(".") or path.suffix in _SUFFIXES):
-        raise FileNotFoundError(f"{path} does not exist; accepted: a file of weights, a folder, a hub name")
+        raise FileNotFoundError(f"{path} does not exist; expected: a file of weights, a folder, a hub name")
     if path.is_file():
         state, stated, is_archive = _read_bare(path, activation)
         clip = clip_from_open_clip(state, stated, source=str(path), heads=heads)
@@ -153,7 +153,7 @@ def _read_transformers(name: str, configuration: Path, activation: Activation | 
     """Of a model of transformers, whose config.json is `configuration`."""
     kind = read_json_object(configuration).get("model_type")
     if kind not in ("clip", "vit", "deit", "bert"):
-        raise WeightsError(f"{name} is a {kind} of transformers; accepted: clip, vit, deit, bert")
+        raise WeightsError(f"{name} is a {kind} of transformers; expected: clip, vit, deit, bert")
     if kind == "bert":
         check_keys(read_json_object(configuration), TRANSFORMERS["bert"], f"{configuration}: ")
     from transformers import AutoModel
@@ -250,7 +250,7 @@ def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
     configuration = find_file(name, ("config.json",), key)
     kind = read_json_object(configuration).get("model_type")
     if kind != "bert":
-        raise WeightsError(f"{key} = {name} is a {kind} of transformers; accepted: bert")
+        raise WeightsError(f"{key} = {name} is a {kind} of transformers; expected: bert")
     check_keys(read_json_object(configuration), TRANSFORMERS["bert"], f"{configuration}: ")
     from transformers import BertForMaskedLM
 

@@ -59,7 +59,7 @@ class Weights:
             WeightsError: a side is missing, or they were trained with another geometry.
         """
         if self.geometry is None:
-            raise WeightsError(f"{self.source} has one tower only; accepted: a model of pictures and captions")
+            raise WeightsError(f"{self.source} has one tower only; expected: a model of pictures and captions")
         if self.geometry != "sphere":
             raise WeightsError(
                 f"{self.source} was trained with geometry {self.geometry!r}: other code compares by cosine, only the "
@@ -284,5 +284,5 @@ def sizes_of(transformer: Transformer) -> dict[str, Any]:
 def our_activation(name: str) -> Activation:
     """The name of an activation, if our towers have it."""
     if name not in ("gelu", "quick_gelu"):
-        raise WeightsError(f"activation {name!r}; accepted: gelu, quick_gelu")
+        raise WeightsError(f"activation {name!r}; expected: gelu, quick_gelu")
     return name
