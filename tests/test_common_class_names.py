@@ -129,7 +129,7 @@ def test_without_open_clip_the_way_out_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("folders", "found"),
+    ("folders", "expected"),
     [
         (["1", "2", "0"], ["Emu bird", "ox", "dog"]),
         (["02", "00", "01"], ["ox", "dog", "Emu bird"]),

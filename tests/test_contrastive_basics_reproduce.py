@@ -214,6 +214,6 @@ def test_parts_that_train_have_nothing_at_paper_scale_and_say_so(tmp_path, capsy
     for part in ("negatives_sweep", "self_supervised"):
         reproduce(tmp_path, part, "--scale", "paper", "--data", "/data")
         screen = capsys.readouterr().out
-        assert f"{part} runs at scale smoke, demo, photos" in screen
+        assert f"{part} runs only at scale smoke, demo, photos" in screen
         assert ", not at paper: " in screen
     assert not list(tmp_path.glob("results/**/*.json"))

@@ -26,5 +26,5 @@ def test_the_tests_of_a_cuda_device_pass_and_none_is_skipped():
         text=True,
     )
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 50
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
     assert "skipped" not in done.stdout
