@@ -331,7 +331,7 @@ def test_lit_trains_only_the_text_side(photographs, bert, tmp_path, monkeypatch)
     assert "text_tower" in moved
     with pytest.raises(ValueError, match=rf"model.embedding_dim = 16 .*; expected: {channels}, as the features of"):
         run(tmp_path / "wrong", config_of(photographs, bert, *LIT, "model.embedding_dim=16"))
-    with pytest.raises(ValueError, match="has no layers in its image tower; expected: a run of two transformers"):
+    with pytest.raises(ValueError, match="has no layers in its image tower; expected a run of two transformers"):
         open_source(str(tmp_path / "lit"))
     with pytest.raises(ConfigError, match=r"model.image.layers = 0 without a stem; expected: "):
         config_of(photographs, bert, "model.image.layers=0")

@@ -144,7 +144,7 @@ def test_a_picture_size_that_the_tower_does_not_take_is_refused():
     words = SimpleNamespace(vocabulary_size=60, end_id=59)
     with pytest.warns(UserWarning, match="do not state their preprocessing; CLIP's is used"):
         published_encoder(our_clip(), words, RunConfig(), torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"prepared with size 48, their image tower takes 32; expected the same"):
+    with pytest.raises(ValueError, match=r"images of 48 pixels, their image tower takes 32; expected the same"):
         published_encoder(our_clip(), words, RunConfig(), torch.device("cpu"), ImageTransform(48))
 
 

@@ -225,7 +225,7 @@ def test_killed_between_steps_and_resumed_a_run_is_the_unbroken_one_bit_for_bit(
         assert not torch.equal(tensors[f"contrast.encoder.{part}"], momentum)
     with pytest.raises(ConfigError, match=r"holds a run of another config: optim.steps 8 -> 9"):
         run(broken, name, *settings, "optim.steps=9", resume=True)
-    with pytest.raises(ConfigError, match="add --resume to go on"):
+    with pytest.raises(ConfigError, match="add --resume to continue"):
         run(broken, name, *settings)
 
 

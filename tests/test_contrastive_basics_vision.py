@@ -382,7 +382,9 @@ def test_what_needs_statistics_of_all_processes_is_refused_where_torch_has_none(
 
 
 def test_synchronised_normalisation_keeps_the_optimisers_parameters_and_mocos_stays_per_process():
-    several_gpus = SimpleNamespace(num_processes=2, device=torch.device("cuda"), prepare=lambda *both: both)
+    several_gpus = SimpleNamespace(
+        num_processes=2, device=torch.device("cuda"), prepare=lambda *both: both, distributed_type=""
+    )
     for name, synchronised in (("simsiam", True), ("simclr", True), ("moco_v2", False), ("supervised", False)):
         model = built(name)
         optimizer = build_sgd(model, SgdConfig())
