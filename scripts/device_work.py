@@ -54,7 +54,9 @@ GEOMETRIES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="CONFIG", help="configs of rows, or: losses")
-    only = parser.parse_args().only
+    parser.add_argument("--output", type=Path, help="folder; default: see above")
+    arguments = parser.parse_args()
+    only = arguments.only
     rows_known = all_rows()
     rows = [row for row in rows_known if not only or row in only]
     if unknown := sorted(set(only) - {*rows, "losses"}):
@@ -65,7 +67,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as runs:
         for row in tqdm(rows, unit="row"):
             content["steps"][row] = step_work(row, Path(runs))
-    folder = ROOT / ("outputs" if only else "results") / "device"
+    folder = arguments.output or ROOT / ("outputs" if only else "results") / "device"
     write_json(folder / "work.json", content)
     write_atomically(folder / "README.md", page(content).encode())
     print(page(content))

@@ -1,5 +1,6 @@
 """The tests of a CUDA device (tests/test_cuda.py), on a device in the memory of the host."""
 
+import json
 import os
 import re
 import subprocess
@@ -15,16 +16,29 @@ import fake_cuda  # enabled only in the other process
 MISSING = fake_cuda.missing()
 
 
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
-def test_the_tests_of_a_cuda_device_pass_and_none_is_skipped():
-    path = os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", "")))
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+
+def run(*command, **environment):
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/test_cuda.py", "-m", "gpu", "-v", "-p", "no:cacheprovider"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
+        [sys.executable, *command], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
+    return done
+
+
+def test_a_rows_step_is_counted(tmp_path):
+    row = "contrastive_basics/configs/table1_ours.yaml"
+    run("scripts/device_work.py", "--only", row, "--output", str(tmp_path))
+    step = json.loads((tmp_path / "work.json").read_text())["steps"][row]
+    assert step["waits"] == 1
+    assert step["kernels"] > 100
+    assert f"| {row} | 1 | {step['kernels']} |" in (tmp_path / "README.md").read_text()
+
+
+def test_the_tests_of_a_cuda_device_pass_and_none_is_skipped():
+    path = os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", "")))
+    command = ["-m", "pytest", "tests/test_cuda.py", "-m", "gpu", "-v", "-p", "no:cacheprovider"]
+    done = run(*command, PYTHONPATH=path)
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
     assert "skipped" not in done.stdout
