@@ -327,9 +327,9 @@ def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"holds_if": 'v["a"]["x"] > 1'}, r'v\["a"\]\["x"\] names no table; accepted: t, u, experiment'),
-        ({"holds_if": 't["e"]["x"] > 1'}, r't\["e"\]\["x"\] names no row of t; accepted: "a", "b", "c", "d"'),
-        ({"holds_if": 't["a"]["z"] > 1'}, r'names no column of t; accepted: "x", "y", "s"'),
+        ({"holds_if": 'v["a"]["x"] > 1'}, r'v\["a"\]\["x"\] names no table; expected: t, u, experiment'),
+        ({"holds_if": 't["e"]["x"] > 1'}, r't\["e"\]\["x"\] names no row of t; expected: "a", "b", "c", "d"'),
+        ({"holds_if": 't["a"]["z"] > 1'}, r'names no column of t; expected: "x", "y", "s"'),
         ({"holds_if": f"{A_X} > > 1"}, r"holds_if, column \d+: invalid syntax"),
         ({"holds_if": f"{A_X} == 1"}, r"holds_if, column 16: only > >= < <= compare"),
         ({"holds_if": "1 > 2"}, "refers to no cell"),
@@ -338,28 +338,28 @@ def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
         ({"holds_if": None, "no_numbers": "a figure"}, "measured side, 'needs' or 'not_run_yet'"),
         ({"no_numbers": "a figure"}, "either an expression for the audit or 'no_numbers'"),
         ({"audit": f"{A_X} > 1"}, "holds_if stands for audit and measured"),
-        ({"kind": "figure"}, "kind is 'figure'; accepted: cells, experiment, test"),
+        ({"kind": "figure"}, "kind is 'figure'; expected: cells, experiment, test"),
         ({"kind": "experiment"}, "kind is experiment but the measured side refers to no experiment"),
         ({"kind": "test"}, "kind test is decided by 'test'"),
         ({"holds_if": None, "audit": f"{A_X} > 1", "kind": "test"}, "kind test needs 'test', 'needs' or 'not_run_yet'"),
         ({"test": "tests/test_x.py::test_y"}, "go with kind test only"),
-        ({"holds_if": None, "audit": f"{A_X} > 1", "kind": "test", "test": "rm -rf"}, "accepted: tests/<file>.py::"),
+        ({"holds_if": None, "audit": f"{A_X} > 1", "kind": "test", "test": "rm -rf"}, "expected: tests/<file>.py::"),
         ({"holds_if": None, "no_numbers": "x", "kind": "test", "test": "tests/a.py::b", "shows": "maybe"}, "shows is"),
         ({"holds_if": 'experiment["e"]["v"] > 1', "kind": "experiment"}, "an audit uses only the paper's tables"),
         ({"holds_if": None, "audit": f"{A_X} > 1", "measured": 'experiment["e"]["v"] > 1'}, "refers to an experiment"),
-        ({"holds_if": 't["{row}"]["x"] > 1'}, r"\{row\} is not a name of 'for'; accepted: none"),
+        ({"holds_if": 't["{row}"]["x"] > 1'}, r"\{row\} is not a name of 'for'; expected: none"),
         ({"for": {"row": ["a"]}}, "'for' gives row, which no expression uses"),
         ({"for": {"row": "a"}}, "'for' gives lists by name"),
         ({"for": {"row": list(range(300))}, "holds_if": 't["a"]["x"] > {row}'}, "makes 300 expressions"),
-        ({"expects": "x"}, "unknown keys expects; accepted: after_the_data, audit"),
+        ({"expects": "x"}, "unknown keys expects; expected: about, after_the_data, audit"),
         ({"holds_if": None, "audit": f"{A_X} > 1", "needs": "x", "after_the_data": A_X + " > 2"}, "needs the earlier"),
         ({"claim": ""}, "claim is ''; a text is needed"),
         ({"where": None}, "where is None"),
         ({"needs": "x", "not_run_yet": "y"}, "either 'needs' or 'not_run_yet'"),
         ({"id": "a b"}, "an id consists of letters"),
-        ({"exact": "so"}, "exact is 'so'; accepted: by construction, parity check"),
+        ({"exact": "so"}, "exact is 'so'; expected: by construction, parity check"),
         ({"exact": "parity check", "effect_size": "x"}, "either 'exact' or 'effect_size'"),
-        ({"threshold": "now"}, "threshold is 'now'; accepted: a git revision"),
+        ({"threshold": "now"}, "threshold is 'now'; expected: a git revision"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_claim_is_named_with_file_and_claim(tmp_path, change, message):
@@ -454,7 +454,7 @@ def test_cells_that_share_seeds_and_data_are_compared_in_pairs(tmp_path):
     assert outcome.decisive.basis == "3 seeds, paired"
     assert (outcome.decisive.unit, outcome.scale) == ("points", "demo")
     assert evidence(outcome) == "margin +3.8 ± 3.1 points; 3 seeds, paired"
-    assert headline(outcome) == "holds at demo scale"
+    assert headline(outcome) == "holds at demo scale on these pictures"
 
 
 def test_pairs_go_by_seed_and_not_by_place(tmp_path):
@@ -616,7 +616,7 @@ def test_a_threshold_chosen_after_the_data_is_named_beside_the_verdict_by_the_ea
     outcome = verdict_of(
         tmp_path, None, ours, audit=f"{A_X} > 1", measured=f"{A_X} > {B_X} + 3.9", after_the_data=f"{A_X} > {B_X}"
     )
-    assert headline(outcome) == "undecided at demo scale; threshold chosen after the data: holds"
+    assert headline(outcome) == "undecided at demo scale on these pictures; threshold chosen after the data: holds"
 
 
 def test_an_interval_that_begins_at_0_does_not_hold_a_strict_claim(tmp_path):
@@ -844,7 +844,8 @@ def judged(tmp_path):
 def test_counts_name_every_verdict(judged):
     assert counts(judged) == (
         "4 hold, 2 do not hold, 1 cannot be checked",
-        "1 hold, 1 do not hold, 1 undecided, 2 not run yet, 1 need what is not here; by test: 1 hold",
+        "2 not run yet, 1 need what is not here; on these pictures: 1 hold, 1 do not hold, 1 undecided; "
+        "by test: 1 hold",
     )
 
 
@@ -859,8 +860,8 @@ def test_terminal_text_has_both_verdicts_and_keeps_to_its_width(judged):
     assert max(map(len, text.splitlines())) <= 80
     joined = " ".join(text.split())
     assert (
-        "C1 Sentence C1. audit: holds; measured: holds at demo scale (margin +3.8 ± 3.1 points; 3 seeds, paired)"
-        in joined
+        "C1 Sentence C1. audit: holds; measured: holds at demo scale on these pictures (margin +3.8 ± 3.1 points; "
+        "3 seeds, paired)" in joined
     )
     assert "C2 Sentence C2. audit: does not hold; measured: does not hold at demo scale" in joined
     assert "C4 Sentence C4. audit: holds; measured: not run yet: t, d" in joined

@@ -187,16 +187,18 @@ def test_rows_are_pooled_as_in_an_analysis_of_variance_and_a_single_one_is_the_t
     rest = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0) + values.mean()
     expected = stats.t.ppf(0.975, 15) * math.sqrt((rest**2).sum() / 15 * 2 / 4)
     assert spread.half_width(weights, 0.05) == pytest.approx(expected, rel=1e-9)
+    assert spread.variance(weights) == pytest.approx((rest**2).sum() / 15 * 2 / 4, rel=1e-9)
     assert shared_spread(values + 7 * np.arange(4)).half_width(weights, 0.05) == pytest.approx(expected, rel=1e-9)
     low, high = interval_over_seeds(values[0])
     assert shared_spread(values[:1]).half_width(np.ones(1), 0.05) == pytest.approx((high - low) / 2)
 
 
 def test_intervals_of_shares_are_those_of_their_numbers_in_the_middle_and_stay_in_range():
-    assert share_interval([49.0, 50.0, 51.0], 100.0) == pytest.approx(interval_over_seeds([49.0, 50.0, 51.0]), abs=0.01)
-    low, high = share_interval([0.99, 1.0, 1.0], 1.0)
+    low, high = interval_over_seeds([49.0, 50.0, 51.0])
+    assert share_interval(low, high, 100.0) == pytest.approx((low, high), abs=0.01)
+    low, high = share_interval(*interval_over_seeds([0.99, 1.0, 1.0]), 1.0)
     assert 0.9 < low < 0.99 < high <= 1
-    assert share_interval([1.0, 1.0], 1.0) == (1.0, 1.0)
+    assert share_interval(1.0, 1.0, 1.0) == (1.0, 1.0)
 
 
 SHAPES = {  # name: rows of the table, comparisons of the claim (greater, lesser), all of which must hold

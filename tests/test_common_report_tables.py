@@ -4,11 +4,13 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import re
 import threading
 from types import SimpleNamespace
 
 import pytest
+from scipy import stats
 
 from common.base.files import write_atomically
 from common.report.formats import (
@@ -16,12 +18,14 @@ from common.report.formats import (
     lay_out,
     line_below,
     panel_label,
+    reading,
     to_csv,
     to_latex,
     to_markdown,
     to_text,
     write_table,
 )
+from common.report.hits import Hits
 from common.report.table import SEEDS_INTERVAL, Column, Measured, Row, Table, from_json, measured_over_seeds, to_json
 from common.reproduce.tables import trained_on
 
@@ -240,6 +244,22 @@ def test_one_seed_prints_its_interval_over_queries_and_more_seeds_theirs():
     assert " 11.0 (1 seed) " in text
     assert "[low, high]: interval, 95 % bootstrap over queries, one seed" in text
     assert cell(11.0, 12.0, query_interval=(0.0, 1.0)).interval_kind == SEEDS_INTERVAL
+
+
+def test_a_row_with_hits_has_the_interval_over_seeds_and_pictures_and_rows_are_compared_by_their_difference():
+    hits = Hits.of([[[1.0], [0.0], [1.0], [0.0]] * 25, [[1.0], [0.0], [1.0], [1.0]] * 25])
+    crossed = cell(50.0, 75.0, hits=hits)
+    z = hits.by_picture()
+    v_p, (t, normal) = z.mean(axis=0).var(ddof=1) / 100, (stats.t.isf(0.025, 1), stats.norm.isf(0.025))
+    rest = z - z.mean(axis=1, keepdims=True) - z.mean(axis=0) + z.mean()
+    expected = math.sqrt((12.5 * t) ** 2 + normal**2 * (v_p - (rest**2).sum() / 99 / 200))
+    assert crossed.interval[1] - 62.5 == pytest.approx(expected)
+    text = to_markdown(made_up_table(rows=[Row("x", {}, {"i2t_r1": crossed}, "measured")]))
+    assert "interval, 95 % over seeds and test pictures on the arcsine scale" in text
+    assert "compared by their difference" in reading(
+        made_up_table(rows=[Row("x", {}, {"i2t_r1": crossed}, "measured")])
+    )
+    assert "difference" not in reading(made_up_table())
 
 
 def test_a_share_never_has_an_interval_beyond_its_range():

@@ -83,6 +83,6 @@ def _number(results: Path, parts: list[str]) -> str:
     units = {entry.key: entry.unit for entry in table.columns}
     for key, known in ((row, [method for method, cells in rows.items() if cells]), (column[0], rows.get(row))):
         if key not in known:
-            raise ValueError(f"no {key!r}; accepted: {', '.join(known)}")
+            raise ValueError(f"no {key!r}; expected: {', '.join(known)}")
     mean, unit = rows[row][column[0]].mean, units[column[0]]
     return format_value(mean, unit) if unit in ("percent", "fraction") else f"{mean:.3g}"

@@ -21,7 +21,7 @@ from PIL import Image
 
 from common.base.files import write_atomically
 from common.report.formats import chance_level, heading, panel_label
-from common.report.statistics import SHARE_OF, bounded_interval
+from common.report.statistics import SHARE_OF, bounded_interval, interval_over_seeds
 from common.report.table import Column, Measured, Row, Table
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00", "#882255")
@@ -333,7 +333,9 @@ def _mean_and_interval(
 ) -> tuple[float, float | None, float | None]:
     """Mean, low, high."""
     mean = sum(values) / len(values)
-    low, high = bounded_interval(values, whole)[0] if len(values) > 1 else (None, None)
+    low = high = None
+    if len(values) > 1:
+        (low, high), _ = bounded_interval(interval_over_seeds(values), values, whole)
     if log and low is not None and mean > 0:
         share = (high - mean) / mean
         low, high = mean * math.exp(-share), mean * math.exp(share)

@@ -10,12 +10,14 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile, zip_longest
 from pathlib import Path
 
 from common.base.files import write_atomically
+from common.report.hits import packed
 from common.report.table import (
+    CROSSED_INTERVAL,
     MEASURED,
     PAPER_SCALE,
     SEEDS_INTERVAL,
@@ -23,6 +25,7 @@ from common.report.table import (
     Measured,
     Row,
     Table,
+    hits_of,
     to_json,
 )
 
@@ -191,7 +194,11 @@ def reading(table: Table) -> str:
         return ""
     parts = [f"{sign} is the {meaning}" for sign, meaning in _interval_kinds(table)]
     start = "mean over seeds" if shared is None else f"mean of {shared} seeds" if shared > 1 else "1 seed"
-    return "; ".join([f"Ours: {start}", *parts]) + "."
+    text = "; ".join([f"Ours: {start}", *parts]) + "."
+    crossed = any("test pictures" in meaning for _, meaning in _interval_kinds(table))
+    # pictures that are hard for one row are hard for the others
+    differences = " Rows are compared by their difference, whose interval is about half as wide." if crossed else ""
+    return text + differences
 
 
 def format_value(value: float, unit: str) -> str:
@@ -289,7 +296,7 @@ def _over_queries(cell: Measured) -> bool:
 
 
 def _symmetric(cell: Measured) -> bool:
-    return cell.interval_kind == SEEDS_INTERVAL
+    return cell.interval_kind in (SEEDS_INTERVAL, CROSSED_INTERVAL)
 
 
 def _shared_seeds(table: Table) -> int | None:
@@ -314,15 +321,23 @@ FORMATS = {"csv": "csv", "latex": "tex"}  # on request -> ending
 
 
 def write_table(table: Table, folder: str | Path, formats: Sequence[str] = ()) -> list[Path]:
-    """Write `<table_id>.md` and `.json`, and the `FORMATS` asked for, into `folder` (made if missing), atomically."""
-    folder = Path(folder)
+    """Write `<table_id>.md` and `.json`, the `FORMATS` asked for, and `<table_id>_hits.npz` where cells have hits.
+
+    Into `folder` (made if missing), atomically.
+    """
+    folder, hits = Path(folder), hits_of(table)
+    table = replace(table, hits_file=f"{table.table_id}_hits.npz" if hits else "")
     writers = {"md": to_markdown, "json": to_json, "csv": to_csv, "tex": to_latex}
     for name, ending in FORMATS.items():
         if name not in formats:
             del writers[ending]
             (folder / f"{table.table_id}.{ending}").unlink(missing_ok=True)  # of an earlier run
-    contents = {ending: write(table) for ending, write in writers.items()}  # before the first file is touched
-    return [write_atomically(folder / f"{table.table_id}.{ending}", text) for ending, text in contents.items()]
+    # before the first file is touched; the hits come first, since the JSON names them
+    contents = {table.hits_file: packed(hits)} if hits else {}
+    contents |= {f"{table.table_id}.{ending}": write(table) for ending, write in writers.items()}
+    if not hits:
+        (folder / f"{table.table_id}_hits.npz").unlink(missing_ok=True)
+    return [write_atomically(folder / name, content) for name, content in contents.items()]
 
 
 def to_markdown(table: Table) -> str:

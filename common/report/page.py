@@ -36,6 +36,7 @@ from common.report.claims.show import (
     style_of,
     to_markdown,
     touching,
+    with_q,
 )
 from common.report.conclusions import Conclusion, load_conclusions
 from common.report.experiments import collect_experiments
@@ -163,7 +164,8 @@ def collect_claims(
     tables = [entry.table for entry in entries if not entry.changed]
     experiments = collect_experiments(roots)
     folders = sorted(path.parent for path in Path(papers).glob("*/claims.yaml"))
-    return [claims for folder in folders if (claims := judge(folder, tables, experiments)) is not None]
+    judged = (judge(folder, tables, experiments) for folder in folders)
+    return [with_q(claims) for claims in judged if claims is not None]
 
 
 def refreshed_claims(results: str | Path, papers: str | Path = _PAPERS) -> dict[Path, str]:

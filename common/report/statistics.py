@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 # Brown-Forsythe, p of a row whose spread is another one (of two seeds there is but one deviation a row), and of one in
 # doubt: Bancroft (1964) would have a test that precedes pooling be lenient
@@ -98,14 +98,22 @@ class SharedSpread:
         Where weights do not add up to 0, two variances of unlike freedom add up: their quantiles are weighted so that
         the interval never covers too rarely (Banerjee 1960). Where both rules count it is the wider one.
         """
+        few, many = (special.stdtrit(freedom, error / 2) ** 2 for freedom in (self.values.shape[-1] - 1, self.freedom))
+        return np.sqrt(self._weighted_variance(weights, few, many))
+
+    def variance(self, weights: np.ndarray) -> np.ndarray:
+        """Of a sum of row means, by the same rules."""
+        return self._weighted_variance(weights, 1.0, 1.0)
+
+    def _weighted_variance(self, weights: np.ndarray, few: float, many: np.ndarray | float) -> np.ndarray:
+        """Its parts times `few`, where the freedom is that of the seeds, and `many`, where it is that of the rows."""
         seeds = self.values.shape[-1]
-        few, many = (stats.t.isf(error / 2, freedom) ** 2 / seeds for freedom in (seeds - 1, self.freedom))
         counted = np.where(self.pooled, weights, 0)
         alike = counted.sum(axis=-1) ** 2 / np.maximum(self.pooled.sum(axis=-1), 2)  # what all rows have of the weights
         rows = many * self.within * ((counted**2).sum(axis=-1) - alike) + few * self.between * alike
         by_values = few * (weights[..., None] * self.values).sum(axis=-2).var(axis=-1, ddof=1)
         uses_rows, uses_values = self.rules(weights)
-        return np.sqrt(np.maximum(np.where(uses_rows, rows, 0), np.where(uses_values, by_values, 0)))
+        return np.maximum(np.where(uses_rows, rows, 0), np.where(uses_values, by_values, 0)) / seeds
 
 
 def shared_spread(values: np.ndarray) -> SharedSpread:
@@ -181,32 +189,29 @@ def share_of_angle(angles: np.ndarray | float) -> np.ndarray:
     return np.sin(np.clip(angles, 0, math.pi / 2)) ** 2
 
 
-def share_interval(values: Sequence[float], whole: float, level: float = 0.95) -> tuple[float, float]:
-    """Student t interval over seeds for shares of `whole`; on the scale of `share_angle`, so it stays in [0, whole].
-
-    Args, Raises: as `interval_over_seeds`.
-    """
-    low, high = interval_over_seeds(values, level)
-    mean = math.fsum(values) / len(values) / whole
+def share_interval(low: float, high: float, whole: float) -> tuple[float, float]:
+    """A symmetric interval of a share of `whole`, taken over to the scale of `share_angle`: it keeps to [0, whole]."""
+    mean = (low + high) / 2 / whole
     slope = 2 * math.sqrt(mean * (1 - mean))  # of a share by its angle
     half_width = (high - low) / 2 / whole / slope if slope else 0.0
     ends = share_of_angle(share_angle(mean) + np.array([-half_width, half_width]))
     return whole * float(ends[0]), whole * float(ends[1])
 
 
-def bounded_interval(values: Sequence[float], whole: float | None) -> tuple[tuple[float, float], bool]:
-    """`interval_over_seeds`, or `share_interval` for shares of `whole` whose own would leave [0, whole].
+def bounded_interval(
+    interval: tuple[float, float], values: Sequence[float], whole: float | None
+) -> tuple[tuple[float, float], bool]:
+    """A symmetric interval of the mean of `values`, or `share_interval` where it would leave [0, whole].
 
     Args:
-        values: as in `interval_over_seeds`.
-        whole: None = no shares.
+        whole: None = the values are no shares.
     Returns:
         The interval, and whether it is that of shares. Values outside [0, whole] are no shares.
     """
-    low, high = interval_over_seeds(values)
+    low, high = interval
     if whole is None or (low >= 0 and high <= whole) or min(values) < 0 or max(values) > whole:
-        return (low, high), False
-    return share_interval(values, whole), True
+        return interval, False
+    return share_interval(low, high, whole), True
 
 
 def interval_of_hits(

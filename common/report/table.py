@@ -12,15 +12,19 @@ from these records (see `formats.py`) and JSON alone is read back.
 import json
 import math
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from common.report.crossed import crossed_half_width, picture_variance
+from common.report.hits import Hits, read_hits
 from common.report.statistics import SHARE_OF, bounded_interval, interval_over_seeds
 
 SEEDS_INTERVAL = "95 % t over seeds"
-SHARES_INTERVAL = "95 % t over seeds on the arcsine scale"  # where ± would leave the range of a share
+CROSSED_INTERVAL = "95 % over seeds and test pictures"
+OF_SHARES = " on the arcsine scale"  # where ± would leave the range of a share
 QUERIES_INTERVAL = "95 % bootstrap over queries, one seed"
 MEASURED = "measured"
 PAPER_SCALE = "paper"
@@ -52,10 +56,12 @@ class Column:
 class Measured:
     """One number of ours: a value per seed, in the column's unit, and where it comes from.
 
-    `interval` is (low, high) or None, `interval_kind` names what it spans (`SEEDS_INTERVAL`, `QUERIES_INTERVAL`);
-    `data` is a name with a short fingerprint; `chance` is the chance level, in the column's unit. `protocol` is the
-    short text for readers, `full_protocol` what claims compare (empty in tables of before it was kept). `undecided`
-    gives the reason why no claim may be decided by the number.
+    `interval` is (low, high) or None, `interval_kind` names what it spans (`CROSSED_INTERVAL`, `SEEDS_INTERVAL`,
+    `QUERIES_INTERVAL`); `data` is a name with a short fingerprint; `chance` is the chance level, in the column's unit.
+    `protocol` is the short text for readers, `full_protocol` what claims compare (empty in tables of before it was
+    kept). `undecided` gives the reason why no claim may be decided by the number. `validation` is the same metric on
+    validation data, mean over seeds, where it was logged. `hits` are the results of all queries; they lie in the
+    table's file of hits, not in its JSON.
     """
 
     values: tuple[float, ...]
@@ -68,6 +74,8 @@ class Measured:
     chance: float | None = None
     full_protocol: Mapping[str, Any] = field(default_factory=dict)
     undecided: str = ""
+    validation: float | None = None
+    hits: Hits | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
         _set(self, values=tuple(float(value) for value in self.values), seeds=tuple(int(seed) for seed in self.seeds))
@@ -103,19 +111,34 @@ def measured_over_seeds(
     query_interval: tuple[float, float] | None = None,
     query_interval_kind: str = QUERIES_INTERVAL,
     full_protocol: Mapping[str, Any] | None = None,
+    hits: Hits | None = None,
 ) -> Measured:
     """A `Measured` with the interval that its number of seeds allows.
 
-    Two seeds or more: 95 % Student t over seeds, and `query_interval` is ignored. One seed: `query_interval`, 95 % over
-    queries in the column's unit, a bootstrap unless its kind names another rule, or no interval when it is None.
-    `full_protocol` is what claims compare.
+    Two seeds or more: 95 % over seeds and test pictures where `hits` are known, else Student's t over seeds, and
+    `query_interval` is ignored. One seed: `query_interval`, 95 % over queries in the column's unit, a bootstrap unless
+    its kind names another rule, or no interval when it is None.
+    `full_protocol` is what claims compare; `hits` are those of the same seeds.
     """
     if len(values) >= 2:
         interval, kind = interval_over_seeds(values), SEEDS_INTERVAL
+        if hits is not None:
+            center, pictures = math.fsum(values) / len(values), picture_variance(hits.by_picture())
+            half_width = float(crossed_half_width(interval[1] - center, pictures, 0.05))
+            interval, kind = (center - half_width, center + half_width), CROSSED_INTERVAL
     else:
         interval, kind = query_interval, "" if query_interval is None else query_interval_kind
     return Measured(
-        tuple(values), tuple(seeds), interval, kind, scale, data, protocol, chance, dict(full_protocol or {})
+        tuple(values),
+        tuple(seeds),
+        interval,
+        kind,
+        scale,
+        data,
+        protocol,
+        chance,
+        dict(full_protocol or {}),
+        hits=hits,
     )
 
 
@@ -158,7 +181,7 @@ class Table:
 
     `paper` is the folder, `table_id` the stem of the written files, `created` an ISO date, `errata` what is wrong in
     the printed table, `notes` what a reader of ours must know, `models` what was trained: sizes, pixels, parameters,
-    steps.
+    steps. `hits_file` is the name of the file of hits beside the JSON; empty = none.
     """
 
     paper: str
@@ -178,6 +201,7 @@ class Table:
     errata: tuple[str, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())
     models: str = ""
+    hits_file: str = ""
 
     def __post_init__(self):
         for name in ("columns", "rows", "seeds", "errata", "notes"):
@@ -224,8 +248,12 @@ def to_json(table: Table) -> str:
         if column["guess"] == Column.guess:
             del column["guess"]
     for cell in (cell for row in content["rows"] for cell in row["ours"].values() if cell is not None):
-        if not cell["undecided"]:
-            del cell["undecided"]
+        del cell["hits"]
+        for key in ("undecided", "validation"):
+            if not cell[key]:
+                del cell[key]
+    if not table.hits_file:
+        del content["hits_file"]
     return json_of_format("report table", content)
 
 
@@ -281,12 +309,32 @@ def build(kind: type, content: object) -> Any:
 
 
 def read_table(path: str | Path) -> Table:
-    """The table of a JSON file.
+    """The table of a JSON file, with the hits that lie beside it.
 
     Raises:
-        ValueError: as `from_json`, without the file's name.
+        ValueError: as `from_json`, without the file's name; a file of hits that is missing or broken.
     """
-    return from_json(Path(path).read_text(encoding="utf-8", errors="replace"))
+    path = Path(path)
+    table = from_json(path.read_text(encoding="utf-8", errors="replace"))
+    if not table.hits_file:
+        return table
+    try:
+        hits = read_hits(path.with_name(table.hits_file))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(f"its hits in {table.hits_file} cannot be read: {error}") from error
+    rows = [
+        replace(
+            row, ours={key: cell and replace(cell, hits=hits.get((row.method, key))) for key, cell in row.ours.items()}
+        )
+        for row in table.rows
+    ]
+    return replace(table, rows=rows)
+
+
+def hits_of(table: Table) -> dict[tuple[str, str], Hits]:
+    """The hits of a table's cells by row and column."""
+    cells = ((row.method, key, cell) for row in table.rows for key, cell in row.ours.items())
+    return {(row, key): cell.hits for row, key, cell in cells if cell is not None and cell.hits is not None}
 
 
 def _with_shares_in_range(row: Row, units: Mapping[str, str]) -> Row:
@@ -294,13 +342,11 @@ def _with_shares_in_range(row: Row, units: Mapping[str, str]) -> Row:
     ours = dict(row.ours)
     for key, cell in row.ours.items():
         whole = SHARE_OF.get(units[key])
-        if whole is None or cell is None or cell.interval_kind != SEEDS_INTERVAL:
+        if whole is None or cell is None or cell.interval_kind not in (SEEDS_INTERVAL, CROSSED_INTERVAL):
             continue
-        if cell.interval[0] >= 0 and cell.interval[1] <= whole:
-            continue  # as most: nothing is computed
-        interval, of_shares = bounded_interval(cell.values, whole)
+        interval, of_shares = bounded_interval(cell.interval, cell.values, whole)
         if of_shares:
-            ours[key] = replace(cell, interval=interval, interval_kind=SHARES_INTERVAL)
+            ours[key] = replace(cell, interval=interval, interval_kind=cell.interval_kind + OF_SHARES)
     return row if ours == row.ours else replace(row, ours=ours)
 
 

@@ -16,6 +16,7 @@ from common.diagnosis import PLATEAU
 from common.distributed import is_main_process
 from common.evaluation.protocol import check_alike, data_text, protocol_text
 from common.report.formats import heading
+from common.report.hits import Hits
 from common.report.statistics import interval_of_hits
 from common.report.table import MEASURED, QUERIES_INTERVAL, Column, Measured, Row, Table, measured_over_seeds
 from common.report.training_figure import plot_training
@@ -183,6 +184,7 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
         query_interval=query_interval,
         query_interval_kind=QUERIES_INTERVAL.replace("bootstrap", kind),
         full_protocol=protocol,
+        hits=Hits.of([run.hits.get(role, {}).get(metric, ()) for run in runs]),
     )
 
 

@@ -2,39 +2,56 @@
 
 A claim is a condition of comparisons, each a *margin* (`expressions.py`) that is positive where it holds. The logic has
 three values, and the chance to err is shared among comparisons of which one would be enough (`decide`). The audit looks
-at a margin's value alone. Measured, a margin holds where its interval over seeds lies above 0, does not hold where it
-lies below, and is undecided where the interval contains 0. One seed decides nothing. What follows from a definition or
-a count (`Claim.exact`) is judged by its value, as the audit is. Only `Row.ours` and experiments are measured, so no
-number of a paper can take part.
+at a margin's value only. Measured, with an interval over seeds and test pictures (`intervals.py`):
+
+    holds                     the 95 % interval of the margin lies above 0
+    does not hold             it lies below 0
+    holds by less than x      it lies above 0, and the 90 % interval within x, see `equivalence.py`
+    no difference beyond x    it contains 0, and the 90 % interval lies within x
+    undecided                 else, with the seeds that a difference of x would take
+
+A comparison that equal numbers satisfy, a > b - 0.5, states "at least as good as": it holds where the 90 % interval
+lies above 0. A claim over more than three comparisons has a second verdict, on their mean (`Verdict.mean`). One seed
+decides nothing, and a row that did not train decides nothing but claims about training. What follows from a definition
+or a count (`Claim.exact`) is judged by its value, as the audit is. Only `Row.ours` and experiments are measured, so no
+number of a paper can take part; it counts in the margin of equivalence only.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-
-import numpy as np
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from common.evaluation.protocol import first_difference
-from common.report.claims.expressions import EXPERIMENT, Cell, Condition, Margin, all_of, cells
-from common.report.claims.read import FAILS, HOLDS, Claim, PaperTables
-from common.report.experiments import Experiment
-from common.report.statistics import (
-    SHARE_OF,
-    contrast_interval,
-    share_angle,
-    share_of_angle,
-    shared_spread,
+from common.report.claims.equivalence import Bound, bound_of
+from common.report.claims.expressions import (
+    EXPERIMENT,
+    Cell,
+    Condition,
+    Margin,
+    all_of,
+    cells,
+    has_alternatives,
+    margins,
+    mean_margin,
 )
+from common.report.claims.intervals import Estimate, OurCell, estimate
+from common.report.claims.read import FAILS, HOLDS, Claim, PaperTables
+from common.report.crossed import seeds_needed
+from common.report.experiments import Experiment
 from common.report.table import Measured, Table
 
+HOLDS_BY_LITTLE, NO_DIFFERENCE = "holds by less than x", "no difference beyond x"
 UNDECIDED, UNCHECKED, EFFECT = "undecided", "cannot be checked", "effect size"
 ONE_SEED = "undecided (one seed)"
-NOT_RUN, NEEDS, UNLIKE = "not run yet", "needs", "unlike protocols"
+NOT_RUN, NEEDS, UNLIKE, NOT_TRAINED = "not run yet", "needs", "unlike protocols", "not trained"
+DECIDED = (HOLDS, HOLDS_BY_LITTLE, NO_DIFFERENCE, FAILS)
 SCALES = ("paper", "photos", "photos_scratch", "demo", "smoke")  # the more telling first
 _EMPTY_SCALES = ("smoke",)  # end to end in seconds; nothing is learned that could decide a claim
 _ERROR = 0.05
-_UNSETTLED = (NEEDS, NOT_RUN, UNLIKE, ONE_SEED, UNDECIDED)  # of several reasons, the first of these counts
+_MEAN_OF = 3  # comparisons; a claim over more has a verdict on their mean
+_UNSETTLED = (NEEDS, NOT_RUN, UNLIKE, NOT_TRAINED, ONE_SEED, UNDECIDED)  # of several reasons, the first of these counts
 _ROUNDING = 1.0e-9  # of sums of printed decimals
 
 
@@ -45,7 +62,9 @@ class Finding:
     text: of the comparison. verdict: one of the constants of this module. margin: how far the comparison is from its
     threshold, positive where it holds; None without numbers. interval: of the margin, at the level that decided: 95 %,
     or more where the chance to err is shared. unit: of both. basis: the rule that gave the interval, with seeds and
-    rows. reason: of a verdict that is neither holds nor does not hold; data: what ours was measured on.
+    rows. reason: of a verdict that is neither holds nor does not hold; data: what ours was measured on. estimate: of
+    the margin, where it has an interval; bound: its margin of equivalence. seeds: that a difference of x takes, inf
+    where only more pictures would show it; 0 where there is no x, or where it is decided.
     """
 
     text: str
@@ -56,6 +75,14 @@ class Finding:
     basis: str = ""
     reason: str = ""
     data: tuple[str, ...] = ()
+    estimate: Estimate | None = field(default=None, compare=False, repr=False)
+    bound: Bound = field(default=Bound(), compare=False, repr=False)
+    seeds: float = 0
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the 90 % interval lies within the margin of equivalence (two one-sided tests at 5 % each)."""
+        return self.estimate is not None and self.bound.contains(*self.estimate.interval_at(2 * _ERROR))
 
 
 @dataclass(frozen=True)
@@ -65,7 +92,9 @@ class Verdict:
     holding, of: how many of the claim's conditions hold when each is looked at alone. decisive: the comparison that
     decides: of a claim that holds the one nearest to its threshold, of one that does not the clearest, of an open one
     that which blocks. how: "by test", or `Claim.exact`. unlike: which comparison is of unlike protocols, if one is.
-    later: the verdict by a threshold that was chosen after the data; it does not count.
+    later: the verdict by a threshold that was chosen after the data; it does not count. within: x, of a verdict that
+    names it, in points. mean: the verdict on the mean of many comparisons, for each table and unit. q: the
+    false discovery rate of the paper's claims at which this one is among them. condition: that was decided.
     """
 
     verdict: str
@@ -78,6 +107,40 @@ class Verdict:
     how: str = ""
     unlike: str = ""
     later: "Verdict | None" = None
+    within: float | None = None
+    mean: "Verdict | None" = None
+    q: float | None = None
+    condition: Condition | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def p(self) -> float | None:
+        """The smallest chance to err at which `decide` answers; None where a comparison has no interval."""
+        by_text = {finding.text: finding.estimate for finding in self.findings}
+        if self.condition is None or None in by_text.values():
+            return None
+
+        def error_of(margin: Margin, holds: bool) -> float:
+            error = by_text[margin.text].smallest_error(lambda low, high: low > 0 if holds else high < 0)
+            return error / 2 if holds and margin.allows else error
+
+        return min(smallest_error(self.condition, holds, error_of) for holds in (True, False))
+
+    @cached_property
+    def p_equal(self) -> float | None:
+        """The smallest chance to err, on one side, at which all comparisons are within x; None where one has no x."""
+        if self.condition is None or has_alternatives(self.condition):
+            return None
+        strict = {margin.text for margin in margins(self.condition) if not margin.allows}
+        findings = [finding for finding in self.findings if finding.text in strict]
+        if not findings or any(finding.estimate is None or finding.bound.within is None for finding in findings):
+            return None
+        return max(finding.estimate.smallest_error(finding.bound.contains) / 2 for finding in findings)
+
+    @property
+    def seeds_only(self) -> bool:
+        """Whether the hits of a number are not known: the verdict is on these pictures, whatever others would say."""
+        of_findings = [finding.estimate for finding in self.findings if finding.estimate is not None]
+        return any(each.picture_variance is None for each in of_findings)
 
     @property
     def margin(self) -> float | None:
@@ -127,6 +190,20 @@ def decide(
     deciding = [part for part in parts if part.answer is answer]
     blocked = next((part for part in deciding if part.strength is None), None)  # not by its interval
     return (blocked or (max if enough else min)(deciding, key=lambda part: part.strength))._replace(answer=answer)
+
+
+def smallest_error(condition: Condition, holds: bool, error_of: Callable[[Margin, bool], float]) -> float:
+    """The smallest chance to err at which `decide` finds that a condition holds (or fails).
+
+    Args:
+        holds: which of the two.
+        error_of: (margin, holds) -> the smallest error at which the margin does.
+    """
+    if isinstance(condition, Margin):
+        return error_of(condition, holds)
+    parts = [smallest_error(part, holds, error_of) for part in condition.parts]
+    one_is_enough = holds == (condition.kind == "or")
+    return min(1.0, len(parts) * min(parts)) if one_is_enough else max(parts)
 
 
 def _verdict(
@@ -191,22 +268,6 @@ def _by_value(margin: Margin, value: float, unit: str, data: tuple[str, ...] = (
 # ---- ours ------------------------------------------------------------------------------------------------------------
 
 
-class OurCell(NamedTuple):
-    """A number of ours, its unit, what it was trained on (only runs that share it are compared by seed), and all rows
-    of its column by name."""
-
-    number: Measured
-    unit: str
-    trained_on: str
-    name: str
-    column: Mapping[str, Measured]
-
-    @property
-    def protocol(self) -> Mapping[str, Any]:
-        """What two numbers must share to be compared; tables of before it was kept have the text for readers."""
-        return self.number.full_protocol or {"data": self.number.data, "protocol": self.number.protocol}
-
-
 def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dict[str, dict[Cell, OurCell]]:
     """Our numbers of one paper by scale and reference. Where several tables hold a cell, that with the most seeds
     counts, of equal ones the last; a number of the paper never does."""
@@ -246,19 +307,63 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
         return Verdict(NOT_RUN, claim.not_run_yet)
     if claim.kind == "test":
         return Verdict(claim.shows, ", ".join(claim.tests), how=claim.exact or "by test")
+    verdict = _by_numbers(claim.measured, claim, printed, ours, scale)
+    if claim.effect_size and verdict.verdict in (*DECIDED, UNDECIDED):
+        return replace(verdict, verdict=EFFECT, reason=claim.effect_size)
+    later = measured(replace(claim, measured=claim.later, later=()), printed, ours, scale) if claim.later else None
+    means = _means(claim.measured, ours) if verdict.verdict in (*DECIDED, UNDECIDED) and not claim.exact else []
+    mean = _by_numbers(means, claim, printed, ours, scale) if means else None
+    how = claim.exact if verdict.verdict in (HOLDS, FAILS) else ""
+    return replace(verdict, how=how, later=later, mean=mean)
+
+
+def _by_numbers(
+    conditions: Sequence[Condition], claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], scale: str
+) -> Verdict:
+    """The verdict on conditions that all must hold, by our numbers at one scale."""
+    whole = all_of(conditions)
+    weighed = {margin: _weigh(margin, claim, printed, ours, scale) for margin in margins(whole)}
     findings: dict[Margin, Finding] = {}
 
     def settle(margin: Margin, error_holds: float, error_fails: float) -> tuple[bool | None, float | None]:
         errors = (_ERROR, _ERROR) if claim.effect_size else (error_holds, error_fails)
-        answer, strength, findings[margin] = _settle(margin, errors, claim, printed, ours, scale)
+        answer, strength, findings[margin] = _settle(margin, errors, weighed[margin])
         return answer, strength
 
-    decision = decide(all_of(claim.measured), settle)
-    verdict = _verdict(claim.measured, findings, decision, lambda: _why_open(claim.measured, findings, ours), scale)
-    if claim.effect_size and verdict.verdict in (HOLDS, FAILS, UNDECIDED):
-        return replace(verdict, verdict=EFFECT, reason=claim.effect_size)
-    later = measured(replace(claim, measured=claim.later, later=()), printed, ours, scale) if claim.later else None
-    return replace(verdict, how=claim.exact if verdict.verdict in (HOLDS, FAILS) else "", later=later)
+    decision = decide(whole, settle)
+    verdict = _verdict(conditions, findings, decision, lambda: _why_open(conditions, findings, ours), scale)
+    return _with_ties(replace(verdict, condition=whole), whole, findings)
+
+
+def _means(conditions: Sequence[Condition], ours: Mapping[Cell, OurCell]) -> list[Margin]:
+    """The mean of the comparisons for each table and unit, where the conditions have more than three; else none.
+
+    Comparisons of which one is enough have no mean, nor have those that equal numbers satisfy.
+    """
+    strict = [margin for margin in margins(all_of(conditions)) if not margin.allows]
+    is_measured = all(cell in ours for margin in strict for cell in margin.cells)
+    if len(strict) <= _MEAN_OF or not is_measured or any(map(has_alternatives, conditions)):
+        return []
+    groups: dict[tuple, list[Margin]] = {}
+    for margin in strict:
+        tables = tuple(sorted({cell.row if cell.table == EXPERIMENT else cell.table for cell in margin.cells}))
+        groups.setdefault((tables, _unit_of(ours[cell].unit for cell in margin.cells)), []).append(margin)
+    return [mean_margin(group) for group in groups.values()]
+
+
+def _with_ties(verdict: Verdict, whole: Condition, findings: Mapping[Margin, Finding]) -> Verdict:
+    """The verdict as one on a tie, where all comparisons are within x; those with a threshold of their own hold."""
+    strict = [finding for margin, finding in findings.items() if not margin.allows]
+    others_hold = all(finding.verdict == HOLDS for margin, finding in findings.items() if margin.allows)
+    kind = {HOLDS: HOLDS_BY_LITTLE, UNDECIDED: NO_DIFFERENCE}.get(verdict.verdict)
+    is_tie = kind and strict and others_hold and not has_alternatives(whole)
+    if not is_tie or not all(finding.is_equal for finding in strict):
+        return verdict
+    within = max(finding.bound.within for finding in strict)
+    papers = [finding.bound.paper for finding in strict if finding.bound.paper is not None]
+    # a margin that is wider than what the paper claims refutes nothing
+    beside = f"the paper's own difference is {min(papers):.2g} points here" if papers and min(papers) <= within else ""
+    return replace(verdict, verdict=kind, within=within, reason=beside)
 
 
 def measured_at_every_scale(
@@ -286,44 +391,53 @@ def _why_open(
     verdict = next((kind for kind in _UNSETTLED if kind in verdicts), UNDECIDED)
     if verdict == NOT_RUN:
         return verdict, _named([cell for cell in cells(*conditions) if cell not in ours], ours)
-    reasons = dict.fromkeys(finding.reason for finding in findings.values() if finding.verdict == verdict)
-    return verdict, "; ".join(filter(None, reasons))
+    open_ = [finding for finding in findings.values() if finding.verdict == verdict]
+    reasons = dict.fromkeys(finding.reason for finding in open_ if finding.estimate is None)
+    most = max((finding for finding in open_ if finding.seeds), key=lambda finding: finding.seeds, default=None)
+    return verdict, "; ".join(filter(None, [*reasons, most.reason if most else ""]))
 
 
-def _settle(
-    margin: Margin,
-    errors: tuple[float, float],
-    claim: Claim,
-    printed: PaperTables,
-    ours: Mapping[Cell, OurCell],
-    scale: str,
-) -> tuple[bool | None, float | None, Finding]:
-    """The answer at the errors that the whole claim leaves to this margin, how clear it is, and the finding."""
+def _weigh(margin: Margin, claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], scale: str) -> Finding:
+    """What is known of a margin before the chance to err is shared: an estimate, or a verdict that needs none."""
     missing = [cell for cell in margin.cells if cell not in ours]
     if missing:
         needed = {printed.needs[c.table, c.row]: None for c in missing if (c.table, c.row) in printed.needs}
         verdict, reason = (NEEDS, ", ".join(needed)) if needed else (NOT_RUN, _named(missing, ours))
-        return None, None, Finding(margin.text, verdict, reason=reason)
+        return Finding(margin.text, verdict, reason=reason)
     used = {cell: ours[cell] for cell in margin.cells}
     data = tuple(dict.fromkeys(cell.number.data for cell in used.values()))
     means = {cell: our_cell.number.mean for cell, our_cell in used.items()}
     value, slopes = margin.value(means), margin.slopes(means)
     difference = _unlike(slopes, used)
     if difference:
-        return None, None, Finding(margin.text, UNLIKE, reason=difference, data=data)
+        return Finding(margin.text, UNLIKE, reason=difference, data=data)
     unit = _unit_of(cell.unit for cell in used.values())
     reason = "; ".join(dict.fromkeys(cell.number.undecided for cell in used.values() if cell.number.undecided))
     reason = f"nothing is decided at {scale} scale" if scale in _EMPTY_SCALES else reason
     if reason:
-        return None, None, Finding(margin.text, UNDECIDED, value, unit=unit, reason=reason, data=data)
+        return Finding(margin.text, UNDECIDED, value, unit=unit, reason=reason, data=data)
     if claim.exact:
-        finding = _by_value(margin, value, unit, data)
-        return finding.verdict == HOLDS, value, finding
+        return _by_value(margin, value, unit, data)
+    untrained = dict.fromkeys(f"{cell.name}: {cell.untrained}" for cell in used.values() if cell.untrained)
+    if untrained and claim.about != "training":
+        return Finding(margin.text, NOT_TRAINED, value, unit=unit, reason="; ".join(untrained), data=data)
     seeds = [len(cell.number.seeds) for cell in used.values()]
     if 1 in seeds:
         reason = "" if max(seeds) == 1 else "one seed on one side"
-        return None, None, Finding(margin.text, ONE_SEED, value, unit=unit, reason=reason, data=data)
-    interval_at, basis = _intervals(margin, slopes, used)
+        return Finding(margin.text, ONE_SEED, value, unit=unit, reason=reason, data=data)
+    of_margin = estimate(margin, slopes, used)
+    bound = bound_of(margin, slopes, used, printed.numbers, claim.equal_within)
+    return Finding(margin.text, UNDECIDED, value, None, unit, of_margin.basis, "", data, of_margin, bound)
+
+
+def _settle(margin: Margin, errors: tuple[float, float], finding: Finding) -> tuple[bool | None, float | None, Finding]:
+    """The answer at the errors that the whole claim leaves to this margin, how clear it is, and the finding."""
+    if finding.estimate is None:
+        answer = {HOLDS: True, FAILS: False}.get(finding.verdict)
+        return answer, None if answer is None else finding.margin, finding
+    if margin.allows:  # "at least as good as" is a one-sided statement
+        errors = (2 * errors[0], errors[1])
+    value, interval_at, basis = finding.margin, finding.estimate.interval_at, finding.basis
     low, high = interval_at(errors[0])[0], interval_at(errors[1])[1]
     answer = True if low > 0 or (low == 0 == value and not margin.strict) else None
     answer = False if high < 0 or (high == 0 == value and margin.strict) else answer
@@ -331,104 +445,32 @@ def _settle(
     interval = interval_at(error)
     if error < _ERROR:
         basis += f", {100 * (1 - error):.4g} % as one of {round(_ERROR / error)}"
+    elif error > _ERROR:
+        basis += f", {100 * (1 - error):.4g} %"
     verdict = {True: HOLDS, False: FAILS, None: UNDECIDED}[answer]
-    finding = Finding(margin.text, verdict, value, interval, unit, basis, data=data)
+    seeds, needed = _seeds_needed(margin, finding) if answer is None else (0, "")
     half_width = (interval[1] - interval[0]) / 2  # of the same error for all comparisons that are as yet open
     strength = value / half_width if half_width else math.copysign(math.inf, value) if value else 0.0
-    return answer, strength, finding
+    settled = replace(finding, verdict=verdict, interval=interval, basis=basis, reason=needed, seeds=seeds)
+    return answer, strength, settled
 
 
-def _intervals(
-    margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]
-) -> tuple[Callable[[float], tuple[float, float]], str]:
-    """The two-sided interval of a margin by its chance to err, and the rule that gives it.
+def _seeds_needed(margin: Margin, finding: Finding) -> tuple[float, str]:
+    """How many seeds would show a difference of x, and that as text; 0 where no x is stated.
 
-    The margin is taken as linear in its numbers, and shares are looked at as angles (`share_angle`): each end is where
-    the numbers are moved along the slope, so that no share leaves its range.
+    x is the margin of equivalence, of a comparison with a threshold the distance of equal numbers from it.
     """
-    wholes = {cell: _whole(our_cell) for cell, our_cell in used.items()}
-    means = {cell: our_cell.number.mean for cell, our_cell in used.items()}
-    steep = {  # by the angle: d (w sin^2 a) / da = 2 sqrt(y (w - y))
-        cell: slope * (2 * math.sqrt(max(0.0, means[cell] * (wholes[cell] - means[cell]))) if wholes[cell] else 1)
-        for cell, slope in slopes.items()
-    }
-    half_width_at, basis = _half_widths(steep, used, wholes)
-    squares, value = sum(slope**2 for slope in steep.values()), margin.value(means)
-
-    def end(step: float) -> float:
-        moved = {cell: _flat(means[cell], whole) + step * steep[cell] for cell, whole in wholes.items()}
-        return value + sum(slopes[cell] * (_back(angle, wholes[cell]) - means[cell]) for cell, angle in moved.items())
-
-    def interval_at(error: float) -> tuple[float, float]:
-        step = half_width_at(error) / squares if squares else 0.0
-        return (end(-step), end(step)) if step else (value, value)
-
-    return interval_at, basis
-
-
-def _half_widths(
-    slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell], wholes: Mapping[Cell, float]
-) -> tuple[Callable[[float], float], str]:
-    """Half the width of a sum of slopes times numbers by its chance to err, and the rule that gives it."""
-    first = next(iter(used.values()))
-    values = {cell: slope * _by_seed(used[cell].number, wholes[cell]) for cell, slope in slopes.items()}
-    blocks: dict[tuple, np.ndarray] = {}
-    for cell, our_cell in used.items():
-        key = (our_cell.trained_on, tuple(sorted(our_cell.number.seeds)))
-        blocks[key] = blocks.get(key, 0) + values[cell]
-    if len(blocks) > 1:  # no seeds are shared, or unlike training data
-        counts = sorted({len(our_cell.number.seeds) for our_cell in used.values()})
-
-        def by_welch(error: float) -> float:
-            low, high = contrast_interval(list(blocks.values()), 1 - error)
-            return (high - low) / 2
-
-        return by_welch, f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds, Welch"
-    (((_, seeds), by_seed),) = blocks.items()
-    if all(cell.column is first.column for cell in used.values()):
-        alike = {name: number for name, number in first.column.items() if tuple(sorted(number.seeds)) == seeds}
-        by_name = {used[cell].name: slope for cell, slope in slopes.items()}
-        rows = np.array([_by_seed(number, next(iter(wholes.values()))) for number in alike.values()])
-        weights = np.array([by_name.get(name, 0.0) for name in alike])
-    else:  # several columns or tables: the margin of each seed
-        alike, rows, weights = {"": None}, by_seed[None, :], np.ones(1)
-    spread = shared_spread(rows)
-    by_rows, by_values = spread.rules(weights)
-    basis = f"{len(seeds)} seeds"
-    if by_rows:
-        wider = f"the wider of {'paired' if len(used) > 1 else 'its own spread'} and " if by_values else ""
-        basis += f", {wider}pooled over {spread.pooled.sum()} rows"
-    elif len(used) > 1:
-        basis += ", paired"
-    odd = (weights != 0) & (spread.doubtful if by_rows else ~spread.pooled)
-    named = [
-        f"{name} ({f'Brown-Forsythe p {p:.2g}' if np.ptp(row) else 'no spread'})"
-        for name, p, row, is_odd in zip(alike, spread.p_values, rows, odd)
-        if is_odd
-    ]
-    if named and len(rows) > 2:
-        basis += f"; {'perhaps noisier than they' if by_rows else 'stays apart'}: {', '.join(named)}"
-    return lambda error: float(spread.half_width(weights, error)), basis
-
-
-def _whole(cell: OurCell) -> float:
-    """What the shares of a cell's column are of; 0 where they are no shares."""
-    whole = SHARE_OF.get(cell.unit, 0.0)
-    values = [value for number in (cell.number, *cell.column.values()) for value in number.values]
-    return whole if min(values) >= 0 and max(values) <= whole else 0.0
-
-
-def _flat(number: Any, whole: float) -> Any:
-    return share_angle(np.asarray(number) / whole) if whole else number
-
-
-def _back(angle: Any, whole: float) -> Any:
-    return float(whole * share_of_angle(angle)) if whole else angle
-
-
-def _by_seed(number: Measured, whole: float) -> np.ndarray:
-    """The values in the order of the seeds, shares as angles."""
-    return _flat(np.asarray(number.values)[np.argsort(number.seeds)], whole)
+    bound, of_margin = finding.bound, finding.estimate
+    difference = bound.within or bound.least or abs(margin.at_equality)
+    if finding.unit != "points" or not difference > 0:
+        return 0, ""
+    unit = "point" if difference == 1 else "points"
+    count = seeds_needed(of_margin.seed_variance, of_margin.picture_variance or 0.0, difference)
+    if count is None:
+        return math.inf, f"a difference of {difference:.2g} {unit} takes more pictures, not seeds"
+    least = "at least " if of_margin.picture_variance is None else "about "
+    unknown = f" ({bound.reason})" if bound.reason else ""
+    return count, f"a difference of {difference:.2g} {unit} takes {least}{count} seeds{unknown}"
 
 
 def _unlike(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> str:

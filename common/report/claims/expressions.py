@@ -20,6 +20,7 @@ import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 EXPERIMENT = "experiment"
@@ -27,7 +28,7 @@ _MAX_CHARACTERS, _MAX_MARGINS, _MAX_NUMBER = 4000, 400, 1.0e12
 _SIGNS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 _FUNCTIONS = {"min": min, "max": max, "mean": lambda numbers: sum(numbers) / len(numbers)}
 _ACCEPTED = (
-    'accepted: table["row"]["column"], numbers, + - *, min, max, mean, approximately(a, b, within), > >= < <=, and, or'
+    'expected: table["row"]["column"], numbers, + - *, min, max, mean, approximately(a, b, within), > >= < <=, and, or'
 )
 
 
@@ -61,11 +62,28 @@ class Margin:
 
     def value(self, numbers: Mapping[Cell, Any]) -> Any:
         """The margin with numbers (or equally long arrays) in place of its cells; KeyError for a cell without one."""
-        return _evaluate(self.difference, numbers)
+        return _evaluate(self.difference, {**self._cancelled, **numbers})
 
     def slopes(self, numbers: Mapping[Cell, float]) -> dict[Cell, float]:
         """Derivative of the value with respect to each of its cells, at `numbers`."""
+        numbers = {**self._cancelled, **numbers}
         return {cell: _slope(self.difference, cell, numbers) for cell in self.cells}
+
+    @cached_property
+    def _cancelled(self) -> dict[Cell, float]:
+        """Any number does for a cell that cannot change the value."""
+        return dict.fromkeys(set(_named(self.difference)) - set(self.cells), 0.0)
+
+    @cached_property
+    def at_equality(self) -> float:
+        """The value where all cells hold the same number; NaN where it depends on that number, 0 of one cell."""
+        values = [round(self.value(dict.fromkeys(_named(self.difference), number)), 9) for number in (1.0, 2.0)]
+        return 0.0 if len(self.cells) < 2 else values[0] if values[0] == values[1] else math.nan
+
+    @property
+    def allows(self) -> bool:
+        """Whether equal numbers satisfy it: a > b - 0.5 and a > 0.9 * b state "at least as good as"."""
+        return len(self.cells) > 1 and self.value(dict.fromkeys(_named(self.difference), 1.0)) > 1.0e-9
 
 
 @dataclass(frozen=True)
@@ -90,7 +108,7 @@ def parse(text: str) -> Condition:
     """
     text = " ".join(text.split())
     if len(text) > _MAX_CHARACTERS:
-        raise ExpressionError(f"an expression of {len(text)} characters; accepted: at most {_MAX_CHARACTERS}")
+        raise ExpressionError(f"an expression of {len(text)} characters; expected: at most {_MAX_CHARACTERS}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
@@ -115,6 +133,22 @@ def margins(condition: Condition) -> Iterator[Margin]:
     else:
         for part in condition.parts:
             yield from margins(part)
+
+
+def has_alternatives(condition: Condition) -> bool:
+    """Whether an "or" is in it."""
+    return isinstance(condition, Logic) and (condition.kind == "or" or any(map(has_alternatives, condition.parts)))
+
+
+def mean_margin(parts: Sequence[Margin]) -> Margin:
+    """The mean of margins as one that is to be above 0."""
+    total = parts[0].difference
+    for part in parts[1:]:
+        total = ast.BinOp(total, ast.Add(), part.difference)
+    difference = ast.BinOp(ast.Constant(1 / len(parts)), ast.Mult(), total)
+    point = _point(difference)
+    counting = (cell for cell in point if abs(_slope(difference, cell, point)) > 1.0e-12)
+    return Margin(f"mean of: {'; '.join(part.text for part in parts)}", True, tuple(counting), difference)
 
 
 def cells(*conditions: Condition) -> tuple[Cell, ...]:
@@ -225,9 +259,24 @@ def _evaluate(node: ast.expr, numbers: Mapping[Cell, Any]) -> Any:
 
 
 def _slope(node: ast.expr, cell: Cell, numbers: Mapping[Cell, float]) -> float:
-    """Derivative by a step along the imaginary axis: exact for + - *, as no difference of near numbers is taken."""
-    step = 1.0e-200
-    return (_evaluate(node, {**numbers, cell: complex(numbers[cell], step)}) + 0j).imag / step
+    """Derivative by the rules of sums and products, the only operations of the language."""
+    match node:
+        case ast.Constant():
+            return 0.0
+        case ast.Subscript():
+            return float(_cell(node) == cell)
+        case ast.UnaryOp():
+            return (
+                -_slope(node.operand, cell, numbers)
+                if isinstance(node.op, ast.USub)
+                else _slope(node.operand, cell, numbers)
+            )
+        case ast.BinOp(op=ast.Mult()):
+            factors = (node.left, node.right), (node.right, node.left)
+            return sum(_slope(one, cell, numbers) * _evaluate(other, numbers) for one, other in factors)
+        case ast.BinOp():
+            return _SIGNS[type(node.op)](_slope(node.left, cell, numbers), _slope(node.right, cell, numbers))
+    return _FUNCTIONS["mean"]([_slope(argument, cell, numbers) for argument in node.args])
 
 
 def _point(node: ast.expr) -> dict[Cell, float]:

@@ -19,23 +19,27 @@ of `for` in braces stands for all their combinations. `kind` names what decides 
 
 Without an expression for the audit `no_numbers` gives the reason why the paper's numbers cannot decide, for example
 that there is only a figure. `needs` is what keeps the measured side from being run at all, `not_run_yet` what is still
-missing here. `exact: by construction` marks what follows from a definition or a count, `exact: parity check` weights
-that are not trained here: both are judged by the value, without seeds. `effect_size` gives the reason why no affordable
-run can decide: there is an estimate instead of a verdict. `threshold` is the revision that last changed the measured
-expression. One that was chosen when the results were known stands under `after_the_data`, the earlier one under
-`measured`.
+missing here. `about: training` marks a claim about training (collapse, stability), in which rows that did not train
+count; in all others they decide nothing. `exact: by construction` marks what follows from a definition or a count,
+`exact: parity check` weights that are not trained here: both are judged by the value, without seeds. `effect_size`
+gives the reason why no affordable run can decide: there is an estimate instead of a verdict. `threshold` is the
+revision that last changed the measured expression. One that was chosen when the results were known stands under
+`after_the_data`, the earlier one under `measured`.
+
+Above the claims `equal_within` gives the rule for margins of equivalence, see `equivalence.py`.
 """
 
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from common.base.files import read_repository_yaml
+from common.report.claims.equivalence import Rule
 from common.report.claims.expressions import EXPERIMENT, Cell, Condition, ExpressionError, cells, margins, parse
 
 HOLDS, FAILS = "holds", "does not hold"
@@ -43,7 +47,7 @@ KINDS = ("cells", "experiment", "test")
 EXACT = ("by construction", "parity check")
 _KEYS = {
     "id", "claim", "where", "kind", "for", "holds_if", "audit", "measured", "after_the_data", "test", "shows",
-    "no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold",
+    "no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold", "about",
 }  # fmt: skip
 _MAX_COMBINATIONS = 200
 
@@ -95,6 +99,8 @@ class Claim:
     threshold: str = ""
     later: tuple[Condition, ...] = ()
     later_text: tuple[str, ...] = ()
+    about: str = ""
+    equal_within: Rule | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -143,12 +149,13 @@ def load_claims(path: str | Path, printed: PaperTables) -> tuple[Claim, ...]:
     entries = content.get("claims") if isinstance(content, dict) else None
     _need(isinstance(entries, list), f"{_shown(path)}: a list under the key 'claims' is needed")
     claims: dict[str, Claim] = {}
+    rule = _rule(content.get("equal_within"), _shown(path))
     for number, entry in enumerate(entries, start=1):
         named = isinstance(entry, dict) and isinstance(entry.get("id"), str)
         _need(named, f"{_shown(path)}: claim number {number} has no id, a text such as C{number}")
         try:
             _need(entry["id"] not in claims, "the id stands twice in the file")
-            claims[entry["id"]] = _claim(entry, printed)
+            claims[entry["id"]] = replace(_claim(entry, printed), equal_within=rule)
         except ClaimError as error:
             raise ClaimError(f"{_shown(path)}, claim {entry['id']}: {error}") from None
     return tuple(claims.values())
@@ -158,12 +165,12 @@ def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
     identifier = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", entry["id"])
     _need(identifier, "an id consists of letters, digits, '_', '-' and '.'")
     unknown = sorted(set(entry) - _KEYS)
-    _need(not unknown, f"unknown keys {', '.join(unknown)}; accepted: {', '.join(sorted(_KEYS))}")
-    optional = ("no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold")
+    _need(not unknown, f"unknown keys {', '.join(unknown)}; expected: {', '.join(sorted(_KEYS))}")
+    optional = ("no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold", "about")
     texts = {
         key: _text(entry, key) for key in ("claim", "where", "kind", *optional) if key in entry or key not in optional
     }
-    _need(entry["kind"] in KINDS, f"kind is {entry['kind']!r}; accepted: {', '.join(KINDS)}")
+    _need(entry["kind"] in KINDS, f"kind is {entry['kind']!r}; expected: {', '.join(KINDS)}")
     both = "holds_if" in entry and ("audit" in entry or "measured" in entry)
     _need(not both, "holds_if stands for audit and measured; give either it or the two")
     names = entry.get("for", {})
@@ -203,6 +210,19 @@ def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
     return claim
 
 
+def _rule(entry: Any, where: str) -> Rule | None:
+    """The margin of equivalence of a file."""
+    if entry is None:
+        return None
+    fits = (
+        isinstance(entry, dict)
+        and set(entry) == {"share", "least"}
+        and all(type(number) in (int, float) and number > 0 for number in entry.values())
+    )
+    _need(fits, f"{where}: equal_within is {entry!r}; expected {{share: 0.5, least: 1.0}}, both above 0")
+    return Rule(**entry)
+
+
 def _check_sides(claim: Claim) -> None:
     """What the audit, and what each kind of measured side, must have and must not."""
     of_experiments = {
@@ -211,15 +231,16 @@ def _check_sides(claim: Claim) -> None:
     _need(not of_experiments["audit"], "an audit uses only the paper's tables; give experiments under 'measured'")
     reason = "give either an expression for the audit or 'no_numbers', why there is none"
     _need(bool(claim.audit) != bool(claim.no_numbers), reason)
-    _need(claim.shows in (HOLDS, FAILS), f"shows is {claim.shows!r}; accepted: {HOLDS}, {FAILS}")
+    _need(claim.shows in (HOLDS, FAILS), f"shows is {claim.shows!r}; expected: {HOLDS}, {FAILS}")
     named = all(isinstance(test, str) and re.fullmatch(r"tests/\w+\.py::\w+", test) for test in claim.tests)
-    _need(named, f"test is {list(claim.tests)}; accepted: tests/<file>.py::<function>, one or a list")
+    _need(named, f"test is {list(claim.tests)}; expected: tests/<file>.py::<function>, one or a list")
     _need(not (claim.needs and claim.not_run_yet), "give either 'needs' or 'not_run_yet'")
-    _need(claim.exact in ("", *EXACT), f"exact is {claim.exact!r}; accepted: {', '.join(EXACT)}")
+    _need(claim.exact in ("", *EXACT), f"exact is {claim.exact!r}; expected: {', '.join(EXACT)}")
     _need(not (claim.exact and claim.effect_size), "give either 'exact' or 'effect_size'")
     _need(
-        re.fullmatch("[0-9a-f]{7,40}|", claim.threshold), f"threshold is {claim.threshold!r}; accepted: a git revision"
+        re.fullmatch("[0-9a-f]{7,40}|", claim.threshold), f"threshold is {claim.threshold!r}; expected: a git revision"
     )
+    _need(claim.about in ("", "training"), f"about is {claim.about!r}; expected: training")
     _need(claim.measured or not claim.later, "'after_the_data' needs the earlier threshold under 'measured'")
     excused = claim.needs or claim.not_run_yet
     if claim.kind == "test":
@@ -244,19 +265,19 @@ def _conditions(texts: list[str], names: Mapping[str, list], printed: PaperTable
                 full = full.replace(f"{{{name}}}", str(value))
             unknown = re.findall(r"\{[^}]*\}?", full)
             known = ", ".join(names) or "none"
-            _need(not unknown, f"{''.join(unknown[:1])} is not a name of 'for'; accepted: {known}")
+            _need(not unknown, f"{''.join(unknown[:1])} is not a name of 'for'; expected: {known}")
             expanded[full] = None
-    number = f"'for' makes {len(expanded)} expressions; accepted: at most {_MAX_COMBINATIONS}"
+    number = f"'for' makes {len(expanded)} expressions; expected: at most {_MAX_COMBINATIONS}"
     _need(len(expanded) <= _MAX_COMBINATIONS, number)
     conditions = tuple(dict.fromkeys(map(parse, expanded)))
     for cell in cells(*conditions):
         if cell.table == EXPERIMENT:
             continue
-        tables = f"{cell} names no table; accepted: {', '.join(printed.rows)}, {EXPERIMENT}"
+        tables = f"{cell} names no table; expected: {', '.join(printed.rows)}, {EXPERIMENT}"
         _need(cell.table in printed.rows, tables)
         for kind, name, of in (("row", cell.row, printed.rows), ("column", cell.column, printed.columns)):
             known = ", ".join(f'"{choice}"' for choice in of[cell.table])
-            _need(name in of[cell.table], f"{cell} names no {kind} of {cell.table}; accepted: {known}")
+            _need(name in of[cell.table], f"{cell} names no {kind} of {cell.table}; expected: {known}")
     changing = all(margin.cells for condition in conditions for margin in margins(condition))
     _need(changing, "a comparison refers to no cell, so no number could change it")
     return conditions

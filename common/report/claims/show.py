@@ -3,13 +3,19 @@
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from scipy import stats
+
 from common.report.claims.decide import (
+    DECIDED,
     EFFECT,
+    HOLDS_BY_LITTLE,
     NEEDS,
+    NO_DIFFERENCE,
     NOT_RUN,
+    NOT_TRAINED,
     ONE_SEED,
     UNCHECKED,
     UNDECIDED,
@@ -20,20 +26,31 @@ from common.report.claims.decide import (
     measured_at_every_scale,
     our_cells,
 )
+from common.report.claims.intervals import SEEDS_ONLY
 from common.report.claims.read import FAILS, HOLDS, Claim, load_claims, load_paper_tables
 from common.report.experiments import Experiment
 from common.report.formats import markdown_text
 from common.report.table import Table
 
-_ORDER = (HOLDS, FAILS, UNDECIDED, ONE_SEED, EFFECT, UNLIKE, UNCHECKED, NOT_RUN, NEEDS)
-_WAYS = ("", "by construction", "parity check", "by test")
+ORDER = (
+    HOLDS, HOLDS_BY_LITTLE, NO_DIFFERENCE, FAILS, UNDECIDED, NOT_TRAINED, ONE_SEED, EFFECT, UNLIKE, UNCHECKED, NOT_RUN,
+    NEEDS,
+)  # fmt: skip
+_WAYS = ("", SEEDS_ONLY, "by construction", "parity check", "by test")
+_FALSE_DISCOVERIES = 0.05  # expected share among the answers of a paper
 READING = (
     "Audit: do the numbers that the paper itself prints bear its sentence out? Measured: do ours, at the scale that is "
-    "named? A margin is positive where the claim holds. Its interval is over seeds: 95 %, or wider where one of "
-    "several comparisons is enough to refute a claim. “Pooled” takes the spread from all rows of the column, with the "
-    "seed as a block; “paired” from the comparison's own values. One seed decides nothing. Shown is the comparison "
-    "that decides: of a claim that holds the one nearest to its threshold, of one that does not the clearest, of an "
-    "open one that which blocks. What follows from a definition or a count, and what a test holds, is counted apart."
+    "named? A margin is positive where the claim holds. Its interval is over seeds and test pictures; where the hits "
+    "of the pictures were not kept it is over seeds only, and the verdict is “on these pictures”. It is of 95 %, or "
+    "wider where one of several comparisons is enough to refute a claim, or of 90 % where a comparison says “at least "
+    "as good as”. “Pooled” takes the spread over seeds from all rows of the column, with the seed as a block; “paired” "
+    "from the comparison's own values. One seed decides nothing, nor does a row that did not train. Shown is the "
+    "comparison that decides: of a claim that holds the one nearest to its threshold, of one that does not the "
+    "clearest, of an open one that which blocks. A claim over more than three comparisons has a second verdict, on "
+    "their mean for each table and unit. “No difference beyond x”: the 90 % interval lies within x, half the paper's "
+    "own difference in log-odds at our control's validation level, at least 1 point. q is the share of false answers "
+    "among those of the paper that are as clear (Benjamini and Hochberg). What follows from a definition or a count, "
+    "and what a test holds, is counted apart."
 )
 
 
@@ -77,6 +94,33 @@ def judge(folder: str | Path, tables: Sequence[Table], experiments: Sequence[Exp
     return PaperClaims(folder.name, printed.title, tuple(judged))
 
 
+def with_q(claims: PaperClaims) -> PaperClaims:
+    """The claims with q values at the most telling scale of each: the paper is one family of tests.
+
+    In it are all claims that numbers over seeds decide, each with its answer and its equivalence, and with those of its
+    mean. What is exact, what tests decide and what the audit finds is not.
+    """
+    firsts = [judged.measured[0] for judged in claims.judged]
+    verdicts = [each for first in firsts for each in (first, first.mean) if each is not None and not each.how]
+    verdicts = [each for each in verdicts if each.verdict in (*DECIDED, UNDECIDED)]
+    tests = [
+        (id(each), kind, p) for each in verdicts for kind in ("p", "p_equal") if (p := getattr(each, kind)) is not None
+    ]
+    adjusted = stats.false_discovery_control([p for *_, p in tests]) if tests else []
+    q = {(of, kind): float(value) for (of, kind, _), value in zip(tests, adjusted)}
+
+    def adjusted_verdict(verdict: Verdict | None) -> Verdict | None:
+        if verdict is None:
+            return None
+        kind = "p_equal" if verdict.verdict == NO_DIFFERENCE else "p"
+        return replace(verdict, q=q.get((id(verdict), kind)), mean=adjusted_verdict(verdict.mean))
+
+    judged = (
+        replace(each, measured=(adjusted_verdict(each.measured[0]), *each.measured[1:])) for each in claims.judged
+    )
+    return replace(claims, judged=tuple(judged))
+
+
 def touching(claims: PaperClaims, sources: Sequence[str]) -> PaperClaims:
     """Only the claims that refer to one of these tables or experiments."""
     kept = tuple(judged for judged in claims.judged if set(judged.claim.sources) & set(sources))
@@ -86,18 +130,24 @@ def touching(claims: PaperClaims, sources: Sequence[str]) -> PaperClaims:
 def counts(claims: PaperClaims) -> tuple[str, str]:
     """How many claims got which verdict, as text: audit, and measured at the most telling scale of each claim.
 
-    What holds by construction, by a test or in a parity check of weights stands apart.
+    What holds on these pictures, by construction, by a test or in a parity check of weights stands apart.
     """
     firsts = [judged.measured[0] for judged in claims.judged]
     measured = []
     for way in _WAYS:
-        verdicts = Counter(verdict.verdict for verdict in firsts if verdict.how == way)
+        verdicts = Counter(verdict.verdict for verdict in firsts if way_of(verdict) == way)
         measured += [f"{way}: {_counted(verdicts)}" if way else _counted(verdicts)] if verdicts else []
     return _counted(Counter(judged.audit.verdict for judged in claims.judged)), "; ".join(measured)
 
 
 def _counted(verdicts: Counter) -> str:
-    return ", ".join(f"{verdicts[kind]} {_PLURAL.get(kind, kind)}" for kind in _ORDER if verdicts[kind])
+    return ", ".join(f"{verdicts[kind]} {_PLURAL.get(kind, kind)}" for kind in ORDER if verdicts[kind])
+
+
+def way_of(verdict: Verdict) -> str:
+    """How a verdict came about, for counting apart: "by test", `Claim.exact`, "on these pictures"; else empty."""
+    has_interval = verdict.verdict in (*DECIDED, UNDECIDED) and verdict.seeds_only
+    return verdict.how or (SEEDS_ONLY if has_interval else "")
 
 
 def headline(verdict: Verdict) -> str:
@@ -111,9 +161,19 @@ def headline(verdict: Verdict) -> str:
         return f"{verdict.verdict}{reason}"
     at = f" at {verdict.scale} scale" if verdict.scale else ""
     how = f" {verdict.how}" if verdict.how == "by construction" else f" in a {verdict.how}" if verdict.how else ""
+    pictures = f" {SEEDS_ONLY}" if way_of(verdict) == SEEDS_ONLY else ""
+    every = " in every comparison" if verdict.mean else ""
+    mean = f"; on their mean: {_kind(verdict.mean)}" if verdict.mean else ""
     unlike = f"; one comparison of {UNLIKE}: {verdict.unlike}" if verdict.unlike else ""
     later = f"; threshold chosen after the data: {verdict.later.verdict}" if verdict.later else ""
-    return f"{verdict.verdict}{how}{at}{unlike}{later}"
+    return f"{_kind(verdict)}{every}{how}{at}{pictures}{mean}{unlike}{later}"
+
+
+def _kind(verdict: Verdict) -> str:
+    """The verdict with its x."""
+    if verdict.within is None:
+        return verdict.verdict
+    return verdict.verdict.removesuffix("x") + f"{verdict.within:.2g} points"
 
 
 def evidence(verdict: Verdict) -> str:
@@ -129,8 +189,13 @@ def evidence(verdict: Verdict) -> str:
     has_margins = any(finding.margin is not None or not incomplete for finding in verdict.findings)
     if has_margins and verdict.of > 1 and verdict.verdict != EFFECT:
         parts.append(f"{verdict.holding} of {verdict.of} comparisons hold{' so far' * incomplete}")
-    if verdict.verdict in (UNDECIDED, ONE_SEED, EFFECT) and verdict.reason:
+    if verdict.verdict in (*DECIDED, UNDECIDED, NOT_TRAINED, ONE_SEED, EFFECT) and verdict.reason and not verdict.how:
         parts.append(verdict.reason)
+    if verdict.q is not None:
+        above = f", above the {_FALSE_DISCOVERIES:.0%} of the paper's claims" if verdict.q > _FALSE_DISCOVERIES else ""
+        parts.append(f"q {verdict.q:.2g}" + (above if verdict.verdict in DECIDED else ""))
+    if verdict.mean:
+        parts.append(f"on the mean: {evidence(verdict.mean)}")
     if verdict.later:
         parts.append(f"after the data: {evidence(verdict.later)}")
     return "; ".join(parts)
@@ -190,7 +255,7 @@ def to_markdown(claims: PaperClaims) -> str:
 
 def style_of(verdict: Verdict) -> str:
     """The class of a verdict on the page."""
-    return {HOLDS: "holds", FAILS: "fails", UNDECIDED: "undecided", ONE_SEED: "undecided"}.get(verdict.verdict, "open")
+    return _STYLES.get(verdict.verdict, "open")
 
 
 def _with_evidence(verdict: Verdict) -> str:
@@ -198,7 +263,14 @@ def _with_evidence(verdict: Verdict) -> str:
     return f"{headline(verdict)} ({reasons})" if reasons else headline(verdict)
 
 
-_PLURAL = {HOLDS: "hold", FAILS: "do not hold", NEEDS: "need what is not here", UNLIKE: "of unlike protocols"}
+_STYLES = {
+    HOLDS: "holds", HOLDS_BY_LITTLE: "holds", NO_DIFFERENCE: "tie", FAILS: "fails", UNDECIDED: "undecided",
+    NOT_TRAINED: "undecided", ONE_SEED: "undecided",
+}  # fmt: skip
+_PLURAL = {
+    HOLDS: "hold", HOLDS_BY_LITTLE: "hold by less than x", FAILS: "do not hold", NEEDS: "need what is not here",
+    UNLIKE: "of unlike protocols",
+}  # fmt: skip
 
 
 def _digits(finding: Finding) -> int:

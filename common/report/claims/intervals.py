@@ -1,0 +1,184 @@
+"""The interval of a margin, by its chance to err: over seeds, and over test pictures where their hits are known.
+
+A margin is a smooth function of a few numbers, so its spread follows from theirs to first order (the delta method): the
+margin moves by the sum of slope times what each number moves. Shares spread unevenly, less near 0 and 1, but their
+angles arcsin sqrt(share) spread evenly. So numbers in percent are moved as angles, and no end of an interval leaves
+the range of a share.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.report.claims.expressions import Cell, Margin
+from common.report.crossed import crossed_half_width, picture_variance
+from common.report.statistics import SHARE_OF, contrast_interval, share_angle, share_of_angle, shared_spread
+from common.report.table import Measured
+
+SEEDS_ONLY = "on these pictures"
+_SMALLEST_ERROR, _GREATEST_ERROR, _HALVINGS = 1.0e-9, 0.9999, 16
+
+
+class OurCell(NamedTuple):
+    """A number of ours, its unit, what it was trained on (only runs that share it are compared by seed), all rows of
+    its column by name, and by which sign its row did not train."""
+
+    number: Measured
+    unit: str
+    trained_on: str
+    name: str
+    column: Mapping[str, Measured]
+    untrained: str = ""
+
+    @property
+    def protocol(self) -> Mapping[str, Any]:
+        """What two numbers must share to be compared; tables of before it was kept have the text for readers."""
+        return self.number.full_protocol or {"data": self.number.data, "protocol": self.number.protocol}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A margin with its interval.
+
+    value: of the margin. interval_at: two-sided interval by its chance to err. basis: the rule that gave it, as text.
+    seed_variance: s^2 of one seed's margin. picture_variance: b^2, what new pictures add to the variance of the margin;
+    None where the hits of a number are not known, and the interval is over seeds only.
+    """
+
+    value: float
+    interval_at: Callable[[float], tuple[float, float]]
+    basis: str
+    seed_variance: float
+    picture_variance: float | None
+
+    def smallest_error(self, answers: Callable[[float, float], bool]) -> float:
+        """The smallest chance to err at which the interval (low, high) answers, by bisection; 1 where none does."""
+        low, high = math.log(_SMALLEST_ERROR), math.log(_GREATEST_ERROR)
+        if not answers(*self.interval_at(math.exp(high))):
+            return 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if answers(*self.interval_at(math.exp(middle))) else (middle, high)
+        return math.exp(high)
+
+
+def estimate(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> Estimate:
+    """The interval of a margin.
+
+    Args:
+        margin: with a number of two seeds or more for each of its cells.
+        slopes: of the margin by cell, at the means.
+        used: our numbers by cell.
+    """
+    wholes = {cell: _whole(our_cell) for cell, our_cell in used.items()}
+    means = {cell: our_cell.number.mean for cell, our_cell in used.items()}
+    steep = {  # slope by the angle: d (w sin^2 a) / da = 2 sqrt(y (w - y))
+        cell: slope * (2 * math.sqrt(max(0.0, means[cell] * (wholes[cell] - means[cell]))) if wholes[cell] else 1)
+        for cell, slope in slopes.items()
+    }
+    over_seeds, variance, basis = _over_seeds(steep, used, wholes)
+    pictures = pictures_of(slopes, used)
+    squares, value = sum(slope**2 for slope in steep.values()), margin.value(means)
+
+    def end(step: float) -> float:
+        """The margin where all numbers are moved along the slope."""
+        moved = {cell: _flat(means[cell], whole) + step * steep[cell] for cell, whole in wholes.items()}
+        return value + sum(slopes[cell] * (_back(angle, wholes[cell]) - means[cell]) for cell, angle in moved.items())
+
+    def interval_at(error: float) -> tuple[float, float]:
+        half_width = float(crossed_half_width(over_seeds(error), pictures or 0.0, error))
+        step = half_width / squares if squares else 0.0
+        return (end(-step), end(step)) if step else (value, value)
+
+    return Estimate(value, interval_at, basis, variance, pictures)
+
+
+def pictures_of(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> float | None:
+    """What new pictures add to the variance of a margin, summed over test sets; None where a number has no hits.
+
+    Numbers of one test set go by the same pictures, whatever was ranked or classified there.
+    """
+    sets: dict[tuple, dict[tuple, np.ndarray]] = {}  # test set -> block of seeds -> z
+    for cell, slope in slopes.items():
+        number, protocol = used[cell].number, used[cell].protocol
+        if number.hits is None:
+            return None
+        z = slope * number.hits.by_picture()[np.argsort(number.seeds)]
+        blocks = sets.setdefault((protocol.get("data"), protocol.get("fingerprint"), z.shape[1]), {})
+        block = _block(used[cell])
+        blocks[block] = blocks.get(block, 0) + z
+    return sum(float(picture_variance(*blocks.values())) for blocks in sets.values())
+
+
+def _block(cell: OurCell) -> tuple:
+    """Runs of one block share their seeds and what they were trained on."""
+    return cell.trained_on, tuple(sorted(cell.number.seeds))
+
+
+def _over_seeds(
+    slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell], wholes: Mapping[Cell, float]
+) -> tuple[Callable[[float], float], float, str]:
+    """Of a sum of slopes times numbers: half-width over seeds by its chance to err, variance of one seed, the rule."""
+    first = next(iter(used.values()))
+    blocks: dict[tuple, np.ndarray] = {}
+    for cell, our_cell in used.items():
+        by_seed = slopes[cell] * _by_seed(our_cell.number, wholes[cell])
+        blocks[_block(our_cell)] = blocks.get(_block(our_cell), 0) + by_seed
+    if len(blocks) > 1:  # no seeds are shared, or unlike training data
+        counts = sorted({len(our_cell.number.seeds) for our_cell in used.values()})
+
+        def by_welch(error: float) -> float:
+            low, high = contrast_interval(list(blocks.values()), 1 - error)
+            return (high - low) / 2
+
+        variance = sum(block.var(ddof=1) for block in blocks.values())
+        return by_welch, variance, f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds, Welch"
+    (((_, seeds), by_seed),) = blocks.items()
+    if all(cell.column is first.column for cell in used.values()):
+        alike = {name: number for name, number in first.column.items() if tuple(sorted(number.seeds)) == seeds}
+        by_name = {used[cell].name: slope for cell, slope in slopes.items()}
+        rows = np.array([_by_seed(number, next(iter(wholes.values()))) for number in alike.values()])
+        weights = np.array([by_name.get(name, 0.0) for name in alike])
+    else:  # several columns or tables: the margin of each seed
+        alike, rows, weights = {"": None}, by_seed[None, :], np.ones(1)
+    spread = shared_spread(rows)
+    by_rows, by_values = spread.rules(weights)
+    basis = f"{len(seeds)} seeds"
+    if by_rows:
+        wider = f"the wider of {'paired' if len(used) > 1 else 'its own spread'} and " if by_values else ""
+        basis += f", {wider}pooled over {spread.pooled.sum()} rows"
+    elif len(used) > 1:
+        basis += ", paired"
+    odd = (weights != 0) & (spread.doubtful if by_rows else ~spread.pooled)
+    named = [
+        f"{name} ({f'Brown-Forsythe p {p:.2g}' if np.ptp(row) else 'no spread'})"
+        for name, p, row, is_odd in zip(alike, spread.p_values, rows, odd)
+        if is_odd
+    ]
+    if named and len(rows) > 2:
+        basis += f"; {'perhaps noisier than they' if by_rows else 'stays apart'}: {', '.join(named)}"
+    variance = len(seeds) * float(spread.variance(weights))
+    return lambda error: float(spread.half_width(weights, error)), variance, basis
+
+
+def _whole(cell: OurCell) -> float:
+    """What the shares of a cell's column are of; 0 where they are no shares."""
+    whole = SHARE_OF.get(cell.unit, 0.0)
+    values = [value for number in (cell.number, *cell.column.values()) for value in number.values]
+    return whole if min(values) >= 0 and max(values) <= whole else 0.0
+
+
+def _flat(number: Any, whole: float) -> Any:
+    return share_angle(np.asarray(number) / whole) if whole else number
+
+
+def _back(angle: Any, whole: float) -> Any:
+    return float(whole * share_of_angle(angle)) if whole else angle
+
+
+def _by_seed(number: Measured, whole: float) -> np.ndarray:
+    """The values in the order of the seeds, shares as angles."""
+    return _flat(np.asarray(number.values)[np.argsort(number.seeds)], whole)

@@ -1,0 +1,70 @@
+"""Interval of a margin over two crossed random effects: training seeds and test pictures.
+
+z[s, p] is what seed s and picture p, with all queries of the picture, give to a margin; the margin is the mean of z.
+The model is z = margin + seed + picture + rest. New seeds on these pictures move the margin by V_S, new pictures with
+these seeds by V_P; the rest is in both, and V_C is its part. So the variance for new seeds and pictures is
+V_S + V_P - V_C:
+
+    half-width^2 = t^2 V_S + normal^2 * sum over test sets of max(0, V_P - V_C)
+
+t has the degrees of freedom of V_S, which may come from all rows of a table (`statistics.shared_spread`). Pictures are
+many, so their quantile is the normal one. `tests/test_common_report_crossed.py` simulates how often it covers.
+"""
+
+import math
+
+import numpy as np
+from scipy import special
+
+# (normal quantile of 5 % two-sided + that of 80 % power)^2, about 7.85
+_POWER_FACTOR = (special.ndtri(0.975) + special.ndtri(0.8)) ** 2
+
+
+def components(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """V_S, V_P and V_C of the mean of z: the variances that seeds show, that pictures show, and the part in both.
+
+    Args:
+        z: (..., seeds, pictures), two of each at least, in any unit.
+    Returns:
+        Three arrays of the leading axes, in the square of the unit.
+    """
+    seeds, pictures = z.shape[-2:]
+    by_seed, by_picture = z.mean(axis=-1), z.mean(axis=-2)
+    rest = z - by_seed[..., :, None] - by_picture[..., None, :] + z.mean(axis=(-1, -2), keepdims=True)
+    v_s, v_p = by_seed.var(axis=-1, ddof=1) / seeds, by_picture.var(axis=-1, ddof=1) / pictures
+    return v_s, v_p, (rest**2).sum(axis=(-1, -2)) / ((seeds - 1) * (pictures - 1)) / (seeds * pictures)
+
+
+def picture_variance(*blocks: np.ndarray) -> np.ndarray:
+    """max(0, V_P - V_C): what new pictures add to the variance that the seeds show; of one seed V_P.
+
+    Args:
+        blocks: (..., seeds, pictures) of one test set; the margin is the sum of their means. Runs that share their
+            seeds are one block; the seeds of different blocks have nothing in common.
+    """
+    v_p = sum(z.mean(axis=-2) for z in blocks).var(axis=-1, ddof=1) / blocks[0].shape[-1]
+    return np.maximum(0, v_p - sum(components(z)[2] for z in blocks if z.shape[-2] > 1))
+
+
+def crossed_half_width(over_seeds: np.ndarray | float, pictures: np.ndarray | float, error: float) -> np.ndarray:
+    """Half the width of the two-sided interval over seeds and pictures that misses with probability `error`.
+
+    Args:
+        over_seeds: half-width of the interval over seeds, t * sqrt(V_S), at the same error.
+        pictures: sum of `picture_variance` over the test sets, in the square of the unit.
+    """
+    return np.sqrt(np.square(over_seeds) + special.ndtri(error / 2) ** 2 * pictures)
+
+
+def seeds_needed(variance: float, pictures: float, difference: float) -> int | None:
+    """Seeds with which a true margin of `difference` is seen in four cases of five; None where only pictures help.
+
+    n = 7.85 s^2 / (x^2 - 7.85 b^2), for a two-sided error of 5 %.
+
+    Args:
+        variance: s^2, of one seed's margin on these pictures.
+        pictures: b^2, sum of `picture_variance` over the test sets.
+        difference: x, above 0.
+    """
+    room = difference**2 - _POWER_FACTOR * pictures
+    return max(2, math.ceil(_POWER_FACTOR * variance / room)) if room > 0 else None

@@ -1,0 +1,283 @@
+"""Verdicts with pictures, ties, means and q values, on made-up hits and tables."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_common_claims import A_X, A_Y, B_X, B_Y, PROTOCOL, cell, load, table
+
+from common.report.claims.decide import (
+    FAILS,
+    HOLDS,
+    HOLDS_BY_LITTLE,
+    NO_DIFFERENCE,
+    UNDECIDED,
+    decide,
+    measured,
+    our_cells,
+    smallest_error,
+)
+from common.report.claims.equivalence import UNKNOWN_LEVEL, Rule
+from common.report.claims.expressions import Logic, margins, parse
+from common.report.claims.show import Judged, PaperClaims, counts, evidence, headline, with_q
+from common.report.hits import Hits
+
+RULE = Rule(0.5, 1.0)
+EASY = np.random.default_rng(7).normal(0, 1, size=400)  # pictures
+
+
+def with_hits(level, seeds=5, generator=0, validation=None, protocol=PROTOCOL, easy=EASY, **more):
+    """A cell whose hits share the pictures' difficulty, `easy`; `level` shifts their mean."""
+    noise = np.random.default_rng([generator, seeds]).normal(size=(seeds, len(easy)))
+    hits = Hits.of([[[float(hit)] for hit in run] for run in easy + noise + level > 0])
+    number = cell(hits.by_picture().mean(axis=1), protocol=protocol, hits=hits, **more)
+    return dataclasses.replace(number, validation=validation)
+
+
+def verdict_of(tmp_path, expression, *tables, rule=RULE, experiments=(), **more):
+    (claim,), printed = load(
+        tmp_path, {"id": "C1", "claim": "S.", "where": "t", "kind": "cells", "holds_if": expression, **more}
+    )
+    claim = dataclasses.replace(claim, equal_within=rule)
+    return measured(claim, printed, our_cells(tables, experiments)["demo"], "demo")
+
+
+def seeded(mean, spread=0.01, seeds=5, **more):
+    """A cell of exact numbers over seeds, without hits."""
+    number = cell(
+        mean + spread * np.linspace(-1, 1, seeds), **{key: v for key, v in more.items() if key != "validation"}
+    )
+    return dataclasses.replace(number, validation=more.get("validation"))
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_a_difference_is_that_over_seeds_and_pictures(tmp_path):
+    a, b = with_hits(0.3, generator=1), with_hits(0.0, generator=2)
+    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": a}, "b": {"x": b}}))
+    z = a.hits.by_picture() - b.hits.by_picture()
+    rest = z - z.mean(axis=1, keepdims=True) - z.mean(axis=0) + z.mean()
+    pictures = z.mean(axis=0).var(ddof=1) / 400 - (rest**2).sum() / (4 * 399) / (5 * 400)
+    expected = math.sqrt(stats.t.isf(0.025, 4) ** 2 * z.mean(axis=1).var(ddof=1) / 5 + 1.959964**2 * max(0, pictures))
+    low, high = outcome.decisive.interval
+    assert (high - low) / 2 == pytest.approx(expected, rel=0.01)  # to first order in the angles of shares
+    assert not outcome.seeds_only
+    assert headline(outcome) == "holds at demo scale"
+    bare = verdict_of(
+        tmp_path,
+        f"{A_X} > {B_X}",
+        table({n: {"x": dataclasses.replace(c, hits=None)} for n, c in (("a", a), ("b", b))}),
+    )
+    assert bare.seeds_only
+    assert headline(bare) == "holds at demo scale on these pictures"
+
+
+def test_pictures_of_several_test_sets_add_up_and_those_of_one_cancel(tmp_path):
+    other = {**PROTOCOL, "data": "second", "fingerprint": "11"}
+    elsewhere = np.random.default_rng(8).normal(size=400)
+    ours = table({
+        "a": {"x": with_hits(0.2, generator=1), "y": with_hits(0.2, 5, 3, None, other, elsewhere, data="second (11)")},
+        "b": {"x": with_hits(0.0, generator=2), "y": with_hits(0.0, 5, 4, None, other, elsewhere, data="second (11)")},
+    })  # fmt: skip
+    one, two = (verdict_of(tmp_path, f"{row}_ > 0".replace("_", ""), ours).findings[0].estimate for row in (A_X, A_Y))
+    difference = verdict_of(tmp_path, f"{A_X} > {B_X}", ours).findings[0].estimate
+    assert difference.picture_variance < 0.3 * one.picture_variance  # what is hard for a is hard for b
+    both = verdict_of(tmp_path, f"mean({A_X} - {B_X}, {A_Y} - {B_Y}) > 0", ours).findings[0].estimate
+    second = verdict_of(tmp_path, f"{A_Y} > {B_Y}", ours).findings[0].estimate
+    assert both.picture_variance == pytest.approx((difference.picture_variance + second.picture_variance) / 4)
+    assert two.picture_variance > 0
+
+
+def test_seeds_in_another_order_are_compared_with_their_own(tmp_path):
+    a, b = with_hits(0.3, generator=1), with_hits(0.0, generator=2)
+    turned = dataclasses.replace(
+        b, values=b.values[::-1], seeds=b.seeds[::-1], hits=dataclasses.replace(b.hits, codes=b.hits.codes[::-1])
+    )
+    estimates = [
+        verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": a}, "b": {"x": each}})).findings[0].estimate
+        for each in (b, turned)
+    ]
+    assert estimates[0].interval_at(0.05) == pytest.approx(estimates[1].interval_at(0.05))
+
+
+# ---- ties ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_margin_of_equivalence_is_half_the_papers_difference_at_the_controls_validation_level(tmp_path):
+    ours = table({"a": {"x": seeded(30.0)}, "b": {"x": seeded(30.0, validation=30.0)}})
+    bound = verdict_of(tmp_path, f"{A_X} > {B_X}", ours).findings[0].bound  # printed: 90 and 85 %
+    odds = math.log(0.9 / 0.1) - math.log(0.85 / 0.15)
+    moved = [1 / (1 + math.exp(-(math.log(0.3 / 0.7) + share * odds))) for share in (0.5, 1)]
+    assert (bound.within, bound.paper) == pytest.approx([100 * moved[0] - 30, 100 * moved[1] - 30])
+    low = table({"a": {"x": seeded(1.0)}, "b": {"x": seeded(1.0, validation=1.0)}})
+    assert verdict_of(tmp_path, f"{A_X} > {B_X}", low).findings[0].bound.within == 1.0  # at least a point
+    assert verdict_of(tmp_path, f"{A_Y} > {B_Y}", ours) is not None
+    unknown = table({name: {"x": seeded(30.0)} for name in "ab"})
+    bound = verdict_of(tmp_path, f"{A_X} > {B_X}", unknown).findings[0].bound
+    assert (bound.within, bound.reason) == (None, UNKNOWN_LEVEL)
+
+
+@pytest.mark.parametrize(
+    ("difference", "spread", "validation", "verdict"),
+    [
+        (0.0, 0.3, 30.0, NO_DIFFERENCE),
+        (0.8, 0.1, 30.0, HOLDS_BY_LITTLE),
+        (9.0, 0.1, 30.0, HOLDS),
+        (-9.0, 0.1, 30.0, FAILS),
+        (-0.8, 0.1, 30.0, FAILS),  # it does not hold, however little it lacks
+        (0.0, 9.0, 30.0, UNDECIDED),
+        (0.0, 0.3, None, UNDECIDED),
+    ],
+)
+def test_a_difference_within_the_margin_is_a_result(tmp_path, difference, spread, validation, verdict):
+    one = cell(np.array([30.1, 29.8, 30.3, 30.0, 29.8]) + difference + spread * np.array([1, -2, 0, 2, -1]) / 2)
+    ours = table({"a": {"x": one}, "b": {"x": seeded(30.0, 0.0, validation=validation)}})
+    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", ours)
+    assert outcome.verdict == verdict
+    if verdict in (NO_DIFFERENCE, HOLDS_BY_LITTLE):
+        assert headline(outcome) == f"{verdict[:-1]}{outcome.within:.2g} points at demo scale on these pictures"
+        assert outcome.reason == ""  # the paper's 10.8 points in odds are more than x
+    if verdict == UNDECIDED:
+        assert "a difference of " in outcome.reason
+
+
+def test_a_margin_wider_than_the_papers_difference_names_it(tmp_path):
+    ours = table({"a": {"x": cell((1.1, 1.0, 1.0, 0.9, 1.0))}, "b": {"x": seeded(1.0, validation=1.0)}})
+    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", ours)
+    assert (outcome.verdict, outcome.reason) == (NO_DIFFERENCE, "the paper's own difference is 0.58 points here")
+
+
+def test_a_conjunction_is_a_tie_where_all_of_its_comparisons_are(tmp_path):
+    even = (30.1, 30.0, 29.8, 30.2, 29.9)
+    rows = {"a": {"x": cell(even), "y": cell(even)}, "b": {"x": seeded(30.0, validation=30.0), "y": seeded(30.0)}}
+    assert verdict_of(tmp_path, [f"{A_X} > {B_X}", f"{A_Y} > {B_Y}"], table(rows)).verdict == UNDECIDED
+    rows["b"]["y"] = seeded(30.0, validation=30.0)
+    assert verdict_of(tmp_path, [f"{A_X} > {B_X}", f"{A_Y} > {B_Y}"], table(rows)).verdict == NO_DIFFERENCE
+    assert verdict_of(tmp_path, f"{A_X} > {B_X} or {A_Y} > {B_Y}", table(rows)).verdict == UNDECIDED
+
+
+def test_at_least_as_good_as_holds_at_a_one_sided_error_and_fails_at_the_two_sided_one(tmp_path):
+    half_95, half_90 = (stats.t.isf(error / 2, 4) / math.sqrt(5) for error in (0.05, 0.1))
+    standard = np.array([-1.0, -1.0, 0.0, 1.0, 1.0])  # of deviation 1
+    for shift, verdict in ((-0.5 + half_90, HOLDS), (-0.5 - half_90, UNDECIDED), (-0.5 - half_95, FAILS)):
+        values = 50 + shift + np.sign(shift + 0.5) * 0.01 + standard
+        ours = table({"a": {"x": cell(values)}, "b": {"x": cell((50.0,) * 5)}})
+        assert verdict_of(tmp_path, f"{A_X} > {B_X} - 0.5", ours).verdict == verdict
+        assert verdict_of(tmp_path, f"{A_X} - {B_X} + 0.5 > 0", ours).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "allows"),
+    [(f"{A_X} > {B_X}", False), (f"{A_X} > {B_X} - 1", True), (f"{A_X} > {B_X} + 1", False), (f"{A_X} < 5", False),
+     (f"{A_X} > 0.9 * {B_X}", True), (f"{A_X} < 0.25 * {B_X}", False), (f"{A_X} - {B_X} <= 3", True)],
+)  # fmt: skip
+def test_a_comparison_that_equal_numbers_satisfy_allows_a_difference(text, allows):
+    assert parse(text).allows == allows
+
+
+# ---- how many seeds --------------------------------------------------------------------------------------------------
+
+
+def test_an_undecided_claim_states_the_seeds_that_its_margin_takes(tmp_path):
+    values = np.array([20.0, 31.0, 30.0, 40.0, 29.0])
+    ours = table({"a": {"x": cell(values)}, "b": {"x": seeded(30.0, 0.0, validation=30.0)}})
+    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", ours)
+    x = outcome.findings[0].bound.within
+    variance = outcome.findings[0].estimate.seed_variance
+    assert variance == pytest.approx(values.var(ddof=1), rel=0.03)
+    assert outcome.reason == f"a difference of {x:.2g} points takes at least {math.ceil(7.849 * variance / x**2)} seeds"
+    with_pictures = table({
+        "a": {"x": with_hits(0.0, generator=1)},
+        "b": {"x": with_hits(0.0, generator=2, validation=1.0, easy=np.roll(EASY, 1))},  # hard pictures of its own
+    })  # fmt: skip
+    few = verdict_of(tmp_path, f"{A_X} > {B_X}", with_pictures)
+    assert few.findings[0].estimate.picture_variance > 1 / 7.85
+    assert few.reason == "a difference of 1 point takes more pictures, not seeds"
+
+
+# ---- means of many comparisons ---------------------------------------------------------------------------------------
+
+
+def test_a_claim_of_more_than_three_comparisons_has_a_verdict_on_their_mean(tmp_path):
+    generator = np.random.default_rng(0)
+    rows = {row: {} for row in "ab"}
+    for column in "xy":
+        rows["a"][column] = cell(33 + generator.normal(0, 1, 5))
+        rows["b"][column] = cell(30 + generator.normal(0, 1, 5))
+    rows["c"] = {"x": cell(33.0 + generator.normal(0, 1, 5)), "y": cell(20.0 + generator.normal(0, 1, 5))}
+    texts = [f"{A_X} > {B_X}", f"{A_Y} > {B_Y}", f'{A_X} > t["c"]["x"]', f'{A_Y} > t["c"]["y"]']
+    outcome = verdict_of(tmp_path, texts, table(rows))
+    assert (outcome.verdict, outcome.mean.verdict) == (UNDECIDED, HOLDS)
+    by_seed = np.mean([np.subtract(rows["a"][c].values, rows[r][c].values) for c in "xy" for r in "bc"], axis=0)
+    assert outcome.mean.margin == pytest.approx(by_seed.mean())
+    expected = stats.t.interval(0.95, 4, by_seed.mean(), stats.sem(by_seed))
+    assert outcome.mean.decisive.interval == pytest.approx(expected, abs=0.05)
+    assert headline(outcome).endswith("on these pictures; on their mean: holds")
+    assert verdict_of(tmp_path, texts[:3], table(rows)).mean is None
+    assert verdict_of(tmp_path, " or ".join(texts), table(rows)).mean is None
+    # comparisons that allow a difference are no part of the mean: these would cancel to a constant
+    spread = f"max({A_X}, {B_X}, {A_Y}) - min({A_X}, {B_X}, {A_Y}) < 9"
+    assert verdict_of(tmp_path, spread, table(rows)).mean is None
+
+
+# ---- many tests ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["A and B", "A or B", "A and (B or C)", "(A or B) and C", "A and B and C"])
+def test_p_is_the_smallest_error_at_which_decide_answers(text):
+    condition = parse("".join(f"t['{sign}']['x'] > 0" if sign in "ABC" else sign for sign in text))
+    names = [margin.cells[0].row for margin in margins(condition)]
+    for errors, signs in itertools.product(
+        itertools.permutations((0.001, 0.02, 0.3), len(names)), itertools.product((True, False), repeat=len(names))
+    ):
+        of = {name: (error, sign) for name, error, sign in zip(names, errors, signs)}
+
+        def settle(margin, error_holds, error_fails, of=of):
+            error, sign = of[margin.cells[0].row]
+            return (sign if error <= (error_holds if sign else error_fails) else None), 0.0
+
+        def error_of(margin, holds, of=of):
+            error, sign = of[margin.cells[0].row]
+            return error if sign == holds else 1.0
+
+        for holds in (True, False):
+            outcome = smallest_error(condition, holds, error_of)
+            if outcome < 1:
+                assert decide(condition, settle, outcome * 1.001, outcome * 1.001).answer is holds
+            assert decide(condition, settle, outcome * 0.999, outcome * 0.999).answer is not holds
+
+
+def test_p_of_a_claim_is_that_of_the_t_test(tmp_path):
+    a, b = np.array([52.0, 53.0, 55.0, 51.0]), np.array([50.0, 52.0, 52.0, 50.5])
+    ours = table({"a": {"s": cell(a)}, "b": {"s": cell(b)}})
+    outcome = verdict_of(tmp_path, 't["a"]["s"] > t["b"]["s"]', ours)
+    assert outcome.p == pytest.approx(stats.ttest_rel(a, b).pvalue, rel=0.01)
+    assert verdict_of(tmp_path, 't["a"]["s"] < t["b"]["s"]', ours).p == pytest.approx(outcome.p)
+    assert verdict_of(tmp_path, 't["a"]["s"] > t["b"]["s"] - 9', ours).p_equal is None
+
+
+def test_q_values_are_those_of_benjamini_and_hochberg_over_the_claims_of_a_paper(tmp_path):
+    generator, judged = np.random.default_rng(0), []
+    for difference in (0.0, 0.5, 1.0, 2.0, 4.0):
+        ours = table({"a": {"s": cell(50 + difference + generator.normal(0, 1, 4))}, "b": {"s": cell((50.0,) * 4)}})
+        (claim,), _ = load(
+            tmp_path,
+            {"id": "C1", "claim": "S.", "where": "t", "kind": "cells", "holds_if": 't["a"]["s"] > t["b"]["s"]'},
+        )
+        outcome = verdict_of(tmp_path, 't["a"]["s"] > t["b"]["s"]', ours)
+        judged.append(Judged(claim, outcome, (outcome,)))
+    p = np.array([each.measured[0].p for each in judged])
+    q = [each.measured[0].q for each in with_q(PaperClaims("p", "P", tuple(judged))).judged]
+    order = np.argsort(p)
+    by_hand = np.minimum.accumulate((p[order] * 5 / np.arange(1, 6))[::-1])[::-1]
+    assert np.array(q)[order] == pytest.approx(by_hand)
+    assert "q " in evidence(with_q(PaperClaims("p", "P", tuple(judged))).judged[-1].measured[0])
+    assert counts(PaperClaims("p", "P", tuple(judged)))[1].startswith("on these pictures")
+
+
+def test_the_mean_of_an_or_is_no_part_of_logic():
+    assert isinstance(parse(f"{A_X} > {B_X} or {A_Y} > {B_Y}"), Logic)

@@ -1,0 +1,95 @@
+"""Hits of a table: packed and read back, and what a picture gives to a number. All numbers are made up."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from common.report.formats import write_table
+from common.report.hits import Hits, packed, read_hits
+from common.report.table import Column, Row, Table, from_json, measured_over_seeds, read_table, to_json
+
+
+def runs_of(generator, seeds, queries, levels=(0.0, 1.0)):
+    return [[list(generator.choice(levels, size=count)) for count in queries] for _ in range(seeds)]
+
+
+def table_with(hits, seeds=(3, 1)):
+    values = hits.by_picture().mean(axis=1)
+    cell = measured_over_seeds(values, seeds, scale="demo", data="d (00)", protocol="p", hits=hits)
+    return Table(
+        "no_paper", "Made up", "0", "t", "", (Column("x", "X"),), (Row("a, ViT-B/16", {}, {"x": cell}, "measured"),),
+        "demo", "d", seeds, "", "", "2000-01-01", "",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("levels", [(0.0, 1.0), (1.0,), (0.0, 1 / 3, 2 / 3, 1.0), tuple(np.arange(300) / 299)])
+def test_hits_come_back_from_their_file_to_the_last_bit(levels, tmp_path):
+    queries = [5, 0, 1, 2, 5, 300]
+    runs = runs_of(np.random.default_rng(0), 3, queries, levels)
+    (tmp_path / "h.npz").write_bytes(packed({("a/b", "x"): Hits.of(runs)}))
+    ((key, back),) = read_hits(tmp_path / "h.npz").items()
+    assert key == ("a/b", "x")
+    assert back.queries.tolist() == queries
+    flat = [[100 * result for results in run for result in results] for run in runs]
+    assert np.array_equal(back.levels[back.codes], flat)
+
+
+def test_a_run_takes_some_kilobytes():
+    runs = runs_of(np.random.default_rng(0), 5, [5] * 1000)
+    assert len(packed({("a", "x"): Hits.of(runs)})) < 5 * 800  # 5,000 bits are 625 bytes
+
+
+def test_the_same_hits_make_the_same_file():
+    hits = Hits.of(runs_of(np.random.default_rng(0), 2, [5] * 20))
+    assert packed({("a", "x"): hits}) == packed({("a", "x"): hits})
+
+
+def test_what_pictures_give_adds_up_to_the_mean_over_queries():
+    runs = runs_of(np.random.default_rng(1), 3, [5, 1, 0, 7, 2])
+    z = Hits.of(runs).by_picture()
+    assert z.shape == (3, 5)
+    assert z.mean(axis=1) == pytest.approx([100 * np.concatenate(run).mean() for run in runs])
+    equal = runs_of(np.random.default_rng(2), 2, [5] * 9)
+    assert np.allclose(Hits.of(equal).by_picture(), 100 * np.mean(equal, axis=2))  # the mean of its captions
+
+
+def test_the_spread_of_z_is_that_of_a_jackknife_over_pictures_with_unlike_numbers_of_queries():
+    generator = np.random.default_rng(3)
+    queries = generator.integers(1, 8, size=400)
+    (run,) = runs_of(generator, 1, queries)
+    z = Hits.of([run]).by_picture()[0]
+    sums = np.array([sum(results) for results in run])
+    without = 100 * (sums.sum() - sums) / (queries.sum() - queries)
+    jackknife = (len(sums) - 1) * without.var()
+    assert z.var(ddof=1) / len(z) == pytest.approx(jackknife, rel=0.02)
+
+
+def test_seeds_that_read_other_pictures_have_no_hits_in_common():
+    assert Hits.of([[[1.0], [0.0]], [[1.0]]]) is None
+    assert Hits.of([[], []]) is None
+    assert Hits.of([]) is None
+
+
+def test_a_table_names_its_file_of_hits_and_reads_them_back(tmp_path):
+    hits = Hits.of(runs_of(np.random.default_rng(4), 2, [5] * 8))
+    table = table_with(hits)
+    paths = write_table(table, tmp_path)
+    assert [path.name for path in paths] == ["t_hits.npz", "t.md", "t.json"]
+    assert json.loads((tmp_path / "t.json").read_text())["hits_file"] == "t_hits.npz"
+    assert np.array_equal(read_table(tmp_path / "t.json").rows[0].ours["x"].hits.by_picture(), hits.by_picture())
+    bare = dataclasses.replace(table.rows[0].ours["x"], hits=None)
+    without = dataclasses.replace(table, rows=[dataclasses.replace(table.rows[0], ours={"x": bare})])
+    write_table(without, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json", "t.md"]
+    assert "hits_file" not in to_json(without)
+    assert from_json(to_json(table)) == without
+
+
+def test_a_missing_file_of_hits_is_named(tmp_path):
+    write_table(table_with(Hits.of(runs_of(np.random.default_rng(5), 2, [1] * 4))), tmp_path)
+    for spoil in (lambda path: path.write_bytes(b"no archive"), lambda path: path.unlink()):
+        spoil(tmp_path / "t_hits.npz")
+        with pytest.raises(ValueError, match=r"its hits in t_hits\.npz cannot be read"):
+            read_table(tmp_path / "t.json")
