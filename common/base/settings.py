@@ -480,6 +480,7 @@ class RunConfig:
     seed: int = setting(0, at_least=0, decides="weights")
     num_workers: int = setting(0, at_least=0)  # loader processes per training process
     data_timeout: float = setting(600.0, above=0.0)  # seconds that a step may wait for its loader processes
+    process_timeout: float = setting(1_800.0, above=0.0)  # seconds that a process waits for another one
     lock: bool = True  # one process at a time trains in a run's folder; false where the disk knows no locks
     # towers in bfloat16; auto: where the machine computes it natively; null = as `accelerate launch` says
     mixed_precision: Literal["no", "bf16", "auto"] | None = None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, parse_flag_from_env
 
@@ -93,14 +94,15 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     return accelerator
 
 
-def join_processes(data_timeout: float = 0.0) -> None:
+def join_processes(timeout: float = 1800.0) -> None:
     """Forms the group of the launched processes: a later error can end all of them, and one process writes.
 
-    The timeout is longer than run.data_timeout: a process may wait for another one whose data do not arrive.
+    Args:
+        timeout: seconds that a process waits for another one.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
-        PartialState(cpu=cpu, timeout=timedelta(seconds=max(1800.0, data_timeout + 600.0)))
+        PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
 
 
 @contextmanager
@@ -204,10 +206,22 @@ def run_or_explain(main) -> None:
         if not _meant_for_user(error):
             raise
         sys.exit(f"error: {error}")
+    except RuntimeError as error:
+        if not _is_of_connection(error):
+            raise
+        sys.exit(
+            f"error: another process of this run has ended or cannot be reached ({str(error).splitlines()[0]}); the "
+            "output of the others has the reason. Resume from the last checkpoint with --resume"
+        )
     except KeyboardInterrupt as stopped:
         if is_main_process():
             print(f"\nstopped at once: {stopped or 'nothing was being trained'}", file=sys.stderr)
         sys.exit(130)
+
+
+def _is_of_connection(error: RuntimeError) -> bool:
+    """Whether a collective operation failed; gloo has no error class."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def _meant_for_user(error: ValueError) -> bool:
@@ -260,7 +274,7 @@ def train_main(
     config, arguments = entry_arguments(description, script, config_class, default_row, scale_files)
     config = start(config, arguments)
     # from here on an error in one process ends all of them with one message
-    join_processes(config.run.data_timeout)
+    join_processes(config.run.process_timeout)
     with ending_together():
         data_set = open_training_set(config.data, config.run.seed)
         files = chosen_files(script, arguments, config, data_set.fingerprint)
