@@ -134,6 +134,12 @@ def hierarchy_pool(shards: Pictures, indices: Sequence[int]) -> Pool:
     return _pool_of_chains(f"hierarchies of {len(chains)} pictures of {shards.name}", chains, None)
 
 
+def captions_pool(pairs: Pairs, indices: Sequence[int]) -> Pool:
+    """The captions of images without a hierarchy, in file order; each counts as true of its images only."""
+    chains = [pairs.captions(index) for index in indices]
+    return _pool_of_chains(f"captions of {len(indices)} pictures of {pairs.name}", chains, None)
+
+
 def _pool_of_chains(name: str, chains: Sequence[Sequence[str]], holds: torch.Tensor | None) -> Pool:
     """A pool without repeats; `holds` None: a text is true of the images in whose chain it stands."""
     places = {text: place for place, text in enumerate(dict.fromkeys(text for chain in chains for text in chain))}

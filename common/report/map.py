@@ -1,0 +1,427 @@
+"""A map of embedding spaces: images and captions of a test set in two dimensions, as one HTML page without network.
+
+All geometries share polar coordinates about the root. The radius is the exact distance from the root, and the way of an
+image to the root is a spoke. In hyperbolic space the radius is that of the Poincaré disk, tanh(sqrt(c) d / 2). The
+angle comes from a projection of directions and keeps few neighbours, so every layout states how many. `scripts/map.py`
+opens runs and calls `write_map`; the markup is in `map.html.jinja`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import torch
+
+from common.base.files import write_atomically
+from common.geometry import (
+    Geometry,
+    RootedGeometry,
+    norm,
+    paired_angles,
+    paired_euclidean_distance,
+    straight_path,
+    unit,
+)
+
+NEIGHBORS = 10
+BINS = 40
+PERPLEXITY = 25  # of t-SNE; less where there are few points
+MAX_BYTES = 3_000_000  # of the page
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Images and captions that all models of a page embed.
+
+    texts: distinct captions. chains: for each image the indices of its captions, specific ones first.
+    holds: (num_images, num_texts) bool, whether a caption is true of an image.
+    levels: names of the places in a chain; () = their order has no meaning.
+    classes: a name for each image; () = unknown. pictures: data URLs, "" = the page may not show it.
+    """
+
+    __test__ = False  # pytest must not collect it
+
+    name: str
+    texts: Sequence[str]
+    chains: Sequence[Sequence[int]]
+    holds: torch.Tensor
+    levels: Sequence[str] = ()
+    classes: Sequence[str] = ()
+    pictures: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Walks:
+    """Walks from every image to the root past captions, under one entailment filter (None = no filter).
+
+    The page draws the captions' cones of the filter that is on, or of the last one.
+
+    places: (num_images, num_points) indices of the nearest captions; num_texts = the root.
+    """
+
+    min_radius: float | None
+    places: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Space:
+    """A model's embeddings of a test set, (num_images, ...) and (num_texts, ...), and its root, on the CPU.
+
+    facts: label -> text, for the table of models. graph: of cluster centres, see `cluster_graph`.
+    """
+
+    name: str
+    geometry: RootedGeometry
+    images: torch.Tensor
+    texts: torch.Tensor
+    root: torch.Tensor
+    root_name: str
+    walks: Sequence[Walks]
+    facts: dict[str, str] = field(default_factory=dict)
+    graph: dict[str, Any] | None = None
+
+
+# ---------------------------------------------------------------- geometry
+
+
+class ProductOfSpheres:
+    """Root, geodesics and distance of a product of spheres, for geometries that bring only a similarity (oblique)."""
+
+    is_inner_product = False
+    has_cones = False
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.name, self.similarity = geometry.name, geometry.similarity
+
+    def root(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Normalised mean on each sphere: (num, num_spheres, sphere_dim) -> (num_spheres, sphere_dim)."""
+        return unit(embeddings.mean(dim=0))
+
+    def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
+        """Equally spaced points of the geodesic, a great circle on each sphere."""
+        away, angle = log_map(start[None], end)[0], paired_angles(start, end)[:, None]
+        share = torch.linspace(1, 0, num_points, dtype=start.dtype)[:, None, None]
+        return (share * angle).cos() * end + (share * angle).sin() * unit(away)
+
+    def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
+        """sqrt(sum over the spheres of angle^2), radians: (batch, num_spheres, sphere_dim) -> (batch,)."""
+        return norm(paired_angles(embeddings, point[None]))
+
+
+class Plain:
+    """Root, geodesics and distance of Euclidean space, for geometries that bring only a similarity (oblique, "l2")."""
+
+    is_inner_product = False
+    has_cones = False
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.name, self.similarity = geometry.name, geometry.similarity
+
+    def root(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """The origin."""
+        return torch.zeros_like(embeddings[0])
+
+    def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
+        """Points of the straight path."""
+        return straight_path(start, end, num_points)
+
+    def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
+        """|x - y|."""
+        return paired_euclidean_distance(embeddings, point[None])
+
+
+def rooted(geometry: Geometry, images: torch.Tensor, texts: torch.Tensor) -> RootedGeometry:
+    """The geometry, with a root, a geodesic and a distance where it has none.
+
+    Raises:
+        ValueError: embeddings of both modalities that are no points of one space, such as sets of tokens.
+    """
+    if images.shape[1:] != texts.shape[1:]:
+        raise ValueError(
+            f"geometry {geometry.name!r} embeds an image as {tuple(images.shape[1:])} and a caption as "
+            f"{tuple(texts.shape[1:])}; expected points of one space"
+        )
+    if hasattr(geometry, "has_cones"):
+        return geometry
+    return ProductOfSpheres(geometry) if images.ndim == 3 else Plain(geometry)
+
+
+def kind_of(geometry: RootedGeometry) -> str:
+    """How the page draws it: "hyperbolic", "euclidean", "sphere" or "product"."""
+    if hasattr(geometry, "curvature"):
+        return "hyperbolic"
+    if isinstance(geometry, ProductOfSpheres):
+        return "product"
+    return "euclidean" if geometry.has_cones or isinstance(geometry, Plain) else "sphere"
+
+
+def log_map(embeddings: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
+    """Tangent vectors at the root of a sphere, or of each sphere: (batch, ..., dim), (..., dim) -> (batch, ..., dim).
+
+    Direction and length (radians) of the geodesic from the root.
+    """
+    away = embeddings - (embeddings * root).sum(dim=-1, keepdim=True) * root
+    return unit(away) * paired_angles(embeddings, root.expand_as(embeddings))[..., None]
+
+
+def tangents(geometry: RootedGeometry, embeddings: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
+    """Tangent vectors at the root, whose norm is the distance from it: (batch, ...) -> (batch, dim).
+
+    With the root at the origin, Euclidean and hyperbolic embeddings are such vectors already.
+    """
+    return embeddings if kind_of(geometry) in ("euclidean", "hyperbolic") else log_map(embeddings, root).flatten(1)
+
+
+def half_apertures(geometry: RootedGeometry, texts: torch.Tensor, min_radius: float) -> torch.Tensor:
+    """Radians between a caption's cone and its axis, in [0, pi / 2]: (num_texts, dim) -> (num_texts,).
+
+    The root misses a cone by pi minus its half-aperture, as it lies straight behind the apex.
+    """
+    residual = geometry.entailment_residual(images=torch.zeros_like(texts), texts=texts, min_radius=min_radius)
+    return torch.where(norm(texts) > 1e-6, math.pi - residual, math.pi / 2)
+
+
+# ---------------------------------------------------------------- layouts
+
+
+def neighbors_kept(space: np.ndarray, layout: np.ndarray, k: int = NEIGHBORS) -> float:
+    """Share, in [0, 1], of each point's k nearest neighbours in the space that are among its k nearest in the layout.
+
+    Args:
+        space: (num_points, dim). layout: (num_points, 2); both compared by the Euclidean distance.
+    """
+    from sklearn.neighbors import NearestNeighbors
+
+    k = min(k, len(space) - 1)
+    near = [NearestNeighbors(n_neighbors=k).fit(rows).kneighbors(return_distance=False) for rows in (space, layout)]
+    return float(np.mean([len(np.intersect1d(*rows)) / k for rows in zip(*near)]))
+
+
+def layouts(images: torch.Tensor, texts: torch.Tensor) -> dict[str, dict[str, Any]]:
+    """Places of images, then captions, from tangent vectors at the root, each with its share of kept neighbours.
+
+    Returns:
+        polar   angle: (num_points,) radians, by PCA or t-SNE, whichever keeps more
+        plane   xy: (num_points, 2), t-SNE of directions
+        gap     xy: (num_points, 2), PCA of the vectors as they are
+        In the first two the mean direction of each modality is subtracted; otherwise the gap between modalities is all
+        they show. The last one shows it. xy lie within the unit circle.
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    vectors = [rows.double().numpy() for rows in (images, texts)]
+    centred = [unit_rows(unit_rows(rows) - unit_rows(rows).mean(axis=0)) for rows in vectors]
+    directions, raw = np.concatenate(centred), np.concatenate(vectors)
+    perplexity = min(PERPLEXITY, (len(raw) - 1) / 3)
+    plane = TSNE(perplexity=perplexity, init="pca", metric="cosine", random_state=0).fit_transform(directions)
+    plane = _in_unit_circle(plane.astype(float))
+    projections = {"PCA": PCA(2).fit_transform(directions), "t-SNE": plane}
+    angles = {name: np.arctan2(xy[:, 1], xy[:, 0]) for name, xy in projections.items()}
+    kept = {name: neighbors_kept(directions, np.stack([np.cos(a), np.sin(a)], 1)) for name, a in angles.items()}
+    best = max(kept, key=kept.__getitem__)
+    gap = _in_unit_circle(PCA(2).fit_transform(raw))
+    return {
+        "polar": {"angle": _rounded(angles[best], 4), "by": best, "kept": kept[best]},
+        "plane": {"xy": _rounded(plane, 4), "kept": neighbors_kept(directions, plane)},
+        "gap": {"xy": _rounded(gap, 4), "kept": neighbors_kept(raw, gap)},
+    }
+
+
+def unit_rows(rows: np.ndarray) -> np.ndarray:
+    """Rows of norm 1; a zero row stays zero."""
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+
+
+def _in_unit_circle(xy: np.ndarray) -> np.ndarray:
+    xy = xy - (xy.max(axis=0) + xy.min(axis=0)) / 2
+    return xy / max(np.linalg.norm(xy, axis=1).max(), 1e-12)
+
+
+def histogram(groups: Sequence[np.ndarray], bins: int = BINS) -> dict[str, Any]:
+    """Counts of several groups of values in common bins: {"low", "high", "counts": one list per group}."""
+    low, high = min(map(np.min, groups)), max(map(np.max, groups))
+    counts = [np.histogram(values, bins, (low, high))[0].tolist() for values in groups]
+    return {"low": float(low), "high": float(high), "counts": counts}
+
+
+def matched_above_unmatched(matched: np.ndarray, unmatched: np.ndarray) -> float:
+    """Area under the ROC curve: probability that a matched pair is more similar than an unmatched one, ties half."""
+    unmatched = np.sort(unmatched)
+    ranks = np.searchsorted(unmatched, matched, "left") + np.searchsorted(unmatched, matched, "right")
+    return float(ranks.mean() / 2 / len(unmatched))
+
+
+def cluster_graph(centers: torch.Tensor, paths: torch.Tensor, edges: torch.Tensor) -> dict[str, Any]:
+    """A graph of cluster centres for the page, with a shortest path between every two that edges connect.
+
+    Args:
+        centers: (num_clusters, dim) unit vectors.
+        paths: (num_clusters, num_clusters) geodesic distances in radians, inf = none, as the model uses them.
+        edges: (num_clusters, num_clusters) lengths of the edges among siblings, inf = none.
+    Returns:
+        xy and kept of the centres; edges as pairs; before: [i][j], the centre before j on the path from i, -1 = none;
+        length: `paths`, null = none; start: the two ends of the path with the most edges.
+    """
+    from scipy.sparse.csgraph import shortest_path
+    from sklearn.manifold import TSNE
+
+    points, weights = centers.double().numpy(), edges.double().numpy()
+    perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
+    xy = _in_unit_circle(
+        TSNE(perplexity=perplexity, init="pca", metric="cosine", random_state=0).fit_transform(points).astype(float)
+    )
+    _, before = shortest_path(np.where(np.isfinite(weights), weights, 0), directed=False, return_predecessors=True)
+    hops = shortest_path(np.isfinite(weights) & (weights > 0), directed=False, unweighted=True)
+    first, last = np.unravel_index(np.where(np.isfinite(hops), hops, -1).argmax(), hops.shape)
+    rows, columns = np.nonzero(np.triu(np.isfinite(weights) & (weights > 0)))
+    return {
+        "xy": _rounded(xy, 4),
+        "kept": neighbors_kept(points, xy),
+        "edges": np.stack([rows, columns], 1).tolist(),
+        "before": np.maximum(before, -1).tolist(),
+        "length": [[round(value, 3) if math.isfinite(value) else None for value in row] for row in paths.tolist()],
+        "start": [int(first), int(last)],
+    }
+
+
+# ---------------------------------------------------------------- the page
+
+
+@torch.no_grad()
+def describe(space: Space, test_set: TestSet) -> dict[str, Any]:
+    """What the page shows of a model, as JSON values.
+
+    distances, radii: from the root, by the geometry. histograms count images and captions by distance, and matched and
+    unmatched pairs by similarity: an image with its captions, and with captions that are not true of it.
+    """
+    geometry, root = space.geometry, space.root
+    kind = kind_of(geometry)
+    distances = [geometry.distance_to(rows, root).double().numpy() for rows in (space.images, space.texts)]
+    similarity = geometry.similarity(space.images, space.texts).double().numpy()
+    vectors = [tangents(geometry, rows, root) for rows in (space.images, space.texts)]
+    num_points = len(space.walks[0].places[0])
+    paths = [geometry.interpolate(image, root, num_points) for image in space.images]
+
+    holds, own = test_set.holds.numpy(), np.zeros(similarity.shape, dtype=bool)
+    for row, chain in enumerate(test_set.chains):
+        own[row, chain] = True
+    matched, unmatched = similarity[own], similarity[~holds & ~own]
+    nearest = similarity.argmax(axis=1)
+    means = [unit_rows(rows.double().numpy()).mean(axis=0) for rows in vectors]
+    curvature = float(geometry.curvature()) if kind == "hyperbolic" else None
+    area = matched_above_unmatched(matched, unmatched)
+    facts = {
+        "geometry": geometry.name + ("" if curvature is None else f", c = {curvature:.2f}"),
+        "root": space.root_name,
+        "median distance of images": f"{np.median(distances[0]):.2f}",
+        "median distance of captions": f"{np.median(distances[1]):.2f}",
+        "images whose nearest caption is true": f"{(holds | own)[np.arange(len(nearest)), nearest].mean():.0%}",
+        "matched above unmatched (AUC)": f"{area:.3f}",
+        "gap between modalities (0 to 2)": f"{np.linalg.norm(means[0] - means[1]):.2f}",
+        **space.facts,
+    }
+    filters = [walks.min_radius for walks in space.walks if walks.min_radius is not None]
+    return {
+        "name": space.name,
+        "kind": kind,
+        "geometry": geometry.name,
+        "curvature": curvature,
+        "edge": _edge(kind, root),
+        "root": space.root_name,
+        "distances": [_rounded(values, 4) for values in distances],
+        "layouts": layouts(*vectors),
+        "walks": [{"min_radius": walks.min_radius, "places": walks.places} for walks in space.walks],
+        "radii": [_rounded(geometry.distance_to(points, root), 4) for points in paths],
+        "cones": [_cones(space, min_radius) for min_radius in filters],
+        "levels": [
+            float(np.median(distances[1][[chain[place] for chain in test_set.chains if place < len(chain)]]))
+            for place in range(len(test_set.levels))
+        ],
+        "nearest": nearest.tolist(),
+        "norms": histogram(distances),
+        "similarities": histogram([matched, unmatched]),
+        "facts": facts,
+        "graph": space.graph,
+    }
+
+
+def _edge(kind: str, root: torch.Tensor) -> float | None:
+    """Distance of the farthest point of the space: pi on a sphere, pi sqrt(m) on a product of m spheres."""
+    return {"sphere": math.pi, "product": math.pi * math.sqrt(len(root))}.get(kind)
+
+
+def _cones(space: Space, min_radius: float) -> dict[str, Any]:
+    """Half-apertures of all captions, and the images in each cone."""
+    halves = half_apertures(space.geometry, space.texts, min_radius)
+    arguments = {"images": space.images, "min_radius": min_radius}
+    inside = [space.geometry.entailment_residual(texts=text[None], **arguments) <= 0 for text in space.texts]
+    return {
+        "min_radius": min_radius,
+        "half": _rounded(halves, 4),
+        "inside": [rows.nonzero().squeeze(1).tolist() for rows in inside],
+    }
+
+
+def write_map(spaces: Sequence[Space], test_set: TestSet, path: str | Path) -> Path:
+    """Writes the page atomically. Jinja escapes every text, also within the script.
+
+    Raises:
+        ValueError: a page above `MAX_BYTES`.
+    """
+    models = [describe(space, test_set) for space in spaces]
+    owners: list[list[int]] = [[] for _ in test_set.texts]
+    levels: list[list[int]] = [[] for _ in test_set.texts]
+    for row, chain in enumerate(test_set.chains):
+        for level, place in enumerate(chain):
+            owners[place].append(row)
+            levels[place].append(level)
+    classes = sorted(set(test_set.classes))
+    content = {
+        "texts": list(test_set.texts),
+        "chains": [list(chain) for chain in test_set.chains],
+        "holds": [row.nonzero().squeeze(1).tolist() for row in test_set.holds],
+        "owners": owners,
+        "levels": list(test_set.levels),
+        # a caption that stands at several levels takes the mean, rounded
+        "level": [round(sum(values) / len(values)) if values else 0 for values in levels],
+        "classes": classes,
+        "class": [classes.index(name) for name in test_set.classes],
+        "pictures": list(test_set.pictures),
+        "start": _first_picture(models, test_set),
+        "models": models,
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": False}
+    names = [space.name for space in spaces]
+    page = environment.get_template("map.html.jinja").render(
+        title=f"Map of {', '.join(names)}", test_set=test_set.name, content=content, num_texts=len(test_set.texts),
+        num_images=len(test_set.chains),
+    )  # fmt: skip
+    if len(page.encode()) > MAX_BYTES:
+        size = f"{len(page.encode()) / 1e6:.1f} MB"
+        raise ValueError(f"the page takes {size}; expected at most 3 MB: choose fewer --pictures, --points or runs")
+    return write_atomically(path, page)
+
+
+def _first_picture(models: Sequence[dict[str, Any]], test_set: TestSet) -> int:
+    """The image whose walks meet the most true captions, less the untrue ones, in the worst model."""
+    holds, num_texts = test_set.holds.numpy(), len(test_set.texts)
+
+    def score(walk: Sequence[int], row: int) -> int:
+        return sum(1 if holds[row, place] else -1 for place in set(walk) if place < num_texts)
+
+    worth = [
+        min(score(model["walks"][0]["places"][row], row) for model in models) for row in range(len(test_set.chains))
+    ]
+    return int(np.argmax(worth))
+
+
+def _rounded(values: Any, digits: int) -> list:
+    return np.round(np.asarray(values, dtype=float), digits).tolist()

@@ -1,0 +1,176 @@
+"""Draws a map of the embedding space of one or several runs: one HTML page, which opens without network.
+
+    make map RUNS="outputs/runs/euclip/table4_clip-demo-0a1b/seed0 outputs/runs/euclip/table4_meru-demo-2c3d/seed0"
+    python scripts/map.py <run> [<run> ...] --min-radius 0.1 0.3
+    python scripts/map.py <run> --set "data.source=shards data.root=/data/flickr8k" --output flickr.html
+
+A run is its folder or a checkpoint (step-XXXXXXXX). All runs embed the test set of the first one: scenes, or captioned
+images, of which those with a hierarchy of captions are preferred. Images appear on the page only if they are scenes.
+
+The page shows images and captions around the root of the space, the walk from an image to the root past captions, the
+cones of captions, distances by modality, similarities of matched and unmatched pairs, and the graph of a GeoMM pool.
+"""
+
+import base64
+import importlib
+import io
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+from PIL import Image
+from torch.utils.data import Subset
+
+from common.base.arguments import Parser
+from common.base.config import SCALES, ConfigError
+from common.base.files import shown
+from common.base.provenance import ROOT
+from common.data.pairs import open_retrieval_sets
+from common.data.scenes import SceneDataset
+from common.data.scenes.world import SHAPES
+from common.evaluation.embed import Encoder
+from common.report.map import Space, TestSet, Walks, cluster_graph, kind_of, rooted, write_map
+from common.run.checkpoint import named_checkpoint
+from common.run.evaluation import this_device
+from common.run.launch import run_or_explain
+from euclip.distributions import training_sample
+from euclip.traversal import nearest_on_walk, root_of
+from euclip.traversal_data import Task, captions_pool, embed_task, has_hierarchy, pairs_task, scenes_task
+from geomm.geodesic import neighbor_graph
+from geomm.pool import GeodesicPool
+from scripts.parts import PAPERS
+
+PICTURES = 150
+POINTS = 20  # of a walk, both ends included
+MIN_RADIUS = 0.3  # K of cones where a run was trained without entailment; EuCLIP's
+LEVELS = ("everything is stated", "almost everything", "in part", "little", "only how many")
+
+
+def opened(text: str, overrides: Sequence[str]) -> tuple[str, Any, Encoder]:
+    """Name, config and encoder of a run, with `data.*` and `run.*` overridden.
+
+    Raises:
+        CheckpointError, ConfigError: no run, or one whose model does not embed images and captions.
+    """
+    checkpoint = named_checkpoint(Path(text).expanduser(), "RUNS")
+    if (paper := checkpoint.state["paper"]) not in PAPERS:  # it is imported
+        raise ConfigError(f"{checkpoint.path} belongs to {paper!r}; expected one of: {', '.join(PAPERS)}")
+    models = importlib.import_module(f"{paper}.evaluate").MODELS
+    config, encoder = models.load_encoder(checkpoint, this_device(), overrides)
+    folders = [part for part in checkpoint.path.resolve().parts if not re.fullmatch(r"checkpoints|step-\d+", part)]
+    seed = folders.pop() if re.fullmatch(r"seed\d+", folders[-1]) else "seed0"
+    name = re.sub(rf"-({'|'.join(SCALES)})-[0-9a-f]+$", "", folders[-1])
+    return name + ("" if seed == "seed0" else f", {seed}"), config, encoder
+
+
+def test_task(config: Any, size: int) -> Task:
+    """The first images of a config's test set and all their captions, with what is true of which."""
+    if config.data.source == "scenes":
+        return scenes_task(config.data.image_size, size)
+    sets = open_retrieval_sets(config.data)
+    pairs = next(filter(has_hierarchy, sets.values()), sets["test"])
+    return pairs_task(pairs, size, None if has_hierarchy(pairs) else captions_pool(pairs, range(min(size, len(pairs)))))
+
+
+def test_set_of(task: Task, rows: Sequence[int]) -> TestSet:
+    """The task's images that could be read, for the page."""
+    known = task.pool.hierarchy.of_pictures(rows)
+    levels: Sequence[str] = ()
+    classes, pictures = [], []
+    if isinstance(task.pictures, SceneDataset):
+        levels = LEVELS
+        for row in rows:
+            largest = max(task.pictures.scene(row).objects, key=lambda thing: thing.radius)
+            classes.append(SHAPES[largest.shape])
+            pictures.append(data_url(task.pictures[row]["image"]))
+    elif isinstance(task.pictures, Subset) and has_hierarchy(task.pictures.dataset):
+        longest = max(map(len, known.chains))
+        levels = [f"level {place + 1} of {longest}" for place in range(longest)]
+    return TestSet(task.name, task.pool.tags, known.chains, known.holds, levels, classes, pictures)
+
+
+def data_url(pixels: Any) -> str:
+    """A drawn picture as a PNG of few colours."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).quantize(48, dither=Image.Dither.NONE).save(stream, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"
+
+
+def space_of(
+    name: str, config: Any, encoder: Encoder, task: Task, rows: Sequence[int], min_radii: Sequence[float], points: int
+) -> Space:
+    """A run's embeddings of the task, its root and its walks, without a filter and with every K."""
+    embedded = embed_task(encoder, task)
+    if embedded.rows != list(rows):
+        raise ConfigError(f"{name} could read other images of {task.name} than the first run; expected the same ones")
+    images, texts = embedded.images.float(), embedded.captions.float()
+    geometry = rooted(encoder.model.geometry, images, texts)
+    filters: list[float | None] = [None]
+    if kind_of(geometry) in ("euclidean", "hyperbolic"):
+        root, root_name = root_of(geometry, texts, texts), "the origin"
+    else:
+        sample = training_sample(encoder, config)
+        root, root_name = root_of(geometry, sample.images, sample.texts), f"mean of training embeddings ({sample.name})"
+    if geometry.has_cones:
+        trained = getattr(config.method, "min_radius", None)
+        filters += min_radii or [MIN_RADIUS if trained is None else trained]
+    walks = [
+        Walks(radius, [nearest_on_walk(geometry, image, texts, root, points, radius) for image in images])
+        for radius in filters
+    ]
+    cpu = [rows.cpu() for rows in (images, texts, root)]
+    facts = {"steps of training": str(config.optim.steps)}
+    return Space(name, geometry, *cpu, root_name, walks, facts, graph_of(encoder))
+
+
+def graph_of(encoder: Encoder) -> dict[str, Any] | None:
+    """The graph of the first GeoMM pool of a model that has one."""
+    for pool in encoder.model.modules():
+        if isinstance(pool, GeodesicPool) and pool.graph() is not None:
+            centers, siblings = pool.cluster_centers.cpu(), pool.branching[-1]
+            edges = torch.full((len(centers), len(centers)), torch.inf)
+            for first in range(0, len(centers), siblings):
+                here = slice(first, first + siblings)
+                edges[here, here] = neighbor_graph(centers[here], pool.num_neighbors)
+            return cluster_graph(centers, pool.paths.cpu(), edges)
+    return None
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("runs", nargs="+", help="runs or checkpoints; quotes as in a shell")
+    parser.add_argument("--set", default="", help="data.key=value run.key=value ...: another test set")
+    parser.add_argument("--pictures", type=int, default=PICTURES, help="number of test images, default %(default)s")
+    parser.add_argument("--points", type=int, default=POINTS, help="points of a walk, default %(default)s")
+    parser.add_argument(
+        "--min-radius", type=float, nargs="+", default=[], help="K of the entailment filter; default that of the run"
+    )
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs/map.html", help="default outputs/map.html")
+    options = parser.parse_args()
+    if options.pictures < 2:
+        raise ValueError(f"--pictures {options.pictures}; expected at least 2")
+    names = [name for text in options.runs for name in shlex.split(text)]
+    spaces: list[Space] = []
+    for text in names:
+        name, config, encoder = opened(text, shlex.split(options.set))
+        if not spaces:  # all runs embed the same images and captions
+            task = test_task(config, options.pictures)
+            rows = embed_task(encoder, task).rows
+            test_set = test_set_of(task, rows)
+        label, number = name, 2
+        while label in {space.name for space in spaces}:
+            label, number = f"{name} ({number})", number + 1
+        spaces.append(space_of(label, config, encoder, task, rows, options.min_radius, options.points))
+    path = write_map(spaces, test_set, options.output)
+    print(f"{shown(path)}: {len(rows)} images, {len(test_set.texts)} captions, {path.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

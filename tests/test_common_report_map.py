@@ -1,0 +1,332 @@
+"""The map of an embedding space: its numbers against laws, formulas and loops, the page as a file and in a browser."""
+
+import html
+import itertools
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from euclip_encoders import DIM, GEOMETRIES, encoder_of
+from euclip_formulas import distance, half_aperture
+from PIL import Image
+from sklearn.metrics import roc_auc_score
+
+from common.geometry import unit
+from common.late_interaction import LateInteraction
+from common.oblique import Oblique
+from common.report import map as maps
+from common.report.map import Space, TestSet, Walks, cluster_graph, describe, layouts, neighbors_kept, rooted, write_map
+from common.run.checkpoint import CheckpointError
+from euclip.config import Config
+from euclip.traversal import entailed, nearest_on_walk, root_of
+from euclip.traversal_data import captions_pool
+from geomm.hierarchy import build_graph
+from geomm.pool import GeodesicPool
+from oblique_topology.geometry import L2, ObliqueGeodesic
+from scripts import map as script
+
+NUM_IMAGES, NUM_TEXTS, NUM_POINTS = 12, 40, 6
+PROBE = Path(__file__).with_name("map_probe.js")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+ALL = {
+    **GEOMETRIES,
+    "oblique": lambda: Oblique(2),
+    "oblique_geodesic": lambda: ObliqueGeodesic(2),
+    "l2": L2,
+}
+HOSTILE = 'a "red" </script><script>document.title = 1</script> <b>circle</b> & {{ 7 * 7 }}'
+
+
+def draws(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def made_up_test_set(**changes):
+    texts = [f"caption {k}, {'red' if k % 3 else 'blue'} circle" for k in range(NUM_TEXTS)]
+    chains = [[row, NUM_IMAGES + row, NUM_TEXTS - 1 - row % 2] for row in range(NUM_IMAGES)]
+    holds = torch.rand(NUM_IMAGES, NUM_TEXTS, generator=torch.Generator().manual_seed(9)) < 0.2
+    for row, chain in zip(holds, chains):
+        row[chain] = True
+    content = {"levels": ("all", "some", "little"), "classes": ["square", "circle"] * (NUM_IMAGES // 2)}
+    return TestSet("made-up", **{"texts": texts, "chains": chains, "holds": holds, **content, **changes})
+
+
+def made_up_space(name, min_radii=(0.3,), **changes):
+    bare = ALL[name]()
+    images, texts = (
+        embed(draws(num, DIM, seed=seed) * 1.5)
+        for num, seed, embed in ((NUM_IMAGES, 1, bare.embed_image), (NUM_TEXTS, 2, bare.embed_text))
+    )
+    geometry = rooted(bare, images, texts)
+    root = root_of(geometry, images, texts).detach()
+    filters = [None, *(min_radii if geometry.has_cones else ())]
+    walks = [
+        Walks(radius, [nearest_on_walk(geometry, image, texts, root, NUM_POINTS, radius) for image in images.detach()])
+        for radius in filters
+    ]
+    return Space(name, geometry, images.detach(), texts.detach(), root, "a root", walks, **changes)
+
+
+def by_formula(name, x, y, c):
+    if name.startswith("oblique"):
+        pairs = zip(x.tolist(), y.tolist())
+        return math.sqrt(sum(distance("sphere", a, b) ** 2 for a, b in pairs))
+    return distance("euclidean" if name == "l2" else name, x.tolist(), y.tolist(), c)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_radii_are_distances_by_formula_and_the_way_to_the_root_is_a_spoke(name):
+    space = made_up_space(name)
+    content = describe(space, made_up_test_set())
+    c = content["curvature"] or 1.0
+    for rows, radii in zip((space.images, space.texts), content["distances"]):
+        assert radii == pytest.approx([by_formula(name, row, space.root, c) for row in rows], abs=1e-4)
+        tangents = maps.tangents(space.geometry, rows, space.root)
+        assert tangents.norm(dim=1).tolist() == pytest.approx(radii, abs=1e-4)
+    for row, image in enumerate(space.images):
+        way = space.geometry.interpolate(image, space.root, NUM_POINTS)
+        assert content["radii"][row] == pytest.approx(
+            [by_formula(name, point, space.root, c) for point in way], abs=1e-4
+        )
+        assert content["radii"][row] == sorted(content["radii"][row], reverse=True)
+        # one direction from the root, as a spoke has
+        directions = unit(maps.tangents(space.geometry, way[:-1], space.root))
+        assert (directions @ directions[0]).tolist() == pytest.approx([1] * (NUM_POINTS - 1), abs=1e-6)
+    if name.startswith("oblique"):  # a geodesic at constant speed
+        gaps = np.diff(content["radii"][0])
+        assert gaps == pytest.approx([gaps.mean()] * (NUM_POINTS - 1), abs=1e-3)
+
+
+def test_a_product_of_spheres_has_great_circles_and_both_ends():
+    geometry = maps.ProductOfSpheres(Oblique(3))
+    start, end = unit(draws(2, 3)), unit(draws(2, 3, seed=1))
+    way = geometry.interpolate(start, end, 5)
+    assert torch.allclose(way[0], start)
+    assert torch.allclose(way[-1], end)
+    assert torch.allclose(way[2], unit(start + end))  # half way on each sphere
+    assert torch.allclose(way.norm(dim=-1), torch.ones(5, 2, dtype=torch.float64))
+    assert torch.isfinite(geometry.interpolate(end, end, 3)).all()
+
+
+def test_sets_of_tokens_have_no_map():
+    geometry = LateInteraction("filip", unit, padded=True)
+    with pytest.raises(ValueError, match=r"embeds an image as \(9, 4\) and a caption as \(7, 4\)"):
+        rooted(geometry, torch.zeros(2, 9, 4), torch.zeros(3, 7, 4))
+
+
+def test_kept_neighbours_are_counted_as_by_loops():
+    space, layout = draws(25, 5).numpy(), draws(25, 2, seed=1).numpy()
+
+    def nearest(points, k):
+        return [
+            set(sorted(set(range(25)) - {i}, key=lambda j: np.linalg.norm(points[i] - points[j]))[:k])
+            for i in range(25)
+        ]
+
+    for k in (3, 10):
+        shares = [len(a & b) / k for a, b in zip(nearest(space, k), nearest(layout, k))]
+        assert neighbors_kept(space, layout, k) == pytest.approx(np.mean(shares))
+    assert neighbors_kept(layout, 3 * layout + 1) == 1
+    assert neighbors_kept(layout[:4], layout[:4]) == 1  # fewer than ten others
+
+
+def test_a_layout_keeps_a_circle_and_states_the_share_that_it_keeps():
+    angles = torch.linspace(0, 2 * math.pi, 61, dtype=torch.float64)[:-1]
+    circle = torch.stack([angles.cos(), angles.sin(), 0 * angles], dim=1)
+    found = layouts(circle[::2], 2 * circle[1::2])
+    assert found["polar"]["by"] == "PCA"
+    assert found["polar"]["kept"] > 0.95
+    turned = np.unwrap(np.array(found["polar"]["angle"])[:30])  # of the images, in order
+    assert np.abs(np.diff(turned)) == pytest.approx(2 * math.pi / 30, abs=0.02)
+    for name in ("plane", "gap"):
+        xy = np.array(found[name]["xy"])
+        assert np.linalg.norm(xy, axis=1).max() == pytest.approx(1, abs=1e-3)
+    assert found["gap"]["kept"] == 1  # two dimensions are all there are
+
+
+@pytest.mark.parametrize("name", ["sphere", "euclidean_squared"])
+def test_histograms_count_matched_and_unmatched_pairs_and_both_modalities(name):
+    space, test_set = made_up_space(name), made_up_test_set()
+    content = describe(space, test_set)
+    similarity = space.geometry.similarity(space.images, space.texts)
+    pairs = list(itertools.product(range(NUM_IMAGES), range(NUM_TEXTS)))
+    matched = [similarity[i, j].item() for i, j in pairs if j in test_set.chains[i]]
+    unmatched = [similarity[i, j].item() for i, j in pairs if not test_set.holds[i, j]]
+    assert len(matched) == 3 * NUM_IMAGES
+    for part, groups in (("similarities", (matched, unmatched)), ("norms", content["distances"])):
+        plotted = content[part]
+        assert [sum(counts) for counts in plotted["counts"]] == [len(values) for values in groups]
+        assert (plotted["low"], plotted["high"]) == pytest.approx(
+            (min(map(min, groups)), max(map(max, groups))), abs=1e-4
+        )
+        middle = (plotted["low"] + plotted["high"]) / 2
+        below = [sum(value < middle for value in values) for values in groups]
+        assert [sum(counts[: len(counts) // 2]) for counts in plotted["counts"]] == pytest.approx(below, abs=1)
+    area = roc_auc_score([1] * len(matched) + [0] * len(unmatched), matched + unmatched)
+    assert content["facts"]["matched above unmatched (AUC)"] == f"{area:.3f}"
+    assert maps.matched_above_unmatched(np.array([1.0, 2.0]), np.array([1.0, 0.0])) == 7 / 8
+
+
+@pytest.mark.parametrize("name", [name for name in GEOMETRIES if name not in ("sphere", "elliptic")])
+def test_cones_have_the_printed_aperture_and_hold_the_images_of_the_filter(name):
+    space = made_up_space(name, min_radii=(0.1, 0.7))
+    content = describe(space, made_up_test_set())
+    c = content["curvature"] or 1.0
+    assert [cone["min_radius"] for cone in content["cones"]] == [0.1, 0.7]
+    number = 0
+    for cone in content["cones"]:
+        halves = [half_aperture(name, text.tolist(), cone["min_radius"], c) for text in space.texts]
+        assert cone["half"] == pytest.approx(halves, abs=1e-4)
+        holds = entailed(space.geometry, space.images, space.texts, cone["min_radius"])
+        assert cone["inside"] == [column.nonzero().flatten().tolist() for column in holds.T]
+        number += int(holds.sum())
+    assert number > 0
+    assert describe(made_up_space("sphere"), made_up_test_set())["cones"] == []
+
+
+def test_a_path_among_siblings_is_as_long_as_the_pool_has_it():
+    keys = unit(draws(200, 6).float())
+    pool = GeodesicPool(200, 6, branching=(2, 12), num_neighbors=2)
+    pool.queue.enqueue(keys)
+    assert pool.rebuild(0)
+    content = script.graph_of(type("Encoder", (), {"model": torch.nn.ModuleList([pool])})())
+    centers, paths = pool.cluster_centers, pool.paths
+    expected = build_graph(keys, (2, 12), 2, 5, None)
+    assert torch.allclose(centers, expected.cluster_centers)
+    joined, edges = 0, {tuple(edge) for edge in content["edges"]}
+    for first, last in itertools.permutations(range(24), 2):
+        chain = [last]
+        while chain[0] != first and content["before"][first][chain[0]] >= 0:
+            chain.insert(0, content["before"][first][chain[0]])
+        if chain[0] != first:
+            continue
+        steps = list(itertools.pairwise(chain))
+        assert {tuple(sorted(step)) for step in steps} <= edges
+        length = sum(torch.arccos((centers[a] @ centers[b]).clamp(-1, 1)).item() for a, b in steps)
+        assert length == pytest.approx(paths[first, last].item(), abs=1e-3)
+        assert content["length"][first][last] == pytest.approx(length, abs=2e-3)
+        joined += 1
+    assert joined > 100
+    first, last = content["start"]
+    assert content["before"][first][last] not in (-1, first)  # the first path shown has several edges
+
+
+def test_a_graph_without_edges_has_no_path():
+    apart = torch.full((4, 4), torch.inf)
+    content = cluster_graph(unit(draws(4, 3)), apart, apart)
+    assert content["edges"] == []
+    assert content["length"][0][1] is None
+
+
+# ---------------------------------------------------------------- the page
+
+
+def page_data(page):
+    return json.loads(re.search(r"const DATA = (.*);\n", page)[1])
+
+
+def write_made_up_map(path, names=("hyperbolic", "sphere"), **changes):
+    pixels = np.zeros((4, 4, 3), dtype=np.uint8)
+    pictures = [script.data_url(pixels + 20 * row) for row in range(NUM_IMAGES)]
+    test_set = made_up_test_set(pictures=pictures, **changes)
+    graph = cluster_graph(unit(draws(6, 3)), torch.rand(6, 6), torch.rand(6, 6).fill_diagonal_(0))
+    spaces = [made_up_space(name, graph=graph if name == "sphere" else None) for name in names]
+    return write_map(spaces, test_set, path)
+
+
+def test_the_page_is_one_file_without_network_and_shows_every_text_as_text(tmp_path):
+    texts = [HOSTILE, *made_up_test_set().texts[1:]]
+    path = write_made_up_map(tmp_path / "map.html", texts=texts)
+    page = path.read_text()
+    assert [file.name for file in tmp_path.iterdir()] == ["map.html"]
+    assert path.stat().st_size < 3_000_000
+    assert not re.search(r"https?:|//www|url\(|@import|<link|src=\"(?!data:)", page)
+    # the only script ends where the page's own ends, and the text arrives whole
+    assert page.count("<script") == page.count("</script") == 1
+    data = page_data(page)
+    assert data["texts"] == texts
+    assert [model["name"] for model in data["models"]] == ["hyperbolic", "sphere"]
+    assert data["owners"][NUM_TEXTS - 1] == list(range(0, NUM_IMAGES, 2))
+    assert data["level"][: NUM_IMAGES + 1] == [0] * NUM_IMAGES + [1]
+
+
+def test_a_page_that_is_too_large_is_refused_and_says_what_to_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(maps, "MAX_BYTES", 10_000)
+    with pytest.raises(ValueError, match=r"0\.\d MB; expected at most 3 MB: choose fewer --pictures"):
+        write_made_up_map(tmp_path / "map.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_maps_runs_on_the_test_set_of_the_first(tmp_path, monkeypatch, capsys):
+    config = Config()
+    data = {"source": "scenes", "num_train": 6, "num_test": 30, "image_size": 16}
+    for name, value in data.items():
+        object.__setattr__(config.data, name, value)
+    named = {"a": "sphere", "b": "euclidean_squared", "c": "euclidean_squared"}
+    monkeypatch.setattr(script, "opened", lambda text, _: ("row", config, encoder_of(GEOMETRIES[named[text]]())))
+    output = tmp_path / "map.html"
+    arguments = ["a b", "c", "--pictures", "8", "--points", "5", "--min-radius", "0.2", "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", ["map.py", *arguments])
+    script.main()
+    data = page_data(output.read_text())
+    assert [model["name"] for model in data["models"]] == ["row", "row (2)", "row (3)"]
+    assert [walks["min_radius"] for walks in data["models"][1]["walks"]] == [None, 0.2]
+    assert {len(walk) for walk in data["models"][0]["walks"][0]["places"]} == {5}
+    assert len(data["chains"]) == len(data["pictures"]) == len(data["class"]) == 8
+    assert all(set(chain) <= set(true) for chain, true in zip(data["chains"], data["holds"]))
+    assert f"map.html: 8 images, {len(data['texts'])} captions" in capsys.readouterr().out
+
+
+def test_what_is_no_run_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"RUNS = .*nowhere: no such folder"):
+        script.opened(str(tmp_path / "nowhere"), [])
+
+
+def test_images_without_a_hierarchy_bring_their_captions():
+    pairs = type("Pairs", (), {"name": "photos", "captions": lambda self, index: [f"caption {index}", "a photo"]})()
+    pool = captions_pool(pairs, range(3))
+    assert pool.tags == ("caption 0", "a photo", "caption 1", "caption 2")
+    assert [list(chain) for chain in pool.hierarchy.chains] == [[0, 1], [2, 1], [3, 1]]
+    assert pool.hierarchy.holds.sum(dim=0).tolist() == [1, 3, 1, 1]
+
+
+WIDTHS = (390, 1280)
+ANSWER = re.compile(r'data-at(\d+)="([^"]*)"')
+# a window of a browser is at least 500 pixels wide, a frame is as wide as it should be
+FRAMES = """<!DOCTYPE html><body style="margin: 0; display: flex"><script>
+addEventListener("message", ({ data: { width, problems } }) => {
+  document.body.dataset[`at${width}`] = JSON.stringify(problems);
+});
+</script>"""
+
+
+@pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason=f"none of {', '.join(BROWSERS)} is installed")
+def test_in_a_browser_every_control_works_and_nothing_overflows(tmp_path):
+    long = "a caption with one very " + "long" * 40 + " word"
+    texts = [HOSTILE, long, *made_up_test_set().texts[2:]]
+    names = ("hyperbolic", "euclidean_squared", "oblique", "sphere")
+    page = write_made_up_map(tmp_path / "map.html", names, texts=texts)
+    probe = f"<script>{PROBE.read_text()}</script>\n<style>"
+    page.write_text(page.read_text().replace("<style>", probe, 1))
+    frames, picture = tmp_path / "frames.html", tmp_path / "map.png"
+    sizes = [f'<iframe src="map.html" style="border: 0" width="{width}" height="800"></iframe>' for width in WIDTHS]
+    frames.write_text(FRAMES + "".join(sizes))
+    command = next(filter(None, map(shutil.which, BROWSERS)))
+    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage")
+    options += (f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={sum(WIDTHS)},800")
+    options += ("--virtual-time-budget=3000", "--dump-dom", f"--screenshot={picture}")
+    answer = subprocess.run([command, *options, frames.as_uri()], capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    problems = {int(width): json.loads(html.unescape(text)) for width, text in ANSWER.findall(answer.stdout)}
+    assert problems == {width: [] for width in WIDTHS}
+    with Image.open(picture) as screenshot:
+        parts = [screenshot.crop((0, 0, WIDTHS[0], 800)), screenshot.crop((WIDTHS[0], 0, sum(WIDTHS), 800))]
+    for part in parts:  # without its script a page is paper and ink
+        assert len(part.convert("RGB").quantize(64).getcolors()) > 20
