@@ -36,7 +36,8 @@ from common.data.pairs import open_retrieval_sets
 from common.data.scenes import SceneDataset
 from common.data.scenes.world import SHAPES
 from common.evaluation.embed import Encoder
-from common.report.map import Space, TestSet, Walks, cluster_graph, kind_of, rooted, write_map
+from common.geometry import RootedGeometry
+from common.report.map import Plain, ProductOfSpheres, Space, TestSet, Walks, cluster_graph, kind_of, write_map
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import this_device
 from common.run.launch import run_or_explain
@@ -53,8 +54,8 @@ MIN_RADIUS = 0.3  # K of cones where a run was trained without entailment; EuCLI
 LEVELS = ("everything is stated", "almost everything", "in part", "little", "only how many")
 
 
-def opened(text: str, overrides: Sequence[str]) -> tuple[str, Any, Encoder]:
-    """Name, config and encoder of a run, with `data.*` and `run.*` overridden.
+def opened(text: str, overrides: Sequence[str]) -> tuple[str, Any, Encoder, RootedGeometry]:
+    """Name, config, encoder and rooted geometry of a run, with `data.*` and `run.*` overridden.
 
     Raises:
         CheckpointError, ConfigError: no run, or one whose model does not embed images and captions.
@@ -67,7 +68,12 @@ def opened(text: str, overrides: Sequence[str]) -> tuple[str, Any, Encoder]:
     folders = [part for part in checkpoint.path.resolve().parts if not re.fullmatch(r"checkpoints|step-\d+", part)]
     seed = folders.pop() if re.fullmatch(r"seed\d+", folders[-1]) else "seed0"
     name = re.sub(rf"-({'|'.join(SCALES)})-[0-9a-f]+$", "", folders[-1])
-    return name + ("" if seed == "seed0" else f", {seed}"), config, encoder
+    geometry = encoder.model.geometry
+    if geometry.name in ("oblique", "oblique_geodesic"):
+        geometry = ProductOfSpheres(geometry)
+    elif (paper, geometry.name) == ("oblique_topology", "euclidean"):
+        geometry = Plain(geometry)
+    return name + ("" if seed == "seed0" else f", {seed}"), config, encoder, geometry
 
 
 def test_task(config: Any, size: int) -> Task:
@@ -84,7 +90,8 @@ def test_set_of(task: Task, rows: Sequence[int]) -> TestSet:
     known = task.pool.hierarchy.of_pictures(rows)
     levels: Sequence[str] = ()
     classes, pictures = [], []
-    if isinstance(task.pictures, SceneDataset):
+    is_scenes = isinstance(task.pictures, SceneDataset)
+    if is_scenes:
         levels = LEVELS
         for row in rows:
             largest = max(task.pictures.scene(row).objects, key=lambda thing: thing.radius)
@@ -93,7 +100,7 @@ def test_set_of(task: Task, rows: Sequence[int]) -> TestSet:
     elif isinstance(task.pictures, Subset) and has_hierarchy(task.pictures.dataset):
         longest = max(map(len, known.chains))
         levels = [f"level {place + 1} of {longest}" for place in range(longest)]
-    return TestSet(task.name, task.pool.tags, known.chains, known.holds, levels, classes, pictures)
+    return TestSet(task.name, task.pool.tags, known.chains, known.holds, is_scenes, levels, classes, pictures)
 
 
 def data_url(pixels: Any) -> str:
@@ -104,14 +111,20 @@ def data_url(pixels: Any) -> str:
 
 
 def space_of(
-    name: str, config: Any, encoder: Encoder, task: Task, rows: Sequence[int], min_radii: Sequence[float], points: int
+    name: str,
+    config: Any,
+    encoder: Encoder,
+    geometry: RootedGeometry,
+    task: Task,
+    rows: Sequence[int],
+    min_radii: Sequence[float],
+    points: int,
 ) -> Space:
     """A run's embeddings of the task, its root and its walks, without a filter and with every K."""
     embedded = embed_task(encoder, task)
     if embedded.rows != list(rows):
         raise ConfigError(f"{name} could read other images of {task.name} than the first run; expected the same ones")
     images, texts = embedded.images.float(), embedded.captions.float()
-    geometry = rooted(encoder.model.geometry, images, texts)
     filters: list[float | None] = [None]
     if kind_of(geometry) in ("euclidean", "hyperbolic"):
         root, root_name = root_of(geometry, texts, texts), "the origin"
@@ -159,7 +172,7 @@ def main() -> None:
     names = [name for text in options.runs for name in shlex.split(text)]
     spaces: list[Space] = []
     for text in names:
-        name, config, encoder = opened(text, shlex.split(options.set))
+        name, config, encoder, geometry = opened(text, shlex.split(options.set))
         if not spaces:  # all runs embed the same images and captions
             task = test_task(config, options.pictures)
             rows = embed_task(encoder, task).rows
@@ -167,7 +180,8 @@ def main() -> None:
         label, number = name, 2
         while label in {space.name for space in spaces}:
             label, number = f"{name} ({number})", number + 1
-        spaces.append(space_of(label, config, encoder, task, rows, options.min_radius, options.points))
+        arguments = (config, encoder, geometry, task, rows, options.min_radius, options.points)
+        spaces.append(space_of(label, *arguments))
     path = write_map(spaces, test_set, options.output)
     print(f"{shown(path)}: {len(rows)} images, {len(test_set.texts)} captions, {path.stat().st_size / 1e6:.1f} MB")
 

@@ -22,7 +22,18 @@ from common.geometry import unit
 from common.late_interaction import LateInteraction
 from common.oblique import Oblique
 from common.report import map as maps
-from common.report.map import Space, TestSet, Walks, cluster_graph, describe, layouts, neighbors_kept, rooted, write_map
+from common.report.map import (
+    Plain,
+    ProductOfSpheres,
+    Space,
+    TestSet,
+    Walks,
+    cluster_graph,
+    describe,
+    layouts,
+    neighbors_kept,
+    write_map,
+)
 from common.run.checkpoint import CheckpointError
 from euclip.config import Config
 from euclip.traversal import entailed, nearest_on_walk, root_of
@@ -59,12 +70,13 @@ def made_up_test_set(**changes):
 
 
 def made_up_space(name, min_radii=(0.3,), **changes):
-    bare = ALL[name]()
+    geometry = ALL[name]()
     images, texts = (
         embed(draws(num, DIM, seed=seed) * 1.5)
-        for num, seed, embed in ((NUM_IMAGES, 1, bare.embed_image), (NUM_TEXTS, 2, bare.embed_text))
+        for num, seed, embed in ((NUM_IMAGES, 1, geometry.embed_image), (NUM_TEXTS, 2, geometry.embed_text))
     )
-    geometry = rooted(bare, images, texts)
+    if name.startswith("oblique") or name == "l2":
+        geometry = (Plain if name == "l2" else ProductOfSpheres)(geometry)
     root = root_of(geometry, images, texts).detach()
     filters = [None, *(min_radii if geometry.has_cones else ())]
     walks = [
@@ -105,7 +117,7 @@ def test_radii_are_distances_by_formula_and_the_way_to_the_root_is_a_spoke(name)
 
 
 def test_a_product_of_spheres_has_great_circles_and_both_ends():
-    geometry = maps.ProductOfSpheres(Oblique(3))
+    geometry = ProductOfSpheres(Oblique(3))
     start, end = unit(draws(2, 3)), unit(draws(2, 3, seed=1))
     way = geometry.interpolate(start, end, 5)
     assert torch.allclose(way[0], start)
@@ -116,9 +128,8 @@ def test_a_product_of_spheres_has_great_circles_and_both_ends():
 
 
 def test_sets_of_tokens_have_no_map():
-    geometry = LateInteraction("filip", unit, padded=True)
-    with pytest.raises(ValueError, match=r"embeds an image as \(9, 4\) and a caption as \(7, 4\)"):
-        rooted(geometry, torch.zeros(2, 9, 4), torch.zeros(3, 7, 4))
+    with pytest.raises(ValueError, match="geometry 'filip' has no map; expected one of: sphere, elliptic, euclidean"):
+        maps.kind_of(LateInteraction("filip", unit, padded=True))
 
 
 def test_kept_neighbours_are_counted_as_by_loops():
@@ -189,6 +200,26 @@ def test_cones_have_the_printed_aperture_and_hold_the_images_of_the_filter(name)
         number += int(holds.sum())
     assert number > 0
     assert describe(made_up_space("sphere"), made_up_test_set())["cones"] == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_walk_shows_the_nearest_caption_of_the_filter_also_where_the_root_is_nearer(name):
+    space = made_up_space(name, min_radii=(0.7,))
+    shown = describe(space, made_up_test_set())["walks"]
+    assert [walks["min_radius"] for walks in shown] == [walks.min_radius for walks in space.walks]
+    for walks, expected in zip(shown, space.walks):
+        for row, image in enumerate(space.images):
+            points = space.geometry.interpolate(image, space.root, NUM_POINTS)
+            for k, point in enumerate(points):
+                allowed = range(NUM_TEXTS)
+                if walks["min_radius"] is not None:
+                    in_cone = entailed(space.geometry, point[None], space.texts, walks["min_radius"])[0]
+                    allowed = in_cone.nonzero().flatten().tolist()
+                scores = space.geometry.similarity(point[None], space.texts)[0].tolist()
+                assert walks["captions"][row][k] == max(allowed, key=scores.__getitem__, default=None)
+                place = expected.places[row][k]
+                assert walks["is_root"][row][k] == (place == NUM_TEXTS)
+                assert place in (NUM_TEXTS, walks["captions"][row][k])
 
 
 def test_a_path_among_siblings_is_as_long_as_the_pool_has_it():
@@ -270,7 +301,9 @@ def test_the_command_maps_runs_on_the_test_set_of_the_first(tmp_path, monkeypatc
     for name, value in data.items():
         object.__setattr__(config.data, name, value)
     named = {"a": "sphere", "b": "euclidean_squared", "c": "euclidean_squared"}
-    monkeypatch.setattr(script, "opened", lambda text, _: ("row", config, encoder_of(GEOMETRIES[named[text]]())))
+    encoders = {text: encoder_of(GEOMETRIES[name]()) for text, name in named.items()}
+    opened = {text: ("row", config, encoder, encoder.model.geometry) for text, encoder in encoders.items()}
+    monkeypatch.setattr(script, "opened", lambda text, _: opened[text])
     output = tmp_path / "map.html"
     arguments = ["a b", "c", "--pictures", "8", "--points", "5", "--min-radius", "0.2", "--output", str(output)]
     monkeypatch.setattr(sys, "argv", ["map.py", *arguments])
@@ -278,7 +311,7 @@ def test_the_command_maps_runs_on_the_test_set_of_the_first(tmp_path, monkeypatc
     data = page_data(output.read_text())
     assert [model["name"] for model in data["models"]] == ["row", "row (2)", "row (3)"]
     assert [walks["min_radius"] for walks in data["models"][1]["walks"]] == [None, 0.2]
-    assert {len(walk) for walk in data["models"][0]["walks"][0]["places"]} == {5}
+    assert {len(walk) for walk in data["models"][0]["walks"][0]["captions"]} == {5}
     assert len(data["chains"]) == len(data["pictures"]) == len(data["class"]) == 8
     assert all(set(chain) <= set(true) for chain, true in zip(data["chains"], data["holds"]))
     assert f"map.html: 8 images, {len(data['texts'])} captions" in capsys.readouterr().out

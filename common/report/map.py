@@ -23,6 +23,7 @@ from common.geometry import (
     norm,
     paired_angles,
     paired_euclidean_distance,
+    scalar_values,
     straight_path,
     unit,
 )
@@ -31,6 +32,16 @@ NEIGHBORS = 10
 BINS = 40
 PERPLEXITY = 25  # of t-SNE; less where there are few points
 MAX_BYTES = 3_000_000  # of the page
+KINDS = {
+    "sphere": "sphere",
+    "elliptic": "sphere",
+    "euclidean": "euclidean",
+    "euclidean_squared": "euclidean",
+    "hyperbolic": "hyperbolic",
+    "hyperbolic_squared": "hyperbolic",
+    "oblique": "product",
+    "oblique_geodesic": "product",
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,7 @@ class TestSet:
 
     texts: distinct captions. chains: for each image the indices of its captions, specific ones first.
     holds: (num_images, num_texts) bool, whether a caption is true of an image.
+    knows_truth: False = `holds` has only the captions of an image; others may be true of it, too.
     levels: names of the places in a chain; () = their order has no meaning.
     classes: a name for each image; () = unknown. pictures: data URLs, "" = the page may not show it.
     """
@@ -49,6 +61,7 @@ class TestSet:
     texts: Sequence[str]
     chains: Sequence[Sequence[int]]
     holds: torch.Tensor
+    knows_truth: bool = True
     levels: Sequence[str] = ()
     classes: Sequence[str] = ()
     pictures: Sequence[str] = ()
@@ -95,7 +108,7 @@ class ProductOfSpheres:
     has_cones = False
 
     def __init__(self, geometry: Geometry) -> None:
-        self.name, self.similarity = geometry.name, geometry.similarity
+        self.name, self.similarity, self.scalars = geometry.name, geometry.similarity, geometry.scalars
 
     def root(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Normalised mean on each sphere: (num, num_spheres, sphere_dim) -> (num_spheres, sphere_dim)."""
@@ -119,7 +132,7 @@ class Plain:
     has_cones = False
 
     def __init__(self, geometry: Geometry) -> None:
-        self.name, self.similarity = geometry.name, geometry.similarity
+        self.name, self.similarity, self.scalars = geometry.name, geometry.similarity, geometry.scalars
 
     def root(self, embeddings: torch.Tensor) -> torch.Tensor:
         """The origin."""
@@ -134,29 +147,15 @@ class Plain:
         return paired_euclidean_distance(embeddings, point[None])
 
 
-def rooted(geometry: Geometry, images: torch.Tensor, texts: torch.Tensor) -> RootedGeometry:
-    """The geometry, with a root, a geodesic and a distance where it has none.
+def kind_of(geometry: RootedGeometry) -> str:
+    """How the page draws it: "hyperbolic", "euclidean", "sphere" or "product".
 
     Raises:
-        ValueError: embeddings of both modalities that are no points of one space, such as sets of tokens.
+        ValueError: a geometry that has no map; names it.
     """
-    if images.shape[1:] != texts.shape[1:]:
-        raise ValueError(
-            f"geometry {geometry.name!r} embeds an image as {tuple(images.shape[1:])} and a caption as "
-            f"{tuple(texts.shape[1:])}; expected points of one space"
-        )
-    if hasattr(geometry, "has_cones"):
-        return geometry
-    return ProductOfSpheres(geometry) if images.ndim == 3 else Plain(geometry)
-
-
-def kind_of(geometry: RootedGeometry) -> str:
-    """How the page draws it: "hyperbolic", "euclidean", "sphere" or "product"."""
-    if hasattr(geometry, "curvature"):
-        return "hyperbolic"
-    if isinstance(geometry, ProductOfSpheres):
-        return "product"
-    return "euclidean" if geometry.has_cones or isinstance(geometry, Plain) else "sphere"
+    if geometry.name not in KINDS:
+        raise ValueError(f"geometry {geometry.name!r} has no map; expected one of: {', '.join(KINDS)}")
+    return KINDS[geometry.name]
 
 
 def log_map(embeddings: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
@@ -305,22 +304,23 @@ def describe(space: Space, test_set: TestSet) -> dict[str, Any]:
     similarity = geometry.similarity(space.images, space.texts).double().numpy()
     vectors = [tangents(geometry, rows, root) for rows in (space.images, space.texts)]
     num_points = len(space.walks[0].places[0])
-    paths = [geometry.interpolate(image, root, num_points) for image in space.images]
+    paths = torch.stack([geometry.interpolate(image, root, num_points) for image in space.images])
 
     holds, own = test_set.holds.numpy(), np.zeros(similarity.shape, dtype=bool)
     for row, chain in enumerate(test_set.chains):
         own[row, chain] = True
     matched, unmatched = similarity[own], similarity[~holds & ~own]
     nearest = similarity.argmax(axis=1)
+    share = (holds | own)[np.arange(len(nearest)), nearest].mean()
     means = [unit_rows(rows.double().numpy()).mean(axis=0) for rows in vectors]
-    curvature = float(geometry.curvature()) if kind == "hyperbolic" else None
+    curvature = scalar_values(geometry.scalars()).get("curvature")
     area = matched_above_unmatched(matched, unmatched)
     facts = {
         "geometry": geometry.name + ("" if curvature is None else f", c = {curvature:.2f}"),
         "root": space.root_name,
         "median distance of images": f"{np.median(distances[0]):.2f}",
         "median distance of captions": f"{np.median(distances[1]):.2f}",
-        "images whose nearest caption is true": f"{(holds | own)[np.arange(len(nearest)), nearest].mean():.0%}",
+        f"images whose nearest caption is {'true' if test_set.knows_truth else 'their own'}": f"{share:.0%}",
         "matched above unmatched (AUC)": f"{area:.3f}",
         "gap between modalities (0 to 2)": f"{np.linalg.norm(means[0] - means[1]):.2f}",
         **space.facts,
@@ -335,7 +335,7 @@ def describe(space: Space, test_set: TestSet) -> dict[str, Any]:
         "root": space.root_name,
         "distances": [_rounded(values, 4) for values in distances],
         "layouts": layouts(*vectors),
-        "walks": [{"min_radius": walks.min_radius, "places": walks.places} for walks in space.walks],
+        "walks": [_walks(space, walks, paths) for walks in space.walks],
         "radii": [_rounded(geometry.distance_to(points, root), 4) for points in paths],
         "cones": [_cones(space, min_radius) for min_radius in filters],
         "levels": [
@@ -348,6 +348,20 @@ def describe(space: Space, test_set: TestSet) -> dict[str, Any]:
         "facts": facts,
         "graph": space.graph,
     }
+
+
+def _walks(space: Space, walks: Walks, paths: torch.Tensor) -> dict[str, Any]:
+    """For every point the nearest caption, None if the filter leaves none, and whether the root is nearer."""
+    geometry, captions = space.geometry, []
+    for points in paths:
+        similarity = geometry.similarity(points, space.texts)
+        if walks.min_radius is not None:
+            arguments = {"images": points[:, None], "texts": space.texts, "min_radius": walks.min_radius}
+            similarity[geometry.entailment_residual(**arguments) > 0] = -torch.inf
+        best, places = similarity.max(dim=1)
+        captions.append([place if value > -math.inf else None for value, place in zip(best.tolist(), places.tolist())])
+    is_root = [[int(place == len(space.texts)) for place in row] for row in walks.places]
+    return {"min_radius": walks.min_radius, "captions": captions, "is_root": is_root}
 
 
 def _edge(kind: str, root: torch.Tensor) -> float | None:
@@ -386,6 +400,7 @@ def write_map(spaces: Sequence[Space], test_set: TestSet, path: str | Path) -> P
         "chains": [list(chain) for chain in test_set.chains],
         "holds": [row.nonzero().squeeze(1).tolist() for row in test_set.holds],
         "owners": owners,
+        "verdicts": ["true", "untrue"] if test_set.knows_truth else ["its own", "another's"],
         "levels": list(test_set.levels),
         # a caption that stands at several levels takes the mean, rounded
         "level": [round(sum(values) / len(values)) if values else 0 for values in levels],
@@ -412,15 +427,12 @@ def write_map(spaces: Sequence[Space], test_set: TestSet, path: str | Path) -> P
 
 def _first_picture(models: Sequence[dict[str, Any]], test_set: TestSet) -> int:
     """The image whose walks meet the most true captions, less the untrue ones, in the worst model."""
-    holds, num_texts = test_set.holds.numpy(), len(test_set.texts)
+    holds = test_set.holds.numpy()
 
-    def score(walk: Sequence[int], row: int) -> int:
-        return sum(1 if holds[row, place] else -1 for place in set(walk) if place < num_texts)
+    def score(model: dict[str, Any], row: int) -> int:
+        return sum(1 if holds[row, text] else -1 for text in set(model["walks"][0]["captions"][row]))
 
-    worth = [
-        min(score(model["walks"][0]["places"][row], row) for model in models) for row in range(len(test_set.chains))
-    ]
-    return int(np.argmax(worth))
+    return int(np.argmax([min(score(model, row) for model in models) for row in range(len(test_set.chains))]))
 
 
 def _rounded(values: Any, digits: int) -> list:
