@@ -14,6 +14,7 @@ cones of captions, distances by modality, similarities of matched and unmatched 
 import base64
 import importlib
 import io
+import itertools
 import re
 import shlex
 import sys
@@ -43,7 +44,7 @@ from common.run.evaluation import this_device
 from common.run.launch import run_or_explain
 from euclip.distributions import training_sample
 from euclip.traversal import nearest_on_walk, root_of
-from euclip.traversal_data import Task, captions_pool, embed_task, has_hierarchy, pairs_task, scenes_task
+from euclip.traversal_data import Embedded, Task, captions_pool, embed_task, has_hierarchy, pairs_task, scenes_task
 from geomm.geodesic import neighbor_graph
 from geomm.pool import GeodesicPool
 from scripts.parts import PAPERS
@@ -115,32 +116,29 @@ def space_of(
     config: Any,
     encoder: Encoder,
     geometry: RootedGeometry,
-    task: Task,
-    rows: Sequence[int],
+    embedded: Embedded,
     min_radii: Sequence[float],
     points: int,
 ) -> Space:
-    """A run's embeddings of the task, its root and its walks, without a filter and with every K."""
-    embedded = embed_task(encoder, task)
-    if embedded.rows != list(rows):
-        raise ConfigError(f"{name} could read other images of {task.name} than the first run; expected the same ones")
-    images, texts = embedded.images.float(), embedded.captions.float()
-    filters: list[float | None] = [None]
+    """A run's embeddings, its root and its walks, without a filter and with every K; moves the model to the CPU."""
+    images, texts = embedded.images.cpu(), embedded.captions.cpu()
     if kind_of(geometry) in ("euclidean", "hyperbolic"):
         root, root_name = root_of(geometry, texts, texts), "the origin"
     else:
         sample = training_sample(encoder, config)
-        root, root_name = root_of(geometry, sample.images, sample.texts), f"mean of training embeddings ({sample.name})"
+        root = root_of(geometry, sample.images, sample.texts).cpu()
+        root_name = f"mean of training embeddings ({sample.name})"
+    filters: list[float | None] = [None]
     if geometry.has_cones:
         trained = getattr(config.method, "min_radius", None)
         filters += min_radii or [MIN_RADIUS if trained is None else trained]
+    encoder.model.cpu()  # with the scalars of the geometry
     walks = [
         Walks(radius, [nearest_on_walk(geometry, image, texts, root, points, radius) for image in images])
         for radius in filters
     ]
-    cpu = [rows.cpu() for rows in (images, texts, root)]
     facts = {"steps of training": str(config.optim.steps)}
-    return Space(name, geometry, *cpu, root_name, walks, facts, graph_of(encoder))
+    return Space(name, geometry, images, texts, root, root_name, walks, facts, graph_of(encoder))
 
 
 def graph_of(encoder: Encoder) -> dict[str, Any] | None:
@@ -175,13 +173,15 @@ def main() -> None:
         name, config, encoder, geometry = opened(text, shlex.split(options.set))
         if not spaces:  # all runs embed the same images and captions
             task = test_task(config, options.pictures)
-            rows = embed_task(encoder, task).rows
-            test_set = test_set_of(task, rows)
-        label, number = name, 2
-        while label in {space.name for space in spaces}:
-            label, number = f"{name} ({number})", number + 1
-        arguments = (config, encoder, geometry, task, rows, options.min_radius, options.points)
-        spaces.append(space_of(label, *arguments))
+        embedded = embed_task(encoder, task)
+        if not spaces:
+            rows, test_set = embedded.rows, test_set_of(task, embedded.rows)
+        elif embedded.rows != rows:
+            raise ConfigError(f"{text} could read other images of {task.name} than {names[0]}; expected the same ones")
+        labels = (f"{name} ({number})" for number in itertools.count(2))
+        known = {space.name for space in spaces}
+        label = name if name not in known else next(label for label in labels if label not in known)
+        spaces.append(space_of(label, config, encoder, geometry, embedded, options.min_radius, options.points))
     path = write_map(spaces, test_set, options.output)
     print(f"{shown(path)}: {len(rows)} images, {len(test_set.texts)} captions, {path.stat().st_size / 1e6:.1f} MB")
 

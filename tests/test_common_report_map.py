@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from euclip_formulas import distance, half_aperture
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
+from common.base.config import ConfigError
 from common.geometry import unit
 from common.late_interaction import LateInteraction
 from common.oblique import Oblique
@@ -34,7 +36,7 @@ from common.report.map import (
     neighbors_kept,
     write_map,
 )
-from common.run.checkpoint import CheckpointError
+from common.run.checkpoint import Checkpoint, CheckpointError
 from euclip.config import Config
 from euclip.traversal import entailed, nearest_on_walk, root_of
 from euclip.traversal_data import captions_pool
@@ -227,7 +229,7 @@ def test_a_path_among_siblings_is_as_long_as_the_pool_has_it():
     pool = GeodesicPool(200, 6, branching=(2, 12), num_neighbors=2)
     pool.queue.enqueue(keys)
     assert pool.rebuild(0)
-    content = script.graph_of(type("Encoder", (), {"model": torch.nn.ModuleList([pool])})())
+    content = script.graph_of(SimpleNamespace(model=torch.nn.ModuleList([pool])))
     centers, paths = pool.cluster_centers, pool.paths
     expected = build_graph(keys, (2, 12), 2, 5, None)
     assert torch.allclose(centers, expected.cluster_centers)
@@ -320,6 +322,27 @@ def test_the_command_maps_runs_on_the_test_set_of_the_first(tmp_path, monkeypatc
 def test_what_is_no_run_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"RUNS = .*nowhere: no such folder"):
         script.opened(str(tmp_path / "nowhere"), [])
+
+
+@pytest.mark.parametrize(
+    ("paper", "folder", "geometry", "name", "kind"),
+    [
+        ("oblique_topology", "ablation_ob_16_32-demo-0a1b/seed0", Oblique(2), "ablation_ob_16_32", ProductOfSpheres),
+        ("oblique_topology", "my_row-demo-0a1b/seed3/checkpoints/step-00000009", L2(), "my_row, seed3", Plain),
+        ("euclip", "mine", GEOMETRIES["euclidean"](), "mine", GEOMETRIES["euclidean"]().__class__),
+    ],
+)
+def test_a_run_takes_the_name_of_its_row_and_a_root(paper, folder, geometry, name, kind, tmp_path, monkeypatch):
+    checkpoint, encoder = Checkpoint(tmp_path / folder, {"paper": paper}), encoder_of(geometry)
+    models = SimpleNamespace(load_encoder=lambda opened, _, overrides: (opened, encoder))
+    monkeypatch.setattr(script, "named_checkpoint", lambda path, _: checkpoint)
+    monkeypatch.setattr(f"{paper}.evaluate.MODELS", models)
+    label, config, loaded, found = script.opened(folder, [])
+    assert (label, config, loaded) == (name, checkpoint, encoder)
+    assert type(found) is kind
+    monkeypatch.setitem(checkpoint.state, "paper", "elsewhere")
+    with pytest.raises(ConfigError, match=r"belongs to 'elsewhere'; expected one of: .*euclip"):
+        script.opened(folder, [])
 
 
 def test_images_without_a_hierarchy_bring_their_captions():
