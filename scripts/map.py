@@ -127,7 +127,7 @@ def space_of(
     else:
         sample = training_sample(encoder, config)
         root = root_of(geometry, sample.images, sample.texts).cpu()
-        root_name = f"mean of training embeddings ({sample.name})"
+        root_name = f"mean of {len(sample.images)} training images and their captions"
     filters: list[float | None] = [None]
     if geometry.has_cones:
         trained = getattr(config.method, "min_radius", None)
