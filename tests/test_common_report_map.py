@@ -153,15 +153,15 @@ def test_kept_neighbours_are_counted_as_by_loops():
 def test_a_layout_keeps_a_circle_and_states_the_share_that_it_keeps():
     angles = torch.linspace(0, 2 * math.pi, 61, dtype=torch.float64)[:-1]
     circle = torch.stack([angles.cos(), angles.sin(), 0 * angles], dim=1)
-    found = layouts(circle[::2], 2 * circle[1::2])
-    assert found["polar"]["by"] == "PCA"
-    assert found["polar"]["kept"] > 0.95
-    turned = np.unwrap(np.array(found["polar"]["angle"])[:30])  # of the images, in order
+    places = layouts(circle[::2], 2 * circle[1::2])
+    assert places["polar"]["by"] == "PCA"
+    assert places["polar"]["kept"] > 0.95
+    turned = np.unwrap(np.array(places["polar"]["angle"])[:30])  # of the images, in order
     assert np.abs(np.diff(turned)) == pytest.approx(2 * math.pi / 30, abs=0.02)
     for name in ("plane", "gap"):
-        xy = np.array(found[name]["xy"])
+        xy = np.array(places[name]["xy"])
         assert np.linalg.norm(xy, axis=1).max() == pytest.approx(1, abs=1e-3)
-    assert found["gap"]["kept"] == 1  # two dimensions are all there are
+    assert places["gap"]["kept"] == 1  # two dimensions are all there are
 
 
 @pytest.mark.parametrize("name", ["sphere", "euclidean_squared"])
@@ -337,9 +337,9 @@ def test_a_run_takes_the_name_of_its_row_and_a_root(paper, folder, geometry, nam
     models = SimpleNamespace(load_encoder=lambda opened, _, overrides: (opened, encoder))
     monkeypatch.setattr(script, "named_checkpoint", lambda path, _: checkpoint)
     monkeypatch.setattr(f"{paper}.evaluate.MODELS", models)
-    label, config, loaded, found = script.opened(folder, [])
+    label, config, loaded, rooted = script.opened(folder, [])
     assert (label, config, loaded) == (name, checkpoint, encoder)
-    assert type(found) is kind
+    assert type(rooted) is kind
     monkeypatch.setitem(checkpoint.state, "paper", "elsewhere")
     with pytest.raises(ConfigError, match=r"belongs to 'elsewhere'; expected one of: .*euclip"):
         script.opened(folder, [])
