@@ -50,12 +50,8 @@ OPTIONS   = --scale $(call typed,SCALE) --seeds $(call typed,SEEDS) --output $(c
             $(call option,ROWS,rows) $(call option,RESULTS,results) $(call option,FORMATS,formats) $(call option,SET,set)
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
 .PHONY: help install test test-slow test-gpu lint format benchmark device-work report reproduce reproduce-all compare \
-        search rows scenes clean
-=======
-.PHONY: help install test test-slow test-gpu lint format benchmark device-work report reproduce reproduce-all compare map rows scenes clean
->>>>>>> b62356b (make map draws the embedding space of runs as one HTML page)
+        search map rows scenes clean
 
 help: ## this list
 	@echo "make reproduce-table2        train and evaluate what the table needs, print ours beside the paper's"
@@ -119,16 +115,14 @@ report: $(RUN_READY) ## pages of everything that was reproduced: an index, and o
 compare: $(RUN_READY) ## models side by side, with paired tests: RUNS="<run, checkpoint or evaluation.json> ..."
 	@$(PY) scripts/compare.py $(call typed,RUNS) $(call option,SET,set) $(call option,OUTPUT,output)
 
-<<<<<<< HEAD
 search: $(RUN_READY) ## settings by validation numbers: ROWS="<row> <row>" SET="section.key=value,value,..."
 	$(if $(filter command,$(origin SEEDS)),$(error SEEDS has no effect: a search has seeds of its own, which no table uses))
 	@$(PY) scripts/search.py $(call typed,PAPER) --rows $(call typed,ROWS) --set $(call typed,SET) \
 	    --scale $(call typed,SCALE) --output $(call typed,OUTPUT) $(call option,DATA,data) \
 	    $(call option,WEIGHTS,weights) $(call option,RESULTS,results)
-=======
+
 map: $(RUN_READY) ## the embedding space of runs as one HTML page: RUNS="<run or checkpoint> ..."
 	@$(PY) scripts/map.py $(call typed,RUNS) $(call option,SET,set) --output $(call typed,OUTPUT)/map.html
->>>>>>> b62356b (make map draws the embedding space of runs as one HTML page)
 
 rows: ## the rows of PAPER: what each is, and whether it was run
 	@$(PYTHON) scripts/parts.py rows $(call typed,PAPER) $(call typed,OUTPUT)
