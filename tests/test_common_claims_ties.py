@@ -14,6 +14,7 @@ from common.report.claims.decide import (
     HOLDS,
     HOLDS_BY_LITTLE,
     NO_DIFFERENCE,
+    NOT_TRAINED,
     UNDECIDED,
     decide,
     measured,
@@ -24,6 +25,7 @@ from common.report.claims.equivalence import UNKNOWN_LEVEL, Rule
 from common.report.claims.expressions import Logic, margins, parse
 from common.report.claims.show import Judged, PaperClaims, counts, evidence, headline, with_q
 from common.report.hits import Hits
+from common.report.table import Training
 
 RULE = Rule(0.5, 1.0)
 EASY = np.random.default_rng(7).normal(0, 1, size=400)  # pictures
@@ -177,6 +179,23 @@ def test_at_least_as_good_as_holds_at_a_one_sided_error_and_fails_at_the_two_sid
 )  # fmt: skip
 def test_a_comparison_that_equal_numbers_satisfy_allows_a_difference(text, allows):
     assert parse(text).allows == allows
+
+
+# ---- rows that did not train -----------------------------------------------------------------------------------------
+
+
+def test_a_row_that_did_not_train_decides_no_claim_but_those_about_training(tmp_path):
+    ours = table({"a": {"x": seeded(50.0)}, "b": {"x": seeded(1.0)}})
+    collapsed = Training("r", "r", loss_over_chance=(0.99, 1.0, 1.0, 1.0, 0.2))
+    rows = [dataclasses.replace(row, training=collapsed if row.method == "b" else None) for row in ours.rows]
+    ours = dataclasses.replace(ours, rows=rows)
+    found = verdict_of(tmp_path, f"{A_X} > {B_X}", ours)
+    assert (found.verdict, found.reason) == (NOT_TRAINED, "b: final loss at 1.00 of its chance level")
+    assert headline(found) == "not trained at demo scale"
+    assert "b: final loss at" in evidence(found)
+    assert found.p is None  # no member of the family
+    assert verdict_of(tmp_path, f"{A_X} > {B_X}", ours, about="training").verdict == HOLDS
+    assert verdict_of(tmp_path, f"{A_X} > 40", ours).verdict == HOLDS  # the other row counts
 
 
 # ---- how many seeds --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from scipy import stats
 
+from common.base.config import ConfigError
 from common.base.files import write_atomically
 from common.report.formats import (
     format_measured,
@@ -19,6 +20,7 @@ from common.report.formats import (
     line_below,
     panel_label,
     reading,
+    remarks,
     to_csv,
     to_latex,
     to_markdown,
@@ -26,7 +28,19 @@ from common.report.formats import (
     write_table,
 )
 from common.report.hits import Hits
-from common.report.table import SEEDS_INTERVAL, Column, Measured, Row, Table, from_json, measured_over_seeds, to_json
+from common.report.page import outdated
+from common.report.table import (
+    SEEDS_INTERVAL,
+    Column,
+    Measured,
+    Row,
+    Table,
+    Training,
+    from_json,
+    measured_over_seeds,
+    to_json,
+)
+from common.reproduce.command import Command, _check_revisions, reproduce_main
 from common.reproduce.tables import trained_on
 
 HOSTILE = r"<script>alert('x')</script> a|b & 100 % of_it #1 $x$ \end{table} [a](http://x.invalid) `code`"
@@ -60,6 +74,91 @@ def test_json_round_trip_gives_the_same_table():
     table = made_up_table()
     assert from_json(to_json(table)) == table
     assert from_json(to_json(from_json(to_json(table)))) == table
+
+
+def with_training(**signs):
+    row = made_up_table().rows[0]
+    training = Training("0123abc", "4567def", "k", **signs)
+    return made_up_table(
+        rows=[dataclasses.replace(row, training=training)],
+        models="Small 2 x 1, 8 px",
+        code={"k": {"common/pool.py": "0"}},
+    )
+
+
+def test_how_rows_were_trained_goes_through_json():
+    table = with_training(
+        loss_over_chance=(0.5, 0.6), validation_metric="acc1", validation=(0.4,), validation_chance=0.1
+    )
+    assert from_json(to_json(table)) == table
+    assert "training" not in json.loads(to_json(made_up_table()))["rows"][0]
+
+
+@pytest.mark.parametrize(
+    ("signs", "failure"),
+    [
+        ({}, ""),
+        ({"loss_over_chance": (0.2, 1.0, 1.0)}, "final loss at 1.00 of its chance level"),
+        ({"loss_over_chance": (0.2, 0.2, 1.0)}, ""),  # one collapsed seed stays
+        ({"loss_over_chance": (0.951,)}, "final loss at 0.95 of its chance level"),
+        ({"loss_over_chance": (0.949,)}, ""),
+        # odds of 0.18 are 0.2195, of 0.1 they are 0.1111
+        ({"validation_metric": "acc1", "validation": (0.18, 0.18), "validation_chance": 0.1},
+         "acc1 of 18 % on validation data, chance level 10 %"),
+        ({"validation_metric": "acc1", "validation": (0.19, 0.19), "validation_chance": 0.1}, ""),
+        ({"validation_metric": "acc1", "validation": (0.01,)}, ""),  # chance unknown
+    ],
+)  # fmt: skip
+def test_a_row_did_not_train_by_its_loss_or_its_validation_figure(signs, failure):
+    table = with_training(**signs)
+    assert table.rows[0].training.failure == failure
+    assert (f"first: not trained: {failure}" in to_markdown(table)) == bool(failure)
+
+
+def test_notes_name_revisions_and_by_what_settings_were_chosen():
+    notes = dict(remarks(with_training()))
+    assert notes["all rows"] == "trained at revision 0123abc, evaluated at 4567def"
+    assert notes["settings"] == "chosen on test data"
+    table = dataclasses.replace(with_training(), chosen_by="val mean recall, 0123abc")
+    assert dict(remarks(table))["settings"] == "chosen by val mean recall, 0123abc"
+    assert (
+        dict(remarks(dataclasses.replace(table, chosen_by="test data (before)")))["settings"] == "chosen on test data"
+    )
+    older = made_up_table(models="Small 2 x 1, 8 px")
+    assert dict(remarks(older))["rows"] == "which of them trained, and at which revision, was not kept"
+    assert "settings" not in dict(remarks(made_up_table()))  # nothing was trained for it
+
+
+def test_a_row_is_marked_where_the_code_that_trained_it_has_changed(monkeypatch):
+    table = with_training()
+    ((row, text),) = outdated(table)
+    assert row == "first"
+    assert re.fullmatch(r"trained before \w+, which changed the code", text)
+    monkeypatch.setattr("common.report.page.changed_files", lambda files: [])
+    assert outdated(table) == []
+    assert outdated(made_up_table()) == []
+
+
+@pytest.mark.parametrize("revision", ["0123abc+changes", "0123abc"])
+def test_uncommitted_code_makes_no_committed_results(monkeypatch, tmp_path, revision):
+    monkeypatch.setattr("common.reproduce.command.COMMITTED", tmp_path / "results")
+    monkeypatch.setattr("common.reproduce.command.git_revision", lambda: revision)
+    command = Command("table2", "demo", (0,), (), tmp_path, tmp_path / "results")
+    row = dataclasses.replace(with_training().rows[0], training=Training("0123abc", revision))
+    table = made_up_table(rows=[row])
+    arguments = ["table2", "--results", str(tmp_path / "results"), "--output", str(tmp_path)]
+    parts = {"table2": lambda command: []}
+    if revision.endswith("+changes"):
+        with pytest.raises(
+            ConfigError, match=r"RESULTS=results: table0, row first was trained and evaluated at .*commit"
+        ):
+            _check_revisions(command, [table])
+        with pytest.raises(ConfigError, match="tracked files differ from it; commit"):
+            reproduce_main("Made up.", "euclip", parts, arguments)
+        _check_revisions(dataclasses.replace(command, results=tmp_path / "elsewhere"), [table])
+    else:
+        _check_revisions(command, [table])
+        reproduce_main("Made up.", "euclip", parts, arguments)
 
 
 def test_a_column_that_is_no_quality_is_neither_better_for_being_higher_nor_lower():

@@ -66,7 +66,7 @@ def test_seeds_are_one_line_and_published_weights_another_with_mcnemars_p_value(
     one, mine, published = (row.ours["pets/acc1"] for row in table.rows)
     assert (one.mean, published.mean) == pytest.approx((100 * hits[0].mean(), 100 * hits[3].mean()))
     assert mine.values == pytest.approx(tuple(100 * hits[1:3].mean(axis=1)))
-    assert (mine.seeds, mine.interval_kind) == ((0, 1), "95 % t over seeds")
+    assert (mine.seeds, mine.interval_kind) == ((0, 1), "95 % over seeds and test pictures")
     won, lost = (hits[3] & ~hits[0]).sum(), (hits[0] & ~hits[3]).sum()
     p = stats.binomtest(int(won), int(won + lost)).pvalue
     gain = 100 * (hits[3].mean() - hits[0].mean())

@@ -12,6 +12,7 @@ import PIL
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+CHANGED = "+changes"  # behind the revision of a checkout whose tracked files differ from it
 
 
 def git_revision() -> str:
@@ -22,7 +23,15 @@ def git_revision() -> str:
     try:
         revision = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results")
-        return f"{revision}+changes" if changed else revision
+        return f"{revision}{CHANGED}" if changed else revision
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def last_change(files: Iterable[str]) -> str:
+    """Short revision that last changed one of these files, paths below the root; "unknown" without git."""
+    try:
+        return _git("log", "-1", "--format=%h", "--", *files) or "unknown"
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

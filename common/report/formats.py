@@ -155,9 +155,30 @@ def remarks(table: Table, with_status: bool = False) -> list[tuple[str, str]]:
     """
     statuses = [(row.method, full_status(table, row)) for row in table.rows if any(row.ours.values())]
     pairs = [(method, status) for method, status in statuses if with_status and status != MEASURED]
+    pairs += [
+        (row.ran or row.method, f"not trained: {row.training.failure}; it decides no claim but those about training")
+        for row in table.rows
+        if row.training is not None and row.training.failure
+    ]
     pairs += _notes_on_rows(table)
+    pairs += _provenance_of_rows(table)
     pairs += [("note", note) for note in table.notes]
     return pairs + [("erratum of the printed table", erratum) for erratum in table.errata]
+
+
+def _provenance_of_rows(table: Table) -> list[tuple[str, str]]:
+    """Pairs of label and text: by what the settings were chosen, and which revisions trained and evaluated the rows."""
+    if not table.models or table.scale in (PAPER_SCALE, "smoke"):  # no run of ours, or none that decides anything
+        return []
+    chosen = table.chosen_by.partition(" ")[0] == "test" or not table.chosen_by
+    pairs = [("settings", "chosen on test data" if chosen else f"chosen by {table.chosen_by}")]
+    made: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.training is not None:
+            text = f"trained at revision {row.training.revision}, evaluated at {row.training.evaluated_at}"
+            made.setdefault(text, []).append(row.method)
+    pairs += [("all rows" if len(made) == 1 else "; ".join(rows), text) for text, rows in made.items()]
+    return pairs if made else [*pairs, ("rows", "which of them trained, and at which revision, was not kept")]
 
 
 def _notes_on_rows(table: Table) -> list[tuple[str, str]]:

@@ -22,7 +22,9 @@ import jinja2
 from markupsafe import Markup, escape
 
 from common.base.arguments import Parser
+from common.base.dependencies import changed_files
 from common.base.files import write_atomically
+from common.base.provenance import last_change
 from common.report.claims.read import FAILS
 from common.report.claims.show import (
     READING,
@@ -63,11 +65,6 @@ _SHOWN = {
     "distances": "histograms of distances",
     "levels": "distances by level of the caption",
 }
-
-
-_FUNCTIONS = (  # that the templates call
-    counts, effect, evidence, glossary, headline, lay_out, line_below, provenance, reading, remarks, style_of, warning,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -251,6 +248,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         print(f"{given.output}: {number} table{'s' if number > 1 else ''}, on a page for each paper beside it")
     return 0
+
+
+def outdated(table: Table) -> list[tuple[str, str]]:
+    """Pairs of row and text, of rows that were trained by files that have changed since."""
+    changed = {key: changed_files(files) for key, files in table.code.items()}
+    return [
+        (row.ran or row.method, f"trained before {last_change(changed[row.training.code])}, which changed the code")
+        for row in table.rows
+        if row.training is not None and changed.get(row.training.code)
+    ]
+
+
+_FUNCTIONS = (  # that the templates call
+    counts, effect, evidence, glossary, headline, lay_out, line_below, outdated, provenance, reading, remarks, style_of,
+    warning,
+)  # fmt: skip
 
 
 def _name(table: Table, changed: bool) -> str:

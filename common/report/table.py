@@ -12,6 +12,7 @@ from these records (see `formats.py`) and JSON alone is read back.
 import json
 import math
 import re
+import statistics
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
@@ -28,6 +29,7 @@ OF_SHARES = " on the arcsine scale"  # where ± would leave the range of a share
 QUERIES_INTERVAL = "95 % bootstrap over queries, one seed"
 MEASURED = "measured"
 PAPER_SCALE = "paper"
+_LOSS_OF_CHANCE, _ODDS_OF_CHANCE = 0.95, 2  # a row that did not get away from a guess did not train
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ def measured_over_seeds(
     query_interval: tuple[float, float] | None = None,
     query_interval_kind: str = QUERIES_INTERVAL,
     full_protocol: Mapping[str, Any] | None = None,
+    validation: float | None = None,
     hits: Hits | None = None,
 ) -> Measured:
     """A `Measured` with the interval that its number of seeds allows.
@@ -118,7 +121,7 @@ def measured_over_seeds(
     Two seeds or more: 95 % over seeds and test pictures where `hits` are known, else Student's t over seeds, and
     `query_interval` is ignored. One seed: `query_interval`, 95 % over queries in the column's unit, a bootstrap unless
     its kind names another rule, or no interval when it is None.
-    `full_protocol` is what claims compare; `hits` are those of the same seeds.
+    `full_protocol` is what claims compare; `validation` and `hits` are those of the same seeds.
     """
     if len(values) >= 2:
         interval, kind = interval_over_seeds(values), SEEDS_INTERVAL
@@ -138,8 +141,48 @@ def measured_over_seeds(
         protocol,
         chance,
         dict(full_protocol or {}),
+        validation=validation,
         hits=hits,
     )
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the runs of a row were made, and the signs by which it trained: none of them is a test number.
+
+    revision, evaluated_at: git revisions of the code that trained and that evaluated, several joined by ", ". code: key
+    of `Table.code`, of the files that trained it. loss_over_chance: the final loss over its chance level, by seed.
+    validation, validation_chance: the last validation figure by seed and its chance level, fractions; the figure is
+    named `validation_metric`. What was not logged is empty.
+    """
+
+    revision: str
+    evaluated_at: str
+    code: str = ""
+    loss_over_chance: tuple[float, ...] = ()
+    validation_metric: str = ""
+    validation: tuple[float, ...] = ()
+    validation_chance: float | None = None
+
+    def __post_init__(self):
+        _set(self, loss_over_chance=tuple(self.loss_over_chance), validation=tuple(self.validation))
+
+    @property
+    def failure(self) -> str:
+        """By which sign the row did not train; empty where it did, or where nothing was logged.
+
+        The median over seeds of the final loss is 0.95 of its chance level or above, or the odds of the mean validation
+        figure are below twice those of chance. The rule takes whole rows: one seed that collapsed stays.
+        """
+        loss = statistics.median(self.loss_over_chance) if self.loss_over_chance else 0.0
+        if loss >= _LOSS_OF_CHANCE:
+            return f"final loss at {loss:.2f} of its chance level"
+        if self.validation and self.validation_chance is not None:
+            figure, chance = math.fsum(self.validation) / len(self.validation), self.validation_chance
+            if figure * (1 - chance) < _ODDS_OF_CHANCE * chance * (1 - figure):
+                numbers = f"{100 * figure:.2g} % on validation data, chance level {100 * chance:.2g} %"
+                return f"{self.validation_metric} of {numbers}"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -147,7 +190,8 @@ class Row:
     """One method: the paper's numbers by column key, ours by column key, and what became of the row.
 
     `status` is "measured" or the reason why there is no number, for example "not run: needs published weights". `ran`
-    names what ran where the paper's name of the method does not: "Multi(32, 4), ViT 128 x 4, 48 px".
+    names what ran where the paper's name of the method does not: "Multi(32, 4), ViT 128 x 4, 48 px". `training` is None
+    in tables of before it was kept.
     """
 
     method: str
@@ -156,6 +200,7 @@ class Row:
     status: str
     note: str = ""
     ran: str = ""
+    training: Training | None = None
 
     def __post_init__(self):
         for key, value in self.paper.items():
@@ -181,7 +226,9 @@ class Table:
 
     `paper` is the folder, `table_id` the stem of the written files, `created` an ISO date, `errata` what is wrong in
     the printed table, `notes` what a reader of ours must know, `models` what was trained: sizes, pixels, parameters,
-    steps. `hits_file` is the name of the file of hits beside the JSON; empty = none.
+    steps. `hits_file` is the name of the file of hits beside the JSON; empty = none. `chosen_by` is the number by which
+    the settings of its scale were chosen; empty = test data. `code` is, by the key that rows name, file -> hash of what
+    trained them.
     """
 
     paper: str
@@ -202,6 +249,8 @@ class Table:
     notes: tuple[str, ...] = field(default=())
     models: str = ""
     hits_file: str = ""
+    chosen_by: str = ""
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __post_init__(self):
         for name in ("columns", "rows", "seeds", "errata", "notes"):
@@ -252,8 +301,12 @@ def to_json(table: Table) -> str:
         for key in ("undecided", "validation"):
             if not cell[key]:
                 del cell[key]
-    if not table.hits_file:
-        del content["hits_file"]
+    for row in content["rows"]:
+        if row["training"] is None:
+            del row["training"]
+    for key in ("hits_file", "chosen_by", "code"):
+        if not content[key]:
+            del content[key]
     return json_of_format("report table", content)
 
 
@@ -276,7 +329,8 @@ def from_json(text: str) -> Table:
         if not isinstance(cells, dict) or not isinstance(row.get("paper"), dict):
             raise ValueError("every row needs 'paper' and 'ours' as objects")
         ours = {key: None if cell is None else build(Measured, cell) for key, cell in cells.items()}
-        rows.append(build(Row, {**row, "ours": ours}))
+        training = build(Training, row["training"]) if row.get("training") else None
+        rows.append(build(Row, {**row, "ours": ours, "training": training}))
     return build(Table, {**content, "columns": columns, "rows": rows})
 
 

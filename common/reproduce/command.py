@@ -10,7 +10,7 @@ from typing import Any
 from common.base.arguments import Parser, accepted
 from common.base.config import SCALES, ConfigError, load_config
 from common.base.files import shown, write_atomically
-from common.base.provenance import ROOT, hash_of
+from common.base.provenance import CHANGED, ROOT, git_revision, hash_of
 from common.distributed import is_main_process
 from common.report.claims.show import judge, to_markdown, touching
 from common.report.claims.show import to_text as claims_to_text
@@ -23,6 +23,7 @@ from common.reproduce.rows import paper_tables
 from common.run.launch import join_processes
 
 SEARCH_SEEDS = (1000, 1001, 1002)  # of `make search`; tables count theirs from 0 and stop below
+COMMITTED = ROOT / "results"
 WHERE_DATA_LIE = {  # settings of where the data lie; others of `data` make other data of it
     f"data.{name}"
     for name in (
@@ -171,6 +172,11 @@ def reproduce_main(
     if set(rows) == set(known):
         rows = ()  # the whole table
     results = options.results if options.results is not None else options.output / "results"
+    if results.resolve() == COMMITTED and git_revision().endswith(CHANGED):
+        raise ConfigError(
+            "RESULTS=results takes what a committed revision makes, and tracked files differ from it; commit the "
+            "changes first (git status lists them), or leave RESULTS out"
+        )
     seeds = tuple(range(int(options.seeds)))
     command = Command(
         options.part, options.scale, seeds, overrides, options.output, results, rows, custom_files, formats
@@ -211,6 +217,7 @@ def with_folders(overrides: Iterable[str], scale: str, data: str, weights: str) 
 def _write(command: Command, paper: str, tables: list[Table]) -> None:
     """Prints and writes the tables, a figure of each, and the page of all results."""
     folder = command.folder(paper)
+    _check_revisions(command, tables)
     for table in tables:
         print("\n" + to_text(table))
         write_table(table, folder, command.formats)
@@ -220,6 +227,22 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
     page = command.output / "report.html"
     collect_page(roots, page)
     print(f"\ntables and figures: {shown(folder)}\npage:               {shown(page)}")
+
+
+def _check_revisions(command: Command, tables: list[Table]) -> None:
+    """Refuses runs of uncommitted code among committed results.
+
+    Raises:
+        ConfigError: names table, row and revision.
+    """
+    for table in tables if command.results.resolve() == COMMITTED else ():
+        for row in (row for row in table.rows if row.training is not None):
+            revisions = f"{row.training.revision}, {row.training.evaluated_at}"
+            if CHANGED in revisions:
+                raise ConfigError(
+                    f"RESULTS=results: {table.table_id}, row {row.method} was trained and evaluated at {revisions}; "
+                    "expected committed revisions: remove its run below OUTPUT, commit, and run the command again"
+                )
 
 
 def _write_claims(command: Command, paper: str, tables: list[Table], roots: list[Path]) -> None:

@@ -123,6 +123,7 @@ class RowRun:
     versions: str
     config: Any
     validation: dict[str, dict[str, float]] = field(default_factory=dict)
+    evaluated_at: str = ""
 
 
 # of a config's `start`: the setting that names a row -> the one that takes the folder of its run
@@ -277,6 +278,7 @@ def read_run(files: RunFiles, config: Any) -> RowRun:
         training_data=evaluation["training_data"],
         hardware=evaluation["hardware"],
         git_revision=evaluation["training_revision"],
+        evaluated_at=evaluation["git_revision"],
         versions=measured if measured == trained else f"{trained}, measured with {measured}",
         config=config,
         validation=(validation or {}).get("validation", {}),

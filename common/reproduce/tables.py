@@ -11,14 +11,24 @@ from typing import Any
 from safetensors import safe_open
 
 from common.base.config import ConfigError
-from common.base.provenance import git_revision
+from common.base.files import read_json
+from common.base.provenance import ROOT, git_revision, hash_of
 from common.diagnosis import PLATEAU
 from common.distributed import is_main_process
 from common.evaluation.protocol import check_alike, data_text, protocol_text
 from common.report.formats import heading
 from common.report.hits import Hits
 from common.report.statistics import interval_of_hits
-from common.report.table import MEASURED, QUERIES_INTERVAL, Column, Measured, Row, Table, measured_over_seeds
+from common.report.table import (
+    MEASURED,
+    QUERIES_INTERVAL,
+    Column,
+    Measured,
+    Row,
+    Table,
+    Training,
+    measured_over_seeds,
+)
 from common.report.training_figure import plot_training
 from common.reproduce.command import Command
 from common.reproduce.rows import Job, PaperCode, RowRun, paper_tables
@@ -184,6 +194,7 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
         query_interval=query_interval,
         query_interval_kind=QUERIES_INTERVAL.replace("bootstrap", kind),
         full_protocol=protocol,
+        validation=_validation_level(runs, metric),
         hits=Hits.of([run.hits.get(role, {}).get(metric, ()) for run in runs]),
     )
 
@@ -312,7 +323,12 @@ def table_of(
     every_run = [run for seeds in runs.values() for run in seeds]
     # a row that ran with other sizes than in print has a second name
     ran = _ran(source, runs)
-    rows = [replace(row, ran=ran.get(row.method, row.ran)) for row in rows]
+    made = {method: training_of(seeds) for method, seeds in runs.items()}
+    rows = [
+        replace(row, ran=ran.get(row.method, row.ran), training=made.get(row.method, (row.training,))[0])
+        for row in rows
+    ]
+    code = {key: files for _, key, files in made.values()}
     fields = {
         "paper_title": printed["paper"]["title"],
         "paper_version": str(source["version"]),
@@ -323,6 +339,10 @@ def table_of(
         "hardware": ", ".join(sorted({run.hardware for run in every_run})),
         "errata": () if suffix else source.get("errata", ()),
         "models": models_of(runs),
+        "chosen_by": _chosen_by(paper, command.scale),
+        "code": {
+            row.training.code: code[row.training.code] for row in rows if row.training and row.training.code in code
+        },
         **differs,
     }
     fields["notes"] = [*fields.get("notes", ()), *_versions_note(runs)]
@@ -330,6 +350,57 @@ def table_of(
         paper=paper, table_id=table_id + suffix, columns=columns, rows=rows, scale=command.scale, seeds=command.seeds,
         command=command.text(paper), **fields,
     )  # fmt: skip
+
+
+def training_of(runs: Sequence[RowRun]) -> tuple[Training, str, dict[str, str]]:
+    """How a row's runs were made, from their logs; the key of the files that trained them; these with their hashes."""
+    losses, validations = [], []
+    for run in runs:
+        records = read_log(run.files.log) if run.files is not None and run.files.log.is_file() else []
+        losses += [record["loss_over_chance"] for record in records if "loss_over_chance" in record][-1:]
+        validations.append(_last_validation(run))
+    metric = next((name for name in _VALIDATION if all(name in of_run for of_run in validations)), "")
+    files: dict[str, str] = {}
+    for run in runs:
+        files |= (read_json(run.files.dependencies) if run.files is not None else None) or {}
+    key = hash_of(files) if files else ""
+    training = Training(
+        ", ".join(sorted({run.git_revision for run in runs})),
+        ", ".join(sorted({run.evaluated_at for run in runs})),
+        key,
+        tuple(losses) if len(losses) == len(runs) else (),
+        metric,
+        tuple(of_run[metric] for of_run in validations) if metric else (),
+        validations[0].get(f"chance_{metric}"),
+    )
+    return training, key, files
+
+
+_VALIDATION = ("mean_recall", "acc1", "knn_acc1", "accuracy")  # figures of a validation that tell whether a row trained
+
+
+def _last_validation(run: RowRun) -> dict[str, float]:
+    """Metric -> value of the last validation, over all its data; empty without one."""
+    if run.files is None or not run.files.log.is_file():
+        return {}
+    records = [record for record in read_log(run.files.log) if record["event"] == "evaluate"]
+    last = [record["metrics"] for record in records if record["step"] == records[-1]["step"]]
+    return {name: value for metrics in last for name, value in metrics.items()}
+
+
+def _validation_level(runs: Sequence[RowRun], metric: str) -> float | None:
+    """Mean over seeds of a metric on validation data, in percent."""
+    levels = [_last_validation(run).get(metric) for run in runs]
+    return None if None in levels else 100 * math.fsum(levels) / len(levels)
+
+
+def _chosen_by(paper: str, scale: str) -> str:
+    """By which number the settings of a scale were chosen, as its file states it; empty where it does not."""
+    path = ROOT / paper / "configs" / f"scale_{scale}.yaml"
+    stated = (
+        re.search(r"^# chosen by: (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
+    )
+    return stated[1] if stated else ""
 
 
 def _versions_note(runs: Runs) -> list[str]:

@@ -187,12 +187,16 @@ def validate_pairs(run: Run) -> tuple[dict[str, Mapping[str, float]], dict[str, 
     """Ranks the validation pairs, and classifies a labelled set if there is one.
 
     Returns:
-        Name of the data -> metrics; metric -> its name on the screen.
+        Name of the data -> metrics, and the chance level of each as chance_<metric>; metric -> its name on the screen.
     """
     pairs, task = run.training.validation_pairs, run.training.validation_task
-    metrics = {pairs.name: evaluate_retrieval(run.encoder, pairs).metrics}
+    results = {pairs.name: evaluate_retrieval(run.encoder, pairs)}
     if task is not None:
-        metrics[task.name] = evaluate_zero_shot(run.encoder, task, run.config.method.prompt_average).metrics
+        results[task.name] = evaluate_zero_shot(run.encoder, task, run.config.method.prompt_average)
+    metrics = {
+        name: result.metrics | {f"chance_{metric}": level for metric, level in result.chance.items()}
+        for name, result in results.items()
+    }
     return metrics, {"i2t_recall_at_1": "R@1 i2t", "t2i_recall_at_1": "t2i", "acc1": "zero-shot"}
 
 

@@ -273,10 +273,11 @@ def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dic
     counts, of equal ones the last; a number of the paper never does."""
     every = []
     for table in tables:
+        untrained = {row.method: row.training.failure for row in table.rows if row.training is not None}
         for column in table.columns:
             rows = {row.method: number for row in table.rows if (number := row.ours.get(column.key)) is not None}
             for row, number in rows.items():
-                cell = OurCell(number, column.unit, table.data, row, rows)
+                cell = OurCell(number, column.unit, table.data, row, rows, untrained.get(row, ""))
                 every.append((table.scale, Cell(table.table_id, row, column.key), cell))
     for experiment in experiments:
         columns: dict[str, dict[str, Measured]] = {}
