@@ -19,10 +19,12 @@ from processes import FORKS, in_processes
 from torch.multiprocessing import ProcessExitedException
 from two_processes import trained_and_checked
 
+from common.base.config import ConfigError, _check_script
 from common.base.settings import RunConfig
 from common.run import training
 from common.run.launch import run_or_explain, start_accelerator
 from contrastive_basics import pretrain
+from euclip import train as euclip_train
 from geomm import finetune
 from geomm import train as geomm_train
 from oblique_topology import train
@@ -269,11 +271,31 @@ def test_a_precision_of_accelerate_s_config_file_is_refused_in_the_last_line_of_
         (geomm_train.main, "vision_swav", "pretrain.py"),
         (finetune.main, "albef", "train.py"),
         (pretrain.main, "table1_ours", "train.py"),
+        (train.main, str(ROOT / "euclip/configs/table4_clip.yaml"), "train.py"),
+        (euclip_train.main, str(ROOT / "oblique_topology/configs/table2_clip.yaml"), "train.py"),
+        (euclip_train.main, str(ROOT / "geomm/configs/vqa_albef.yaml"), "finetune.py"),
     ],
 )
 def test_a_row_of_another_script_is_refused_with_its_command(main, row, script):
     output = message_of(main, "--config", row, "--scale", "smoke")
     assert re.fullmatch(rf"error: --config {row}: \w+/\w+\.py does not train it; run: .*/{script} --config .*", output)
+
+
+def test_a_row_of_another_paper_is_refused_with_or_without_its_header(tmp_path):
+    for paper in ("euclip", "oblique_topology"):
+        shutil.copytree(ROOT / paper / "configs", tmp_path / paper / "configs")
+    script, configs = tmp_path / "euclip" / "train.py", tmp_path / "oblique_topology" / "configs"
+    (configs / "mine.yaml").write_text("method: {structure: Multi(2, 16)}\n")
+    command = "accelerate launch oblique_topology/train.py --config"
+    for name, config in (("table2_clip", "oblique_topology/configs/table2_clip.yaml"), ("mine", configs / "mine.yaml")):
+        with pytest.raises(ConfigError, match=re.escape(f"euclip/train.py does not train it; run: {command} {config}")):
+            _check_script("--config x", configs / f"{name}.yaml", script)
+    # rows of this paper, rows of a user, and a script that no row names
+    (tmp_path / "euclip/configs/mine.yaml").touch()
+    (tmp_path / "mine.yaml").touch()
+    for row in ("euclip/configs/table4_clip.yaml", "euclip/configs/mine.yaml", "mine.yaml"):
+        _check_script("--config x", tmp_path / row, script)
+    _check_script("--config x", configs / "table2_clip.yaml", script.with_name("my_train.py"))
 
 
 @pytest.mark.parametrize(

@@ -134,22 +134,32 @@ def entry_arguments(
     arguments = parser.parse_intermixed_args(words_to_parse)
     arguments.row = Path(arguments.config).stem
     file = row_file(folder, arguments.config)
-    run_line = _run_line(file) if file.is_file() else None
-    # a script that no row names is the user's and trains any row
-    if run_line and run_line[2] != script.name and script.name in _scripts_of_rows(folder):
-        raise ConfigError(
-            f"--config {arguments.config}: {folder.name}/{script.name} does not train it; run: {run_line[1]}"
-        )
+    _check_script(f"--config {arguments.config}", file, script)
     return load_row(config_class, folder, file, arguments.scale, arguments.overrides, scale_files), arguments
 
 
-def _run_line(file: Path) -> re.Match | None:
-    # the comment that states how a row is trained: group 1 is the command, group 2 the script
-    return re.search(r"^# Run: (.*?(\w+\.py).*)$", file.read_text("utf-8", "replace"), re.MULTILINE)
+def _check_script(where: str, file: Path, script: Path) -> None:
+    """Refuses a row of another script or paper; `where` is the option and its value for the message.
+
+    Raises:
+        ConfigError: names the command that trains the row.
+    """
+    folder, place = script.resolve().parent, file.resolve().parent
+    this, named = f"{folder.name}/{script.name}", _run_line(file)
+    if named is None and place.name == "configs" and place.parent != folder and place.parent.parent == folder.parent:
+        other = f"{place.parent.name}/train.py"  # a custom row of another paper
+        named = f"accelerate launch {other} --config {file}", other
+    # a script that no row names is the user's and trains any row
+    rows = map(_run_line, (folder / "configs").glob("*.yaml"))
+    if named and named[1] != this and this in {line[1] for line in rows if line}:
+        raise ConfigError(f"{where}: {this} does not train it; run: {named[0]}")
 
 
-def _scripts_of_rows(folder: Path) -> set[str]:
-    return {run_line[2] for file in (folder / "configs").glob("*.yaml") if (run_line := _run_line(file))}
+def _run_line(file: Path) -> tuple[str, str] | None:
+    # the comment that states how a row is trained: command and script, "<paper>/<name>.py"
+    text = file.read_text("utf-8", "replace") if file.is_file() else ""
+    match = re.search(r"^# Run: (.*?(\w+/\w+\.py).*)$", text, re.MULTILINE)
+    return match and (match[1], match[2])
 
 
 def row_file(folder: Path, row: str) -> Path:
