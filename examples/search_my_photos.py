@@ -25,7 +25,7 @@ from PIL import Image, ImageOps
 from common.base.arguments import Parser
 from common.base.config import load_row
 from common.base.files import printable, shown, write_atomically
-from common.base.provenance import ROOT
+from common.base.places import ROOT, outputs
 from common.data.pairs import open_training_pairs
 from common.data.shard_paths import files_below
 from common.data.text_files import read_text
@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> Path:
     parser.add_argument("queries", nargs="+", help="texts to search for")
     parser.add_argument("--weights", default="", help="folder with weights by name, default: timm's from the hub")
     parser.add_argument("--best", type=int, default=8, help="pictures shown for each query, default %(default)s")
-    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "my_photos", help="default %(default)s")
+    parser.add_argument("--output", type=Path, default=outputs() / "my_photos", help="default %(default)s")
     parser.add_argument("--set", nargs="+", default=[], metavar="section.key=value", help="any setting of a run")
     options = parser.parse_args(arguments)
 

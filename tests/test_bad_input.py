@@ -71,7 +71,9 @@ def with_faults(*keys):
 @pytest.fixture
 def data(tmp_path, monkeypatch):
     """A folder of good shards; tests spoil them."""
-    monkeypatch.setattr(pairs_module, "ROOT", tmp_path)  # the index of the shards is kept below it
+    monkeypatch.setattr(
+        pairs_module, "outputs", lambda: tmp_path / "outputs"
+    )  # the index of the shards is kept below it
     folder = tmp_path / "data"
     folder.mkdir()
     write_tar(folder / "train.tar", GOOD)

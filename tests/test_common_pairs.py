@@ -46,7 +46,7 @@ SIZE = (24, 20)  # of a picture, pixels
 @pytest.fixture(autouse=True)
 def folders_below_the_test(tmp_path, monkeypatch):
     """Indices of shards and the library's caches go below the test's folder."""
-    monkeypatch.setattr(pairs_module, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(pairs_module, "outputs", lambda: tmp_path / "root" / "outputs")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     datasets.disable_progress_bars()
 
@@ -623,7 +623,7 @@ def test_a_broken_sample_of_a_mixture_is_replaced_by_one_of_its_set_and_ids_of_t
 
 
 def test_the_words_of_a_mixture_are_those_of_all_its_sets_and_its_fingerprint_knows_the_weights(mixture, monkeypatch):
-    monkeypatch.setattr("common.data.text.ROOT", pairs_module.ROOT)
+    monkeypatch.setattr("common.data.text.outputs", pairs_module.outputs)
     pairs = open_training_pairs(mixture, 0)
     tokenizer = build_tokenizer(mixture, pairs)
     rows = tokenizer.encode(["picture view of", "circle square triangle"], 8)

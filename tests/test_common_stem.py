@@ -185,7 +185,7 @@ def kept_files(folder):
 
 def test_training_on_kept_features_is_training_on_pictures(tmp_path, monkeypatch):
     saved("test_efficientnet", tmp_path / "weights")
-    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    monkeypatch.setattr("common.run.inputs.outputs", lambda: tmp_path / "outputs")
     kept, kept_evaluation = hybrid_run(tmp_path / "kept", tmp_path / "weights")
     kept_sets = kept_files(tmp_path)
     assert kept_sets["scenes-train"] == kept_sets["scenes-test"] == 1
@@ -200,7 +200,7 @@ def test_training_on_kept_features_is_training_on_pictures(tmp_path, monkeypatch
 def of_one_of_two(folder):
     as_launched()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("common.run.inputs.ROOT", folder)
+        patch.setattr("common.run.inputs.outputs", lambda: folder / "outputs")
         hybrid_run(folder / "two", folder / "weights", accelerator=launched_accelerator())
 
 
@@ -208,7 +208,7 @@ def test_two_processes_train_a_hybrid_tower_as_one(tmp_path, monkeypatch):
     saved("test_efficientnet", tmp_path / "weights")
     in_processes(2, of_one_of_two, tmp_path)
     assert kept_files(tmp_path)["scenes-train"] == 1
-    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path / "own")
+    monkeypatch.setattr("common.run.inputs.outputs", lambda: tmp_path / "own" / "outputs")
     hybrid_run(tmp_path / "one", tmp_path / "weights")
     one, two = (read_log(tmp_path / name / "log.jsonl") for name in ("one", "two"))
     for name in ("loss", "gradient_norm"):
@@ -221,7 +221,7 @@ def test_a_published_hybrid_gives_the_same_numbers_without_its_weights_at_hand(t
     saved("test_efficientnet", tmp_path / "weights")
     colours = {"mean": [0.1, 0.6, 0.3], "std": [0.9, 0.2, 0.4]}
     (tmp_path / "weights" / "config.json").write_text(json.dumps({"architecture": "test_efficientnet", **colours}))
-    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    monkeypatch.setattr("common.run.inputs.outputs", lambda: tmp_path / "outputs")
     run, folder, answer = tmp_path / "row-smoke-0123abcd" / "seed0", tmp_path / "mine", tmp_path / "answer.json"
     _, measured = hybrid_run(run, tmp_path / "weights")
     shutil.rmtree(tmp_path / "weights")
@@ -240,7 +240,7 @@ def test_a_published_hybrid_gives_the_same_numbers_without_its_weights_at_hand(t
 
 def test_a_hybrid_run_goes_on_to_the_same_losses_and_is_what_another_starts_from(tmp_path, monkeypatch):
     network = saved("test_efficientnet", tmp_path / "weights")
-    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    monkeypatch.setattr("common.run.inputs.outputs", lambda: tmp_path / "outputs")
     often = ("run.save_every=1", "run.keep_checkpoints=3", "model.image.stem.views=mirror")
     whole, _ = hybrid_run(tmp_path / "run", tmp_path / "weights", *often)
     assert (kept_files(tmp_path)["scenes-train"], kept_files(tmp_path)["scenes-test"]) == (2, 1)

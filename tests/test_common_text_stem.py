@@ -264,7 +264,7 @@ def run(folder, config, resume=False):
 
 
 def test_training_on_kept_captions_is_training_on_captions_and_goes_on(photographs, bert, tmp_path, monkeypatch):
-    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    monkeypatch.setattr("common.run.inputs.outputs", lambda: tmp_path / "outputs")
     config = config_of(photographs, bert)
     whole, metrics = run(tmp_path / "kept", config)
     (file,) = (tmp_path / "outputs" / "features").glob("*.f16")
@@ -318,7 +318,7 @@ def test_a_key_holds_the_hash_of_weights_and_not_their_path(photographs, bert, t
 
 
 def test_lit_trains_only_the_text_side(photographs, bert, tmp_path, monkeypatch):
-    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    monkeypatch.setattr("common.run.inputs.outputs", lambda: tmp_path / "outputs")
     monkeypatch.setattr(Stem, "load_", lambda self, weights: None)
     monkeypatch.setattr("common.run.sources.weights_fingerprint", lambda *arguments: "")
     channels = Stem("test_efficientnet", 64).channels

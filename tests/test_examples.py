@@ -125,7 +125,7 @@ def painted(number: int) -> tuple[str, bytes]:
 
 
 def test_geometries_are_compared_on_locked_features(weights, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    monkeypatch.setattr("common.run.inputs.outputs", lambda: tmp_path / "outputs")
     for split, numbers in (("train", range(24)), ("test", range(24, 27))):
         samples = {}
         for number in numbers:
@@ -144,7 +144,7 @@ def test_geometries_are_compared_on_locked_features(weights, tmp_path, monkeypat
 
 
 def test_user_photographs_are_searched_with_captions_and_without(weights, tmp_path, monkeypatch):
-    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    monkeypatch.setattr("common.run.inputs.outputs", lambda: tmp_path / "outputs")
     search, photos = example("search_my_photos"), tmp_path / "\udcdcbung"  # Latin-1
     photos.mkdir()
     lines = ["path\tcaption"]

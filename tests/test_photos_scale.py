@@ -86,7 +86,7 @@ def trained(photographs, weights, tmp_path_factory):
         files = RunFiles(tmp_path_factory.mktemp("run"))
         train = importlib.import_module(f"{paper}.train").train
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("common.run.inputs.ROOT", photographs)
+            patch.setattr("common.run.inputs.outputs", lambda: photographs / "outputs")
             train(config, open_training_pairs(config.data, 0), files, False, Accelerator(cpu=True), "test")
         first, last = (path / "model.safetensors" for path in sorted(files.checkpoints.glob("step-*")))
         before, after = load_file(first), load_file(last)
@@ -166,7 +166,7 @@ def test_the_text_side_trains_against_the_mean_of_the_networks_features(trained,
 def test_what_looks_at_a_trained_run_reads_the_features_that_training_kept_of_the_whole_set(
     trained, photographs, monkeypatch
 ):
-    monkeypatch.setattr("common.run.inputs.ROOT", photographs)
+    monkeypatch.setattr("common.run.inputs.outputs", lambda: photographs / "outputs")
     run = trained("euclip", "table4_euclip")
     config, encoder = load_encoder(last_checkpoint(run.files.checkpoints), torch.device("cpu"))
     drawn = DrawnPairs(open_training_pairs(config.data, 0), 7)
@@ -187,7 +187,7 @@ def test_a_linear_probe_on_a_stem_that_is_held_still_reads_the_trained_class_tok
             folder = tmp_path / part / "test" / "ab"[number % 2]
             folder.mkdir(parents=True, exist_ok=True)
             (folder / file.name).symlink_to(file)
-    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    monkeypatch.setattr("common.run.inputs.outputs", lambda: tmp_path / "outputs")
     run = trained("oblique_topology", "table2_multi")
     config, encoder = trained_model(run)
     parts = ("imagenet_train", "imagenet")
@@ -207,7 +207,7 @@ def test_geomm_s_readings_train_two_matrices_on_kept_features(trained, photograp
 
 
 def test_the_loss_landscape_moves_what_was_trained_and_costs_count_no_stem(trained, photographs, monkeypatch):
-    monkeypatch.setattr("common.run.inputs.ROOT", photographs)
+    monkeypatch.setattr("common.run.inputs.outputs", lambda: photographs / "outputs")
     config, encoder = trained_model(trained("oblique_topology", "table2_clip"))
     images, token_ids = training_batch(config, encoder, BATCH)
     assert images.shape == (BATCH, 1280, 7, 7)
@@ -249,7 +249,7 @@ def test_captions_of_a_bert_take_the_place_of_words(trained, weights, photograph
     assert torch.equal(run.tensors["text_tower.stem.network.token_embedding.weight"], words.float())
     assert not any(".stem.network." in name for name in run.moved)
     assert list((photographs / "outputs" / "features").glob("captions-*.f16"))
-    monkeypatch.setattr("common.run.inputs.ROOT", photographs)
+    monkeypatch.setattr("common.run.inputs.outputs", lambda: photographs / "outputs")
     config, encoder = trained_model(run)  # what looks at the run reads the kept ones, and computes others
     texts, stem = open_training_pairs(config.data, 0).captions(0), encoder.model.text_tower.stem
     read, stem.kept = encoder.texts(texts), None

@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from common.base.provenance import ROOT
+from common.base.places import ROOT, is_of_repository
 
-_NO_PART_OF_A_RESULT = ("tests", "scripts", "outputs", "results")  # folders of the repository
+_NO_PART_OF_A_RESULT = ("tests", "scripts", "vlgeometry", "outputs", "results")  # folders of the repository
 
 
 def loaded_files(*kinds: str) -> dict[str, str]:
@@ -44,10 +44,10 @@ def changed_files(files: Mapping[str, str]) -> list[str]:
 def _below_root(path: str) -> str | None:
     """None for a file of another project."""
     file = Path(path).resolve()
-    if not file.is_relative_to(ROOT) or not file.is_file():
+    if not is_of_repository(file) or not file.is_file():
         return None
-    first, *parts = file.relative_to(ROOT).parts
-    is_other = first in _NO_PART_OF_A_RESULT or first.startswith(".") or "site-packages" in parts
+    first = file.relative_to(ROOT).parts[0]
+    is_other = first in _NO_PART_OF_A_RESULT or first.startswith(".")
     return None if is_other else file.relative_to(ROOT).as_posix()
 
 

@@ -1,6 +1,7 @@
 """Where a result comes from: git revision, the code and the machine that produced it."""
 
 import hashlib
+import importlib.metadata
 import json
 import platform
 import subprocess
@@ -11,15 +12,19 @@ from typing import Any
 import PIL
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from common.base.places import DISTRIBUTION, ROOT, is_installed
+
 CHANGED = "+changes"  # behind the revision of a checkout whose tracked files differ from it
 
 
 def git_revision() -> str:
     """Short revision of the checkout, with "+changes" if tracked files differ; "unknown" without git.
 
+    Installed by pip: "version 0.1.0", whatever repository the environment lies in.
     Changes below results/ do not count: a command that writes them must not make the next one another revision's.
     """
+    if is_installed():
+        return f"version {importlib.metadata.version(DISTRIBUTION)}"
     try:
         revision = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.base.provenance import ROOT
+from common.base.places import outputs
 from common.base.settings import CAPTION_FILES, TAKEN_BY, DataConfig
 from common.data.broken import BrokenSample
 from common.data.held_out import split_off
@@ -215,7 +215,7 @@ def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> Pairs:
 
 
 def _shard_index() -> Path:
-    return ROOT / "outputs" / "shard_index"
+    return outputs() / "shard_index"
 
 
 def _name_and_split(data: DataConfig, role: str, root: Path) -> tuple[str, str | None]:

@@ -13,7 +13,8 @@ from typing import Any
 import filelock
 
 from common.base.files import NoLocks, locked, write_json
-from common.base.provenance import ROOT, code_fingerprint, hash_of
+from common.base.places import outputs
+from common.base.provenance import code_fingerprint, hash_of
 from common.base.settings import DataConfig
 from common.data.pairs import Pairs
 from common.data.scenes import scene_words
@@ -114,7 +115,7 @@ def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
         )
     if data.training_sources == {"scenes"}:
         return WordTokenizer.from_words(scene_words())
-    return words_of(training_pairs, data.min_word_count, data.max_words, ROOT / "outputs" / "tokenizers")
+    return words_of(training_pairs, data.min_word_count, data.max_words, outputs() / "tokenizers")
 
 
 def warn_of_unread_words(tokenizer: Tokenizer, *sets: Pairs) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from common.base.arguments import Parser, accepted
 from common.base.config import SCALES, ConfigError, load_config
 from common.base.files import shown, write_atomically
-from common.base.provenance import CHANGED, ROOT, git_revision, hash_of
+from common.base.places import ROOT, outputs
+from common.base.provenance import CHANGED, git_revision, hash_of
 from common.distributed import is_main_process
 from common.report.claims.show import judge, to_markdown, touching
 from common.report.claims.show import to_text as claims_to_text
@@ -136,7 +137,7 @@ def reproduce_main(
     parser.add_argument(
         "--rows", default="", help="rows of a table to train, 'a b'; a custom row by name or file; default all"
     )
-    parser.add_argument("--output", type=Path, default=ROOT / "outputs", help="runs, results and page")
+    parser.add_argument("--output", type=Path, default=outputs(), help="runs, results and page")
     parser.add_argument("--results", type=Path, default=None, help="where the tables go; default <output>/results")
     parser.add_argument(
         "--formats", default="", help="of the tables beside Markdown and JSON: csv, latex, or csv,latex"

@@ -18,7 +18,8 @@ from common.base.arguments import rows_of
 from common.base.config import ConfigError, load_row, row_file
 from common.base.dependencies import changed_files, loaded_files
 from common.base.files import read_json, read_repository_yaml, write_json
-from common.base.provenance import ROOT, hash_of
+from common.base.places import ROOT, outputs
+from common.base.provenance import hash_of
 from common.data.pairs import open_evaluation_sets, open_training_pairs, open_validation_sets
 from common.distributed import gather_objects, wait_for_everyone
 from common.run.checkpoint import last_checkpoint
@@ -252,7 +253,7 @@ def is_missing(job: Job) -> bool:
 
 def started(paper: PaperCode, config: Any, arguments: argparse.Namespace) -> Any:
     """The config of a train.py's command line with the runs that its row starts from; missing ones are trained."""
-    row, runs = str(row_file(paper.folder, arguments.config).resolve()), ROOT / "outputs" / "runs"
+    row, runs = str(row_file(paper.folder, arguments.config).resolve()), outputs() / "runs"
     parents = Job(paper, row, arguments.scale, config.run.seed, tuple(arguments.overrides), runs).parents()
     folders = {name.removeprefix("start."): str(run_row(job).files.folder) for name, job in parents.items()}
     return dataclasses.replace(config, start=dataclasses.replace(config.start, **folders)) if folders else config

@@ -14,7 +14,8 @@ from accelerate import Accelerator
 from common.base.arguments import Parser, expanded
 from common.base.config import ConfigError, from_dict, override
 from common.base.files import shown, write_json
-from common.base.provenance import ROOT, hash_of
+from common.base.places import outputs
+from common.base.provenance import hash_of
 from common.base.settings import RunConfig
 from common.data.pairs import EvaluationSets, Pairs, open_evaluation_sets
 from common.data.text import tokenizer_from_json
@@ -185,6 +186,7 @@ def command_line(description: str, checkpoint: str, published: bool = False) -> 
         parser.add_argument("--heads", type=heads_argument, default=NOT_STATED, metavar="IMAGE,TEXT", help=HEADS_HELP)
     output_help = "JSON file, default one in outputs/evaluations; - prints only the JSON"
     parser.add_argument("--output", type=Path, help=output_help)
+    parser.add_argument("--json", action="store_const", const=Path("-"), dest="output", help="the same as --output -")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="data.* and run.*: data.num_test=50")
     return parser
 
@@ -234,7 +236,7 @@ def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpo
     if output is None:
         protocols = {role: result.protocol for role, result in results.items()}
         name = f"{'-'.join(Path(checkpoint).parts[-2:]).strip('/')}-{hash_of([checkpoint, protocols])}.json"
-        output = ROOT / "outputs" / "evaluations" / content["paper"] / name
+        output = outputs() / "evaluations" / content["paper"] / name
     write_json(hits_beside(output), {role: result.hits for role, result in results.items()})
     write_json(output, content)
     print(f"{evaluation_text(content)}\nall metrics and protocols: {shown(output)}")

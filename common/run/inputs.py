@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import Dataset
 
-from common.base.provenance import ROOT
+from common.base.places import outputs
 from common.base.settings import ModelConfig, RunConfig
 from common.data.batches import Batch, TrainingView, training_batches
 from common.data.broken import BrokenSample
@@ -133,7 +133,7 @@ def feature_cache(model: nn.Module, config: Any, device: torch.device) -> Featur
     pooled = isinstance(model.image_tower, PooledStem)
     grid = 1 if pooled else stem.grid
     return FeatureCache(
-        folder=ROOT / "outputs" / "features",
+        folder=outputs() / "features",
         network=f"{stem.name} {stem.fingerprint()}{' mean' * pooled}",
         compute=lambda pixels: F.adaptive_avg_pool2d(stem(normalize(pixels.to(device))), grid),
         shape=(stem.channels, grid, grid),
@@ -161,7 +161,7 @@ def keep_captions(
     if not stems or not config.model.text.has_cache:
         return
     stem, length = stems[0], config.data.context_length
-    file = ROOT / "outputs" / "features" / f"captions-{stem.fingerprint()}.f16"
+    file = outputs() / "features" / f"captions-{stem.fingerprint()}.f16"
     cache = CaptionCache(file, stem.width, tokenizer.end_id, stem.compute, config.model.text.stem.cache_gb * 1e9)
     # the same set may be validation and test; scenes and streams draw captions on the fly
     known = (pairs for pairs in sets if hasattr(pairs, "all_captions"))

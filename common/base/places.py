@@ -1,0 +1,30 @@
+"""Where code, configs and outputs lie: in a checkout, in a copy of some folders, or installed by pip.
+
+The standard library suffices: `make` and `vlgeometry --help` look here before torch is imported.
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]  # of the checkout, or of site-packages
+PAPERS = ("contrastive_basics", "oblique_topology", "euclip", "geomm")
+DISTRIBUTION = "contrastive-vision-language-geometry"
+
+
+def is_installed() -> bool:
+    """Whether pip copied the packages into a folder that other projects share."""
+    return any(ROOT.glob(f"{DISTRIBUTION.replace('-', '_')}-*.dist-info"))
+
+
+def is_of_repository(file: Path) -> bool:
+    """Whether a file belongs to this repository, or to the project that holds a copy of it; not to a library."""
+    file = file.resolve()
+    if not file.is_relative_to(ROOT):
+        return False
+    parts = file.relative_to(ROOT).parts
+    return parts[0] in ("common", "vlgeometry", *PAPERS) if is_installed() else "site-packages" not in parts
+
+
+def outputs() -> Path:
+    """Folder of runs, results and caches: of the checkout within it, elsewhere `outputs` in the current folder."""
+    here = Path.cwd()
+    return (ROOT if here.is_relative_to(ROOT) else here) / "outputs"
