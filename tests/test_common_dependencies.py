@@ -109,7 +109,10 @@ def test_an_edited_formula_trains_again_and_an_edited_plot_does_not(copied):
 
     edit("common/report/figures.py")
     edit("common/evaluation/retrieval.py")
-    assert "holds a run up to step 2: add --resume" in train().stderr
+    assert (
+        "holds a run up to step 2: choose another --output-dir, or add --resume to continue from there: "
+        in train().stderr
+    )
     edit("common/info_nce.py")
     refused = train("--resume")
     assert f"--resume: common/info_nce.py changed since {folder} was trained" in refused.stderr

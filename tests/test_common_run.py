@@ -127,7 +127,7 @@ def test_a_fresh_run_does_not_write_over_one_that_is_there(tmp_path):
     files = RunFiles(tmp_path)
     assert checkpoint_to_resume(files, False, Config(), "data") is None
     save(files, 7)
-    with pytest.raises(ConfigError, match="holds a run up to step 7: add --resume"):
+    with pytest.raises(ConfigError, match="holds a run up to step 7: choose another --output-dir, or add --resume"):
         checkpoint_to_resume(files, False, Config(), "data")
     assert checkpoint_to_resume(files, True, Config(), "data").state["step"] == 7
 

@@ -5,12 +5,14 @@ import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from two_processes import trained_and_checked
 from common.base.config import ConfigError, _check_script
 from common.base.settings import RunConfig
 from common.run import training
-from common.run.launch import run_or_explain, start_accelerator
+from common.run.launch import command_to_resume, run_or_explain, start_accelerator
 from contrastive_basics import pretrain
 from euclip import train as euclip_train
 from geomm import finetune
@@ -279,6 +281,82 @@ def test_a_precision_of_accelerate_s_config_file_is_refused_in_the_last_line_of_
 def test_a_row_of_another_script_is_refused_with_its_command(main, row, script):
     output = message_of(main, "--config", row, "--scale", "smoke")
     assert re.fullmatch(rf"error: --config {row}: \w+/\w+\.py does not train it; run: .*/{script} --config .*", output)
+
+
+@pytest.mark.parametrize(
+    ("typed", "parent", "line"),
+    [
+        ("python euclip/train.py --scale smoke", "bash", "python euclip/train.py --scale smoke --resume"),
+        ("python -m euclip.train --resume auto", "bash", "python -m euclip.train --resume auto"),
+        ("python t.py --output-dir 'a b;c' run.seed=1", "sh", "python t.py --output-dir 'a b;c' run.seed=1 --resume"),
+        (
+            "/bin/python -u euclip/train.py --scale smoke",
+            "/bin/python /bin/accelerate launch --quiet euclip/train.py --scale smoke",
+            "ACCELERATE_USE_CPU=true accelerate launch --quiet euclip/train.py --scale smoke --resume",
+        ),
+        ("/bin/python /bin/vlgeometry train euclip", "zsh", "vlgeometry train euclip --resume"),
+        ("/bin/python /elsewhere/vlgeometry train euclip", "zsh", "/elsewhere/vlgeometry train euclip --resume"),
+    ],
+)
+def test_the_line_that_resumes_is_the_one_typed(typed, parent, line, monkeypatch):
+    typed = shlex.split(typed)
+    script = next(number for number, word in enumerate(typed) if re.search(r"\.py$|\.train$|vlgeometry$", word))
+    launcher = SimpleNamespace(cmdline=lambda: shlex.split(parent), environ=lambda: {"ACCELERATE_USE_CPU": "true"})
+    process = SimpleNamespace(parent=lambda: launcher, environ=lambda: {"HOME": "/", "PATH": "a b"})
+    commands = {name: f"/bin/{name}" for name in ("accelerate", "vlgeometry")}
+    commands |= {path: path for path in (*commands.values(), "/elsewhere/vlgeometry")}
+    monkeypatch.setattr("psutil.Process", lambda: process)
+    monkeypatch.setattr("shutil.which", commands.get)
+    monkeypatch.setattr(sys, "orig_argv", typed)
+    monkeypatch.setattr(sys, "argv", typed[script:])
+    assert command_to_resume() == line
+
+
+def test_a_finished_run_is_named_with_the_line_that_resumes_it(by_path, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "it's a run"
+    shutil.copytree(by_path, folder)
+    refusal = message_of(train.main, *FEW, "--output-dir", str(folder))
+    line = refusal.partition(f"{folder} holds a run up to step 3: choose another --output-dir, or add --resume")[2]
+    words = shlex.split(line.partition(": ")[2])
+    assert words == ["python", "script", *FEW, "--output-dir", str(folder), "--resume"]
+    monkeypatch.setattr(sys, "argv", words[1:])
+    train.main()
+    assert losses(folder) == losses(by_path)
+    assert "oblique_topology, step 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("as_typed", [["--output-dir", "{}"], ["--output-dir={}"]])
+def test_a_file_where_the_output_folder_must_be_is_named_with_the_setting(as_typed, tmp_path):
+    (tmp_path / "notes").touch()
+    folder = tmp_path / "notes" / "my run"
+    message = message_of(train.main, *FEW, *(word.format(folder) for word in as_typed))
+    assert message == (
+        f"error: --output-dir {folder}: [Errno 20] Not a directory: '{folder}'; "
+        "a file lies where a folder must be; expected another folder"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            ["data.root=/disk"],
+            PermissionError(13, "No", "/disk/a.tar"),
+            "data.root /disk: [Errno 13] No: '/disk/a.tar'; ",
+        ),
+        (["--output", "x/y"], FileExistsError(17, "No", "x"), "--output x/y: [Errno 17] No: 'x'; a file lies where"),
+        (["--scale", "smoke"], OSError(28, "No space", "/elsewhere"), "[Errno 28] No space: '/elsewhere'"),
+        ([], OSError(30, "Read-only", "outputs"), "[Errno 30] Read-only: 'outputs': outputs go to {outputs}; "),
+        (["--name", ""], OSError("a message for the user"), "a message for the user"),
+    ],
+)
+def test_an_error_of_the_disk_names_the_setting_of_its_file(arguments, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def main():
+        raise error
+
+    assert message_of(main, *arguments).startswith(f"error: {message.format(outputs=tmp_path / 'outputs')}")
 
 
 def test_a_row_of_another_paper_is_refused_with_or_without_its_header(tmp_path):

@@ -93,8 +93,7 @@ def test_the_paper_s_script_saves_its_last_step_when_a_loader_process_is_killed(
     last = outputs(tmp_path, 1)[0].splitlines()[-1]
     assert re.match(r"error: the loader of scenes/train, 256 pictures \(\w+\) \(run.num_workers=2\) has lost a", last)
     assert (
-        f"SIGKILL, as the system sends it where memory runs out; saved at step {step} of 5000 in {tmp_path}; the"
-        in last
+        f"SIGKILL, as the system sends it where memory runs out; saved at step {step} of 5000 in {tmp_path}; to" in last
     )
 
 

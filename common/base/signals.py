@@ -2,7 +2,7 @@
 SIGHUP, which a terminal sends when it closes.
 
 After one the run finishes its step, writes a checkpoint whatever run.save_every is, and ends with exit status 143 (128
-+ SIGTERM, whichever signal it was). The same command with --resume resumes from that step. A second Ctrl-C ends the run
++ SIGTERM, whichever signal it was). The message names the command that resumes from there. A second Ctrl-C ends the run
 at once, with status 130.
 """
 
@@ -32,16 +32,21 @@ class Stopped(Exception):
     """A run received a stop signal and has saved; the message is for the user, unchanged."""
 
     @classmethod
-    def at(cls, step: int, steps: int, folder: Path) -> "Stopped":
-        """After so many of all updates; the folder is the run's."""
-        return cls(f"received a stop signal: {what_is_saved(step, steps, folder)}")
+    def at(cls, step: int, steps: int, folder: Path, command: str = "") -> "Stopped":
+        """After so many of all updates; folder and command are the run's."""
+        return cls(f"received a stop signal: {what_is_saved(step, steps, folder, command)}")
 
 
-def what_is_saved(step: int, steps: int, folder: Path) -> str:
-    """The end of a message about a run that ends after `step` of `steps` updates."""
+def what_is_saved(step: int, steps: int, folder: Path, command: str = "") -> str:
+    """The end of a message about a run that ends after `step` of `steps` updates; `command` as in `how_to_resume`."""
     if not step:
         return f"nothing is saved in {folder}; the same command starts again"
-    return f"saved at step {step} of {steps} in {folder}; the same command resumes from there (train.py: add --resume)"
+    return f"saved at step {step} of {steps} in {folder}; {how_to_resume(command)}"
+
+
+def how_to_resume(command: str) -> str:
+    """The command that resumes a run; "" = the one that started it."""
+    return f"to resume, run: {command}" if command else "the same command resumes from there"
 
 
 class StopRequest:

@@ -47,5 +47,7 @@ def ending(error: NoBatch, done: int, steps: int, files: RunFiles, save: Callabl
     """
     if done and gather_objects(saved_step(files.checkpoints))[0] != done:
         save(done)
-    message = f"{error}; {what_is_saved(done, steps, files.folder)}" if done or error.is_stop else str(error)
+    message = (
+        f"{error}; {what_is_saved(done, steps, files.folder, files.command)}" if done or error.is_stop else str(error)
+    )
     return Stopped(message) if error.is_stop else NoBatch(message)

@@ -18,7 +18,8 @@ from common.base.config import ConfigError, to_dict
 from common.base.dependencies import changed_files, loaded_files
 from common.base.fields import Decides, deciding, stated_by_weights
 from common.base.files import NoLocks, locked, read_json, utf8, write_json
-from common.base.provenance import ROOT, computes_bfloat16, git_revision, hardware, hash_of, versions
+from common.base.places import outputs
+from common.base.provenance import computes_bfloat16, git_revision, hardware, hash_of, versions
 from common.base.settings import DataConfig, RunConfig
 from common.data.text import build_tokenizer
 from common.distributed import gather_objects, is_main_process
@@ -34,10 +35,12 @@ class RunFiles:
     """Files of one run (a row, a scale, a seed).
 
     identity: row, scale, seed, key and evaluation settings that evaluation.json must hold to belong to this run.
+    command: shell line that resumes the run; "" = the one that started it.
     """
 
     folder: Path
     identity: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    command: str = field(default="", compare=False)
 
     @property
     def config(self) -> Path:
@@ -119,11 +122,15 @@ def provenance_of() -> dict[str, str]:
 
 
 def run_files(
-    paper: str, row: str, scale: str, config: Any, data_fingerprint: str, runs: Path = ROOT / "outputs" / "runs"
+    paper: str, row: str, scale: str, config: Any, data_fingerprint: str, runs: Path | None = None
 ) -> RunFiles:
-    """Files of a run in a folder that its key names, below the folder of all runs; arguments as in `run_key`."""
+    """Files of a run in a folder that its key names, below the folder of all runs; arguments as in `run_key`.
+
+    Args:
+        runs: None = that of `outputs`.
+    """
     key = run_key(paper, config, data_fingerprint)
-    folder = runs / paper / f"{row}-{scale}-{key}" / f"seed{config.run.seed}"
+    folder = (outputs() / "runs" if runs is None else runs) / paper / f"{row}-{scale}-{key}" / f"seed{config.run.seed}"
     return RunFiles(folder, _identity(row, scale, config) | {"key": key})
 
 
@@ -221,8 +228,8 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
     # a fresh run never writes over a trained one
     if not resume:
         raise ConfigError(
-            f"{files.folder} holds a run up to step {checkpoint.state['step']}: add --resume to continue from there, "
-            "or choose another --output-dir"
+            f"{files.folder} holds a run up to step {checkpoint.state['step']}: choose another --output-dir, or add "
+            f"--resume to continue from there{files.command and f': {files.command}'}"
         )
     check_same_run(checkpoint, files, config, data_fingerprint)
     if is_main_process():

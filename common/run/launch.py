@@ -2,28 +2,33 @@
 
 import argparse
 import io
+import itertools
 import json
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, parse_flag_from_env
 
-from common.base.arguments import some
+from common.base.arguments import expanded, some
 from common.base.config import ConfigError, entry_arguments
 from common.base.files import shown
-from common.base.provenance import ROOT
+from common.base.places import is_of_repository, outputs
 from common.base.random_keys import derive_key
 from common.base.settings import RunConfig
-from common.base.signals import STOPPED_EXIT_STATUS, Stopped
+from common.base.signals import STOPPED_EXIT_STATUS, Stopped, how_to_resume
 from common.data.broken import TooManyBroken
 from common.data.loader import NoBatch
 from common.data.pairs import open_training_pairs
@@ -48,6 +53,7 @@ from common.run.folder import (
 )
 from common.run.guards import NonFiniteLoss
 
+_LAUNCHERS = {"accelerate", "accelerate-launch", "accelerate.commands.launch", "torchrun", "torch.distributed.run"}
 _PACKAGES_OF_TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX")}  # the others are called as theirs
 
 
@@ -122,7 +128,7 @@ def ending_together() -> Iterator[None]:
             raise
         problem = error
     # every process learns of the error, also those without one
-    messages = gather_objects(None if problem is None else f"{problem}")
+    messages = gather_objects(None if problem is None else _text(problem))
     if not any(messages):
         return
     first = next(number for number, message in enumerate(messages) if message)
@@ -178,9 +184,29 @@ def interrupted_with_saved_step(files: RunFiles) -> Iterator[None]:
         if step is None:
             saved = f"nothing is saved in {files.folder}; the same command starts again"
         else:
-            saved = f"the last checkpoint is step {step} in {files.folder}; the same command resumes from there"
-            saved += " (train.py: add --resume)"
+            saved = f"the last checkpoint is step {step} in {files.folder}; {how_to_resume(files.command)}"
         raise KeyboardInterrupt(saved) from None
+
+
+def command_to_resume() -> str:
+    """The shell line that started this run, by python, a console script or a launcher, with --resume added to it."""
+    words, process, arguments = sys.orig_argv, psutil.Process(), sys.argv[1:]
+    if words[len(words) - len(arguments) :] != arguments:  # called by other code than a command line
+        words = ["python", *sys.argv]
+    environment: dict[str, str] = {}
+    with suppress(psutil.Error):
+        if any(Path(word).name in _LAUNCHERS for word in process.parent().cmdline()[:3]):
+            process = process.parent()
+            words = process.cmdline()
+        environment = process.environ()
+    # a console script: its interpreter was not typed
+    if len(words) > 1 and os.sep in words[1] and not Path(words[1]).suffix and shutil.which(words[1]):
+        name = Path(words[1]).name
+        words = [name if shutil.which(name) == words[1] else words[1], *words[2:]]
+    settings = [f"{key}={shlex.quote(value)}" for key, value in environment.items() if key.startswith("ACCELERATE_")]
+    if not any(word.partition("=")[0] == "--resume" for word in arguments):
+        words = [*words, "--resume"]
+    return " ".join([*settings, shlex.join(words)])
 
 
 def run_or_explain(main) -> None:
@@ -201,7 +227,7 @@ def run_or_explain(main) -> None:
     except (ConfigError, NonFiniteLoss, NoBatch) as error:
         sys.exit(f"error: {error}")
     except OSError as error:  # names the file that is missing, not writable, ...
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {_text(error)}")
     except ValueError as error:
         if not _meant_for_user(error):
             raise
@@ -224,6 +250,35 @@ def _is_of_connection(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
+_WAYS_ON = {  # kind of an OSError -> what to do about it
+    NotADirectoryError: "a file lies where a folder must be; expected another folder",
+    FileExistsError: "a file lies where a folder must be; expected another folder",
+    PermissionError: "expected a path that you may read and write",
+    FileNotFoundError: "expected a path that exists or can be made",
+}
+
+
+def _text(error: OSError | ValueError) -> str:
+    """The message; where the command line names the file of an OSError, with that setting and what to do."""
+    if not isinstance(error, OSError) or not isinstance(error.filename, str):
+        return str(error)
+    path = Path(error.filename).absolute()
+    way_on = next((text for kind, text in _WAYS_ON.items() if isinstance(error, kind)), "expected another path")
+    # --name value, --name=value, section.key=value
+    words = [piece for word in sys.argv[1:] for piece in word.split("=", 1)]
+    for name, value in itertools.pairwise(words):
+        named = Path(expanded(value)).absolute()
+        if (
+            value
+            and (name.startswith("--") or "." in name)
+            and (path.is_relative_to(named) or named.is_relative_to(path))
+        ):
+            return f"{name} {value}: {error}; {way_on}"
+    if path.is_relative_to(outputs()) or outputs().is_relative_to(path):
+        return f"{error}: outputs go to {outputs()}; {way_on}: --output-dir (train.py) or --output names one"
+    return str(error)
+
+
 def _meant_for_user(error: ValueError) -> bool:
     """ValueErrors raised in this repository are messages; those of a library keep their traceback."""
     if isinstance(error, TooManyBroken):  # a loader worker's is raised again by torch
@@ -231,8 +286,7 @@ def _meant_for_user(error: ValueError) -> bool:
     trace = error.__traceback__
     while trace.tb_next is not None:
         trace = trace.tb_next
-    file = Path(trace.tb_frame.f_code.co_filename)
-    return file.is_relative_to(ROOT) and "site-packages" not in file.parts
+    return is_of_repository(Path(trace.tb_frame.f_code.co_filename))
 
 
 def _refuse_or_set_aside(files: RunFiles, resume: str | None) -> None:
@@ -278,6 +332,7 @@ def train_main(
     with ending_together():
         data_set = open_training_set(config.data, config.run.seed)
         files = chosen_files(script, arguments, config, data_set.fingerprint)
+        files = replace(files, command=command_to_resume())
     # after the data: a tracker or a GPU is not touched by a command that cannot run
     accelerator = start_accelerator(config.run, files.folder)
     accelerator.print(

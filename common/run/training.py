@@ -158,7 +158,7 @@ class Run:
         if is_last or must_stop:
             self.journal.progress.close()
         if must_stop:
-            raise Stopped.at(done, self.num_steps, self.files.folder)
+            raise Stopped.at(done, self.num_steps, self.files.folder, self.files.command)
 
     def _save(self, done: int) -> None:
         state = {**self.state, **self.journal.state(done)}
