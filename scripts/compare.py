@@ -37,12 +37,13 @@ import yaml
 from common.base.arguments import Parser
 from common.base.config import SCALES, ConfigError
 from common.base.files import read_json, shown
-from common.base.provenance import ROOT, hash_of
+from common.base.places import PAPERS, outputs
+from common.base.provenance import hash_of
 from common.evaluation.protocol import HEADLINES, MAY_DIFFER, data_text, first_difference
 from common.report.figures import plot_table
 from common.report.formats import to_text, write_table
 from common.report.statistics import bootstrap_means, contrast_interval, percentile_interval, sign_flip_p_value
-from common.report.table import MEASURED, Column, Row, Table
+from common.report.table import MEASURED, Column, Row, Table, to_json
 from common.reproduce.rows import RowRun
 from common.reproduce.tables import measured_cell, trained_on
 from common.run.checkpoint import named_checkpoint
@@ -50,7 +51,6 @@ from common.run.evaluation import evaluate_checkpoint, hits_beside
 from common.run.evaluation_files import read_evaluations
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain
-from scripts.parts import PAPERS
 
 SCALE = "as trained"  # models of unlike scales may be compared on one test set
 
@@ -271,7 +271,8 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", help="runs, checkpoints or evaluations, at least two; quotes as in a shell")
     parser.add_argument("--set", default="", help="data.key=value run.key=value ...: evaluate on other data")
-    parser.add_argument("--output", type=Path, default=ROOT / "outputs", help="default %(default)s")
+    parser.add_argument("--output", type=Path, default=outputs(), help="default %(default)s")
+    parser.add_argument("--json", action="store_true", help="prints the table as JSON instead of text")
     given = parser.parse_args()
     names, overrides = [name for text in given.runs for name in shlex.split(text)], shlex.split(given.set)
     models = [model for name in names for model in opened(name, overrides)]
@@ -280,7 +281,7 @@ def main() -> None:
     folder = given.output / "comparisons" / hash_of([names, overrides])
     write_table(table, folder)
     plot_table(table, folder / "compare.png")
-    print(f"{to_text(table)}\ntable and plot: {shown(folder)}")
+    print(to_json(table) if given.json else f"{to_text(table)}\ntable and plot: {shown(folder)}")
 
 
 if __name__ == "__main__":

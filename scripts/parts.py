@@ -5,7 +5,6 @@ python3 scripts/parts.py rows euclip outputs       rows: what each is, and wheth
 python3 scripts/parts.py target reprodcue          the nearest target of the Makefile
 """
 
-import ast
 import re
 import sys
 from pathlib import Path
@@ -13,30 +12,9 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common.base.arguments import accepted, did_you_mean, rows_of
-
-ROOT = Path(__file__).resolve().parents[1]
-PAPERS = ("contrastive_basics", "oblique_topology", "euclip", "geomm")
-
-
-def parts_of(paper: str) -> list[str]:
-    """Keys of PARTS in <paper>/reproduce.py, read without importing it: torch may not be installed yet."""
-    module = ast.parse((ROOT / paper / "reproduce.py").read_bytes())
-    values = {node.targets[0].id: node.value for node in module.body if isinstance(node, ast.Assign)}
-    return [key.value for key in values["PARTS"].keys]
-
-
-def wanted(paper: str, part: str) -> list[tuple[str, str]]:
-    """(paper, part) pairs that two names ask for, "all" for every one; ValueError, in one line, with what exists."""
-    _check_paper(paper, "all")
-    papers = PAPERS if paper == "all" else (paper,)
-    pairs = [(name, key) for name in papers for key in (parts_of(name) if part == "all" else [part])]
-    missing = [f"{name} has no {key}" for name, key in pairs if key not in parts_of(name)]
-    if missing:
-        exist = "; ".join(f"{name}: {', '.join(parts_of(name))}" for name in PAPERS)
-        hint = did_you_mean(part, parts_of(paper))
-        raise ValueError(f"{missing[0]} here yet; what exists: {exist}{hint}")
-    return pairs
+from common.base.arguments import did_you_mean, rows_of
+from common.base.places import PAPERS, ROOT
+from common.reproduce.parts import check_paper, parts_of, wanted
 
 
 def described_rows(paper: str, output: Path) -> list[str]:
@@ -48,7 +26,7 @@ def described_rows(paper: str, output: Path) -> list[str]:
     Raises:
         ValueError: no such paper.
     """
-    _check_paper(paper)
+    check_paper(paper)
     rows, lines = rows_of(ROOT / paper), []
     for row in rows:
         text = (ROOT / paper / "configs" / f"{row}.yaml").read_text(encoding="utf-8")
@@ -66,11 +44,6 @@ def targets() -> list[str]:
     """Targets of the Makefile."""
     names = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     return names + [f"reproduce-{part}" for part in dict.fromkeys(key for name in PAPERS for key in parts_of(name))]
-
-
-def _check_paper(paper: str, *others: str) -> None:
-    if paper not in (*PAPERS, *others):
-        raise ValueError(f"PAPER={paper} is unknown; {accepted(paper, PAPERS)}")
 
 
 def main(asked: str, name: str, more: str = "") -> None:

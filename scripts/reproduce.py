@@ -14,8 +14,8 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from common.base.config import ConfigError
+from common.reproduce.parts import wanted
 from common.run.launch import run_or_explain
-from scripts.parts import wanted
 
 
 def main() -> None:

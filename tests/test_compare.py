@@ -90,6 +90,15 @@ def test_unlike_protocols_share_no_column_and_the_note_says_why(tmp_path, hits):
         compared(tmp_path, runs[0], runs[2])
 
 
+def test_json_prints_the_table_and_nothing_else(tmp_path, hits, capsys):
+    runs = [write_run(tmp_path / name / "seed0", 0, hits[0], row=name) for name in "ab"]
+    table = compared(tmp_path, *runs, "--json")
+    (file,) = (tmp_path / "out" / "comparisons").glob("*/compare.json")
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(file.read_text())
+    assert [row["method"] for row in printed["rows"]] == [row.method for row in table.rows] == ["a", "b"]
+
+
 @pytest.mark.parametrize(("paper", "unlike"), [("euclip", True), ("geomm", False)])
 def test_code_that_evaluates_is_unlike_only_within_a_paper(paper, unlike, tmp_path, hits):
     runs = [write_run(tmp_path / "a" / "seed0", 0, hits[0], row="a")]

@@ -203,7 +203,8 @@ def collect_page(roots: Sequence[str | Path], path: str | Path, papers: str | Pa
     entries = collect(roots)
     claims = {judged.paper: judged for judged in collect_claims(roots, entries, papers)}
     committed = Path(papers) / "results"
-    has_committed = committed.resolve() in (Path(root).resolve() for root in roots)  # conclusions are about these
+    # conclusions are about these; an installed package has none
+    has_committed = committed.is_dir() and committed.resolve() in (Path(root).resolve() for root in roots)
     index, by_construction = [], []
     for paper in dict.fromkeys([*claims, *(entry.table.paper for entry in entries)]):
         of_paper = [entry for entry in entries if entry.table.paper == paper]

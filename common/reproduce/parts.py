@@ -1,0 +1,32 @@
+"""Parts of a paper, tables and figures, by name: standard library only, as `make` asks before torch is installed."""
+
+import ast
+
+from common.base.arguments import accepted, did_you_mean
+from common.base.places import PAPERS, ROOT
+
+
+def parts_of(paper: str) -> list[str]:
+    """Keys of PARTS in <paper>/reproduce.py, read without importing it: torch may not be installed yet."""
+    module = ast.parse((ROOT / paper / "reproduce.py").read_bytes())
+    values = {node.targets[0].id: node.value for node in module.body if isinstance(node, ast.Assign)}
+    return [key.value for key in values["PARTS"].keys]
+
+
+def wanted(paper: str, part: str) -> list[tuple[str, str]]:
+    """(paper, part) pairs that two names ask for, "all" for every one; ValueError, in one line, with what exists."""
+    check_paper(paper, "all")
+    papers = PAPERS if paper == "all" else (paper,)
+    pairs = [(name, key) for name in papers for key in (parts_of(name) if part == "all" else [part])]
+    missing = [f"{name} has no {key}" for name, key in pairs if key not in parts_of(name)]
+    if missing:
+        exist = "; ".join(f"{name}: {', '.join(parts_of(name))}" for name in PAPERS)
+        hint = did_you_mean(part, parts_of(paper))
+        raise ValueError(f"{missing[0]} here yet; what exists: {exist}{hint}")
+    return pairs
+
+
+def check_paper(paper: str, *others: str) -> None:
+    """Refuses a paper that is none of PAPERS and of `others`: ValueError."""
+    if paper not in (*PAPERS, *others):
+        raise ValueError(f"PAPER={paper} is unknown; {accepted(paper, PAPERS)}")

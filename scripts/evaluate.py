@@ -1,0 +1,51 @@
+"""Evaluates a run, a model folder, a file of weights or a hub name: retrieval and zero-shot classification, as JSON.
+
+    vlgeometry evaluate outputs/runs/euclip/<run>/seed0
+    vlgeometry evaluate openai/clip-vit-base-patch32 --json data.source=shards data.root=/data/flickr8k
+
+MODEL comes first. A run or published model of this repository is evaluated by the evaluate.py of its paper, other
+weights by euclip/published.py; what follows MODEL is passed on to it (its options: MODEL --help).
+"""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from common.base.arguments import Parser
+from common.base.config import ConfigError
+from common.base.places import PAPERS
+from common.run.launch import run_or_explain
+from common.run.sources import run_checkpoint
+
+
+def module_for(model: str) -> str:
+    """Module whose main evaluates a model.
+
+    Raises:
+        ConfigError: a run of no paper of this repository.
+    """
+    checkpoint = run_checkpoint(model)
+    if checkpoint is None:
+        return "euclip.published"
+    paper, kind = checkpoint.state["paper"], checkpoint.state.get("kind", "")
+    if paper not in PAPERS:  # it is imported
+        raise ConfigError(f"{checkpoint.path} belongs to {paper!r}; expected one of: {', '.join(PAPERS)}")
+    return f"{paper}.evaluate_tasks" if kind == "task" else f"{paper}.evaluate"
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("model", metavar="MODEL", help="folder, checkpoint, file of weights or name on the hub")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="options and section.key=value")
+    given = parser.parse_args()
+    script = importlib.import_module(module_for(given.model))
+    sys.argv = [sys.argv[0], "--checkpoint", given.model, *given.arguments]
+    script.main()
+
+
+if __name__ == "__main__":
+    run_or_explain(main)
