@@ -51,6 +51,11 @@ SUBCOMMANDS = {
     "reproduce": Subcommand(
         f"{SCRIPTS}.reproduce", "reproduces a table or figure of a paper", "euclip table4 --scale smoke"
     ),
+    "search": Subcommand(
+        f"{SCRIPTS}.search",
+        "searches settings of rows by validation numbers",
+        'euclip --rows table4_euclip --set "optim.learning_rate=3e-4,1e-3"',
+    ),
     "report": Subcommand("common.report.page", "collects tables on a page", "--results outputs/results"),
     "label-files": Subcommand(
         f"{SCRIPTS}.label_files", "writes class names and prompts of a labelled set", "/data/labelled/imagenet"

@@ -19,13 +19,12 @@ from common.base.arguments import Parser, accepted, rows_of
 from common.base.config import SCALES, ConfigError
 from common.base.fields import deciding
 from common.base.files import shown
-from common.base.provenance import ROOT
+from common.base.places import PAPERS, ROOT, outputs
 from common.distributed import is_main_process
 from common.reproduce.command import SEARCH_SEEDS, with_folders
 from common.reproduce.rows import Job, PaperCode
 from common.reproduce.search import Search, axes_of, content_of, markdown_of, name_of, run_search, write_search
 from common.run.launch import join_processes, run_or_explain
-from scripts.parts import PAPERS
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -36,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--scale", default="demo", choices=SCALES)
     parser.add_argument("--data", default="", help="folder of tar shards with captioned photographs")
     parser.add_argument("--weights", default="", help="folder of pre-trained weights by name; others from the hub")
-    parser.add_argument("--output", type=Path, default=ROOT / "outputs", help="runs, and results unless --results")
+    parser.add_argument("--output", type=Path, default=outputs(), help="runs, and results unless --results")
     parser.add_argument("--results", type=Path, default=None, help="where the tables go; default <output>/results")
     given = parser.parse_args(arguments)
 
