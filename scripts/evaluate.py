@@ -41,9 +41,9 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("model", metavar="MODEL", help="folder, checkpoint, file of weights or name on the hub")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="options and section.key=value")
-    given = parser.parse_args()
-    script = importlib.import_module(module_for(given.model))
-    sys.argv = [sys.argv[0], "--checkpoint", given.model, *given.arguments]
+    options = parser.parse_args()
+    script = importlib.import_module(module_for(options.model))
+    sys.argv = [sys.argv[0], "--checkpoint", options.model, *options.arguments]
     script.main()
 
 

@@ -145,14 +145,14 @@ def _check_script(where: str, file: Path, script: Path) -> None:
         ConfigError: names the command that trains the row.
     """
     folder, place = script.resolve().parent, file.resolve().parent
-    this, named = f"{folder.name}/{script.name}", _run_line(file)
-    if named is None and place.name == "configs" and place.parent != folder and place.parent.parent == folder.parent:
+    this, right = f"{folder.name}/{script.name}", _run_line(file)
+    if right is None and place.name == "configs" and place.parent != folder and place.parent.parent == folder.parent:
         other = f"{place.parent.name}/train.py"  # a custom row of another paper
-        named = f"accelerate launch {other} --config {file}", other
+        right = f"accelerate launch {other} --config {file}", other
     # a script that no row names is the user's and trains any row
     rows = map(_run_line, (folder / "configs").glob("*.yaml"))
-    if named and named[1] != this and this in {line[1] for line in rows if line}:
-        raise ConfigError(f"{where}: {this} does not train it; run: {named[0]}")
+    if right and right[1] != this and this in {line[1] for line in rows if line}:
+        raise ConfigError(f"{where}: {this} does not train it; run: {right[0]}")
 
 
 def _run_line(file: Path) -> tuple[str, str] | None:

@@ -267,11 +267,11 @@ def _text(error: OSError | ValueError) -> str:
     # --name value, --name=value, section.key=value
     words = [piece for word in sys.argv[1:] for piece in word.split("=", 1)]
     for name, value in itertools.pairwise(words):
-        named = Path(expanded(value)).absolute()
+        place = Path(expanded(value)).absolute()
         if (
             value
             and (name.startswith("--") or "." in name)
-            and (path.is_relative_to(named) or named.is_relative_to(path))
+            and (path.is_relative_to(place) or place.is_relative_to(path))
         ):
             return f"{name} {value}: {error}; {way_on}"
     if path.is_relative_to(outputs()) or outputs().is_relative_to(path):
