@@ -56,6 +56,7 @@ SUBCOMMANDS = {
         "searches settings of rows by validation numbers",
         'euclip --rows table4_euclip --set "optim.learning_rate=3e-4,1e-3"',
     ),
+    "map": Subcommand(f"{SCRIPTS}.map", "draws embedding spaces as one HTML page", "RUN RUN --output map.html"),
     "report": Subcommand("common.report.page", "collects tables on a page", "--results outputs/results"),
     "label-files": Subcommand(
         f"{SCRIPTS}.label_files", "writes class names and prompts of a labelled set", "/data/labelled/imagenet"
