@@ -32,7 +32,7 @@ from torch.utils.data import Subset
 from common.base.arguments import Parser
 from common.base.config import SCALES, ConfigError
 from common.base.files import shown
-from common.base.provenance import ROOT
+from common.base.places import PAPERS, outputs
 from common.data.pairs import open_retrieval_sets
 from common.data.scenes import SceneDataset
 from common.data.scenes.world import SHAPES
@@ -47,7 +47,6 @@ from euclip.traversal import nearest_on_walk, root_of
 from euclip.traversal_data import Embedded, Task, captions_pool, embed_task, has_hierarchy, pairs_task, scenes_task
 from geomm.geodesic import neighbor_graph
 from geomm.pool import GeodesicPool
-from scripts.parts import PAPERS
 
 PICTURES = 150
 POINTS = 20  # of a walk, both ends included
@@ -163,7 +162,7 @@ def main() -> None:
     parser.add_argument(
         "--min-radius", type=float, nargs="+", default=[], help="K of the entailment filter; default that of the run"
     )
-    parser.add_argument("--output", type=Path, default=ROOT / "outputs/map.html", help="default outputs/map.html")
+    parser.add_argument("--output", type=Path, default=outputs() / "map.html", help="default outputs/map.html")
     options = parser.parse_args()
     if options.pictures < 2:
         raise ValueError(f"--pictures {options.pictures}; expected at least 2")
