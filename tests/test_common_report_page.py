@@ -166,7 +166,11 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
         assert re.search(answer, text), answer
     claims = {claims.paper: claims for claims in collect_claims([ROOT / "results"], collect([ROOT / "results"]))}
     squares = [link["href"].split("#") for link in page.find("a") if "#" in link["href"]]
-    assert len(squares) == sum(len(entry.judged) for entry in claims.values())
+    judged = [one for entry in claims.values() for one in entry.judged]
+    refuted = [one.claim.claim for one in judged if one.audit.verdict == FAILS]  # by the paper's numbers
+    assert len(squares) == len(judged) + len(refuted)
+    assert text.index(f"{len(refuted)} claims fail on the papers' own printed numbers") < text.index("All claims")
+    assert all(claim in text for claim in refuted)
     ids = {name: {match[1] for match in re.finditer(r'id="([^"]+)"', file.read_text())} for name, file in pages.items()}
     assert all(anchor in ids[name] for name, anchor in squares)
     assert sum(file.read_text().count("<section") for file in pages.values()) == number + len(claims)

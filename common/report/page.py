@@ -215,11 +215,12 @@ def collect_page(roots: Sequence[str | Path], path: str | Path, papers: str | Pa
         write_page(of_paper, path.with_name(file), title, claims=of_claims, conclusions=conclusions, index=path.name)
         marked = [(mark_of(judged), judged) for paper_claims in of_claims for judged in paper_claims.judged]
         shown = {"tables": len(of_paper), "marked": marked, "conclusions": conclusions}
-        index.append({"name": paper, "file": file, **shown})
+        index.append({"name": paper, "title": title, "file": file, **shown})
         ids = [judged.claim.id for mark, judged in marked if mark == "construction"]
         by_construction += [f"{paper} {', '.join(ids)}"] if ids else []
     _render(
         "index.html.jinja", path, title=_TITLE, papers=index, tables=len(entries),
+        refuted=[(paper, judged) for paper in index for _, judged in paper["marked"] if judged.audit.verdict == FAILS],
         counts=Counter(mark for paper in index for mark, _ in paper["marked"]),
         by_construction="; ".join(by_construction) or "None",
     )  # fmt: skip
