@@ -14,6 +14,7 @@ from plotted import read_plotted
 from test_common_report_tables import HOSTILE, cell, made_up_table
 
 from common.report import figures, training_figure
+from common.report.claims.read import FAILS
 from common.report.conclusions import Conclusion
 from common.report.figures import plot_distributions, plot_table
 from common.report.formats import to_markdown, write_table
