@@ -22,8 +22,8 @@ from common.report.claims.decide import (
     smallest_error,
 )
 from common.report.claims.equivalence import UNKNOWN_LEVEL, Rule
-from common.report.claims.expressions import Logic, margins, parse
-from common.report.claims.show import Judged, PaperClaims, counts, evidence, headline, with_q
+from common.report.claims.expressions import margins, parse
+from common.report.claims.show import Judged, PaperClaims, counts, evidence, headline, table_of_counts, with_q
 from common.report.hits import Hits
 from common.report.table import Training
 
@@ -189,11 +189,11 @@ def test_a_row_that_did_not_train_decides_no_claim_but_those_about_training(tmp_
     collapsed = Training("r", "r", loss_over_chance=(0.99, 1.0, 1.0, 1.0, 0.2))
     rows = [dataclasses.replace(row, training=collapsed if row.method == "b" else None) for row in ours.rows]
     ours = dataclasses.replace(ours, rows=rows)
-    found = verdict_of(tmp_path, f"{A_X} > {B_X}", ours)
-    assert (found.verdict, found.reason) == (NOT_TRAINED, "b: final loss at 1.00 of its chance level")
-    assert headline(found) == "not trained at demo scale"
-    assert "b: final loss at" in evidence(found)
-    assert found.p is None  # no member of the family
+    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", ours)
+    assert (outcome.verdict, outcome.reason) == (NOT_TRAINED, "b: final loss at 1.00 of its chance level")
+    assert headline(outcome) == "not trained at demo scale"
+    assert "b: final loss at" in evidence(outcome)
+    assert outcome.p is None  # no member of the family
     assert verdict_of(tmp_path, f"{A_X} > {B_X}", ours, about="training").verdict == HOLDS
     assert verdict_of(tmp_path, f"{A_X} > 40", ours).verdict == HOLDS  # the other row counts
 
@@ -235,7 +235,7 @@ def test_a_claim_of_more_than_three_comparisons_has_a_verdict_on_their_mean(tmp_
     assert outcome.mean.margin == pytest.approx(by_seed.mean())
     expected = stats.t.interval(0.95, 4, by_seed.mean(), stats.sem(by_seed))
     assert outcome.mean.decisive.interval == pytest.approx(expected, abs=0.05)
-    assert headline(outcome).endswith("on these pictures; on their mean: holds")
+    assert headline(outcome).endswith("on these pictures; on the mean of its comparisons: holds")
     assert verdict_of(tmp_path, texts[:3], table(rows)).mean is None
     assert verdict_of(tmp_path, " or ".join(texts), table(rows)).mean is None
     # comparisons that allow a difference are no part of the mean: these would cancel to a constant
@@ -298,5 +298,14 @@ def test_q_values_are_those_of_benjamini_and_hochberg_over_the_claims_of_a_paper
     assert counts(PaperClaims("p", "P", tuple(judged)))[1].startswith("on these pictures")
 
 
-def test_the_mean_of_an_or_is_no_part_of_logic():
-    assert isinstance(parse(f"{A_X} > {B_X} or {A_Y} > {B_Y}"), Logic)
+def test_counts_by_paper_and_scale_are_printed_as_a_table(tmp_path):
+    entry = {"claim": "S.", "where": "t", "kind": "cells", "holds_if": 't["a"]["s"] > t["b"]["s"]'}
+    claims, printed = load(tmp_path, {"id": "C1", **entry}, {"id": "C2", **entry, "needs": "weights"})
+    ours = our_cells([table({"a": {"s": seeded(3.0)}, "b": {"s": seeded(2.0)}})], [])["demo"]
+    judged = [Judged(claim, None, (measured(claim, printed, ours, "demo"),)) for claim in claims]
+    lines = [line.split() for line in table_of_counts([PaperClaims("p", "P", tuple(judged))]).splitlines()]
+    assert lines == [
+        ["paper", "scale", "holds", "needs", "on", "these", "pictures"],
+        ["p", "demo", "1", "0", "1"],
+        ["p", "none", "0", "1", "0"],
+    ]

@@ -134,7 +134,9 @@ def test_command_line_collects_tables_with_their_pictures_and_names_the_root_of_
     for entry in (table, tenth, second):
         write_table(entry, tmp_path / "outputs/no_paper" / entry.table_id / "demo")
     assert main(["--results", "results", "outputs", "nowhere", "--output", "outputs/report.html"]) == 0
-    assert capsys.readouterr().out == "outputs/report.html: 5 tables, on a page for each paper beside it\n"
+    first, _, title, head, *_ = capsys.readouterr().out.splitlines()
+    assert first == "outputs/report.html: 5 tables, on a page for each paper beside it"
+    assert (title, head.split()[:2]) == ("Verdicts on claims, measured:", ["paper", "scale"])
     _, index = read(tmp_path / "outputs/report.html")
     assert "report_no_paper.html" in [link["href"] for link in index.find("a")]
     _, page = read(tmp_path / "outputs/report_no_paper.html")
@@ -148,12 +150,12 @@ def test_command_line_collects_tables_with_their_pictures_and_names_the_root_of_
     ]
     alts = [image["alt"] for image in page.find("img")]
     assert [("training" in alt, "recalls" in alt) for alt in alts] == [(False, False), (True, False), (False, True)]
-    assert collect_page([tmp_path / "results"], tmp_path / "other.html") == 2
+    assert collect_page([tmp_path / "results"], tmp_path / "other.html")[0] == 2
 
 
 def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_path):
     path = tmp_path / "report.html"
-    number = collect_page([ROOT / "results"], path)
+    number, _ = collect_page([ROOT / "results"], path)
     assert path.stat().st_size <= 1e6
     pages = {file.name: file for file in tmp_path.glob("report_*.html")}
     assert all(file.stat().st_size <= 6e6 for file in pages.values())

@@ -36,6 +36,7 @@ from common.report.claims.show import (
     headline,
     judge,
     style_of,
+    table_of_counts,
     to_markdown,
     touching,
     with_q,
@@ -197,8 +198,14 @@ def refreshed_claims(results: str | Path, papers: str | Path = _PAPERS) -> dict[
     return texts
 
 
-def collect_page(roots: Sequence[str | Path], path: str | Path, papers: str | Path = _PAPERS) -> int:
-    """Write the index, and beside it a page for each paper, of its claims and tables; return the number of tables."""
+def collect_page(
+    roots: Sequence[str | Path], path: str | Path, papers: str | Path = _PAPERS
+) -> tuple[int, list[PaperClaims]]:
+    """Write the index, and beside it a page for each paper, of its claims and tables.
+
+    Returns:
+        The number of tables, and the claims with their verdicts.
+    """
     path = Path(path)
     entries = collect(roots)
     claims = {judged.paper: judged for judged in collect_claims(roots, entries, papers)}
@@ -224,7 +231,7 @@ def collect_page(roots: Sequence[str | Path], path: str | Path, papers: str | Pa
         counts=Counter(mark for paper in index for mark, _ in paper["marked"]),
         by_construction="; ".join(by_construction) or "None",
     )  # fmt: skip
-    return len(entries)
+    return len(entries), list(claims.values())
 
 
 def mark_of(judged: Judged) -> str:
@@ -241,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", default="outputs/report.html", help="the page to write")
     given = parser.parse_args(arguments)
     try:
-        number = collect_page(given.results, given.output)
+        number, claims = collect_page(given.results, given.output)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -249,6 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"no tables below {', '.join(given.results)}; {given.output} is empty. Try: make reproduce-table2")
     else:
         print(f"{given.output}: {number} table{'s' if number > 1 else ''}, on a page for each paper beside it")
+        print(f"\nVerdicts on claims, measured:\n{table_of_counts(claims)}")
     return 0
 
 

@@ -71,11 +71,11 @@ def bound_of(
         return Bound()
     numbers = {cell: printed.get(cell) for cell in slopes}
     least = greater * rule.least
-    if None in numbers.values():
-        return Bound(least, least=least)
     levels = [(-slope, used[cell].number.validation) for cell, slope in slopes.items() if slope < 0]
     if any(level is None for _, level in levels):
         return Bound(reason=UNKNOWN_LEVEL, least=least)
+    if None in numbers.values():
+        return Bound(least, least=least)
     level = sum(weight * share for weight, share in levels) / greater
     odds = sum(slope * _log_odds(numbers[cell]) for cell, slope in slopes.items()) / greater
 

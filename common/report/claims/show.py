@@ -140,6 +140,24 @@ def counts(claims: PaperClaims) -> tuple[str, str]:
     return _counted(Counter(judged.audit.verdict for judged in claims.judged)), "; ".join(measured)
 
 
+def table_of_counts(papers: Sequence[PaperClaims]) -> str:
+    """Aligned lines for the terminal: how many claims have which verdict, by paper and scale.
+
+    A claim counts at every scale at which it was measured, one without any in the line "none". The last column is of
+    the verdicts over seeds how many are on these pictures only.
+    """
+    counted: dict[tuple[str, str], Counter] = {}
+    for paper, verdict in ((p.paper, verdict) for p in papers for judged in p.judged for verdict in judged.measured):
+        of_scale = counted.setdefault((paper, verdict.scale or "none"), Counter())
+        of_scale[verdict.how or verdict.verdict] += 1
+        of_scale[SEEDS_ONLY] += way_of(verdict) == SEEDS_ONLY
+    kinds = [kind for kind in (*ORDER, *_WAYS[2:], SEEDS_ONLY) if any(kinds[kind] for kinds in counted.values())]
+    lines = [["paper", "scale", *kinds]]
+    lines += [[*key, *(str(of_scale[kind]) for kind in kinds)] for key, of_scale in counted.items()]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join(text.ljust(width) for text, width in zip(line, widths)).rstrip() for line in lines)
+
+
 def _counted(verdicts: Counter) -> str:
     return ", ".join(f"{verdicts[kind]} {_PLURAL.get(kind, kind)}" for kind in ORDER if verdicts[kind])
 
@@ -162,8 +180,8 @@ def headline(verdict: Verdict) -> str:
     at = f" at {verdict.scale} scale" if verdict.scale else ""
     how = f" {verdict.how}" if verdict.how == "by construction" else f" in a {verdict.how}" if verdict.how else ""
     pictures = f" {SEEDS_ONLY}" if way_of(verdict) == SEEDS_ONLY else ""
-    every = " in every comparison" if verdict.mean else ""
-    mean = f"; on their mean: {_kind(verdict.mean)}" if verdict.mean else ""
+    every = " as a whole" if verdict.mean else ""
+    mean = f"; on the mean of its comparisons: {_kind(verdict.mean)}" if verdict.mean else ""
     unlike = f"; one comparison of {UNLIKE}: {verdict.unlike}" if verdict.unlike else ""
     later = f"; threshold chosen after the data: {verdict.later.verdict}" if verdict.later else ""
     return f"{_kind(verdict)}{every}{how}{at}{pictures}{mean}{unlike}{later}"
