@@ -124,6 +124,9 @@ def whole_weights(model: nn.Module) -> Iterator[None]:
         return
     from torch.distributed.fsdp import FSDPModule
 
+    if not isinstance(model, FSDPModule):
+        yield
+        return
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in sharded:
         module.unshard()

@@ -21,14 +21,13 @@ from accelerate import Accelerator
 from common.run import picture_evaluation
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain, train_main
-from common.run.pictures import open_training_set
+from common.run.pictures import SCALE_FILES, open_training_set
 from common.run.pretraining import train_on_pictures
 from contrastive_basics.vision.config import VisionConfig
 from contrastive_basics.vision.methods import build_method
 
 PAPER = "contrastive_basics"
 DEFAULT_ROW = "vision_moco_v2.yaml"
-SCALE_FILES = "scale_vision"
 
 
 def pretrain(

@@ -17,18 +17,17 @@ if not __package__:
 
 from accelerate import Accelerator
 
-from common.reproduce.rows import PaperCode
+from common.reproduce.image_rows import image_rows
 from common.run import picture_evaluation
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain, train_main
-from common.run.pictures import open_test_sets, open_training_set, open_validation_sets
+from common.run.pictures import SCALE_FILES, open_training_set
 from common.run.pretraining import train_on_pictures
 from geomm.vision.config import VisionConfig
 from geomm.vision.methods import build_method
 
 PAPER = "geomm"
 DEFAULT_ROW = "vision_moco_v2_geo.yaml"
-SCALE_FILES = "scale_vision"
 
 
 def pretrain(
@@ -39,16 +38,7 @@ def pretrain(
 
 
 reevaluate = partial(picture_evaluation.reevaluate, PAPER, VisionConfig, build_method)
-CODE = PaperCode(
-    PAPER,
-    VisionConfig,
-    pretrain,
-    reevaluate,
-    open_training_set,
-    open_test_sets,
-    SCALE_FILES,
-    open_validation=open_validation_sets,
-)
+CODE = image_rows(PAPER, VisionConfig, pretrain, reevaluate)
 
 
 def main() -> None:

@@ -139,9 +139,10 @@ def test_a_row_of_each_method_trains_and_evaluates(row, trained, tmp_path, monke
     assert (tmp_path / "bf16" / "evaluation.json").exists()
     works = watched_steps(monkeypatch) if fake_cuda else []
     assert trained(row, tmp_path / "float32", f"run.log_every={STEPS}") == pytest.approx(expected[-1:], rel=2e-3)
-    for work in works[3:4]:
-        assert work.num_waits <= (2 if "mafa" in row else 1), work.waits
-        assert work.num_kernels > 100
+    if fake_cuda:
+        (plain,) = works[3:4]
+        assert plain.num_waits <= (2 if "mafa" in row else 1), plain.waits
+        assert plain.num_kernels > 100
 
 
 def watched_steps(monkeypatch):

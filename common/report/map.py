@@ -306,12 +306,12 @@ def describe(space: Space, test_set: TestSet) -> dict[str, Any]:
     num_points = len(space.walks[0].places[0])
     paths = torch.stack([geometry.interpolate(image, root, num_points) for image in space.images])
 
-    holds, own = test_set.holds.numpy(), np.zeros(similarity.shape, dtype=bool)
+    holds, is_chain = test_set.holds.numpy(), np.zeros(similarity.shape, dtype=bool)
     for row, chain in enumerate(test_set.chains):
-        own[row, chain] = True
-    matched, unmatched = similarity[own], similarity[~holds & ~own]
+        is_chain[row, chain] = True
+    matched, unmatched = similarity[is_chain], similarity[~holds & ~is_chain]
     nearest = similarity.argmax(axis=1)
-    share = (holds | own)[np.arange(len(nearest)), nearest].mean()
+    share = (holds | is_chain)[np.arange(len(nearest)), nearest].mean()
     means = [unit_rows(rows.double().numpy()).mean(axis=0) for rows in vectors]
     curvature = scalar_values(geometry.scalars()).get("curvature")
     area = matched_above_unmatched(matched, unmatched)

@@ -36,6 +36,8 @@ _VIEWS = {
     "random_weights": (("crop_and_flip", "crop_and_flip"), ("crop_and_flip_cifar10", "crop_and_flip_cifar10")),
 }
 
+SCALE_FILES = "scale_vision"  # stem of the scale files of rows that train on images only
+
 
 def open_training_set(data: VisionDataConfig, seed: int = 0) -> Any:
     """The labelled training set; it does not depend on the seed.

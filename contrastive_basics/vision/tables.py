@@ -11,25 +11,16 @@ from common.evaluation.protocol import data_text
 from common.report.figures import Curves, plot_curves
 from common.report.table import MEASURED, Column, Measured, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
-from common.reproduce.rows import PaperCode, RowRun
+from common.reproduce.image_rows import image_rows
+from common.reproduce.rows import RowRun
 from common.reproduce.tables import measured_cell, table_of, train_rows
 from common.run.log import read_log
-from common.run.pictures import open_test_sets, open_training_set, open_validation_sets
-from contrastive_basics.pretrain import PAPER, SCALE_FILES, pretrain, reevaluate
+from contrastive_basics.pretrain import PAPER, pretrain, reevaluate
 from contrastive_basics.vision.config import VisionConfig
 
 DECIDES = "nothing"
 
-CODE = PaperCode(
-    PAPER,
-    VisionConfig,
-    pretrain,
-    reevaluate,
-    open_training_set,
-    open_test_sets,
-    SCALE_FILES,
-    open_validation=open_validation_sets,
-)
+CODE = image_rows(PAPER, VisionConfig, pretrain, reevaluate)
 ROWS = {  # from the lower to the upper control; a row's config is configs/vision_<name>.yaml
     "random_weights": "random weights",
     "simclr": "SimCLR",

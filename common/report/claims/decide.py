@@ -140,7 +140,7 @@ class Verdict:
     def seeds_only(self) -> bool:
         """Whether the hits of a number are not known: the verdict is on these pictures, whatever others would say."""
         of_findings = [finding.estimate for finding in self.findings if finding.estimate is not None]
-        return any(each.picture_variance is None for each in of_findings)
+        return any(estimate.picture_variance is None for estimate in of_findings)
 
     @property
     def margin(self) -> float | None:

@@ -101,10 +101,15 @@ def with_q(claims: PaperClaims) -> PaperClaims:
     mean. What is exact, what tests decide and what the audit finds is not.
     """
     firsts = [judged.measured[0] for judged in claims.judged]
-    verdicts = [each for first in firsts for each in (first, first.mean) if each is not None and not each.how]
-    verdicts = [each for each in verdicts if each.verdict in (*DECIDED, UNDECIDED)]
+    verdicts = [
+        verdict for first in firsts for verdict in (first, first.mean) if verdict is not None and not verdict.how
+    ]
+    verdicts = [verdict for verdict in verdicts if verdict.verdict in (*DECIDED, UNDECIDED)]
     tests = [
-        (id(each), kind, p) for each in verdicts for kind in ("p", "p_equal") if (p := getattr(each, kind)) is not None
+        (id(verdict), kind, p)
+        for verdict in verdicts
+        for kind in ("p", "p_equal")
+        if (p := getattr(verdict, kind)) is not None
     ]
     adjusted = stats.false_discovery_control([p for *_, p in tests]) if tests else []
     q = {(of, kind): float(value) for (of, kind, _), value in zip(tests, adjusted)}
@@ -115,9 +120,7 @@ def with_q(claims: PaperClaims) -> PaperClaims:
         kind = "p_equal" if verdict.verdict == NO_DIFFERENCE else "p"
         return replace(verdict, q=q.get((id(verdict), kind)), mean=adjusted_verdict(verdict.mean))
 
-    judged = (
-        replace(each, measured=(adjusted_verdict(each.measured[0]), *each.measured[1:])) for each in claims.judged
-    )
+    judged = (replace(one, measured=(adjusted_verdict(one.measured[0]), *one.measured[1:])) for one in claims.judged)
     return replace(claims, judged=tuple(judged))
 
 
