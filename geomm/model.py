@@ -72,8 +72,10 @@ def build_encoders(config: Config, tokenizer: Tokenizer) -> ProjectedTowers:
     """Towers with projections and, if the base has them, fusion and head of masked words; random weights."""
     data, model, method = config.data, config.model, config.method
     num_ids = max(tokenizer.vocabulary_size, mask_id_of(tokenizer) + 1)
+    # ALBEF's towers keep the scheme of their fusion layers
+    scheme = "clip_image" if method.base == "clip" else "scaled"
     towers = (
-        vision_transformer(data, model, projected=False),
+        vision_transformer(data, model, projected=False, initialisation=scheme),
         bidirectional_text_transformer(data, model, tokenizer, projected=False, vocabulary_size=num_ids),
     )
     if model.text.layers:  # ALBEF's text tower is BERT's, which ends in the LayerNorm of its last layer

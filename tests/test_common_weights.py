@@ -72,6 +72,31 @@ def our_clip(activation="gelu", norm_eps=1e-5, **more):
     return shaken(TwoTowers(image, text, Sphere(), LogitScale(init=5.0)))
 
 
+def test_random_towers_are_drawn_as_open_clips():
+    """Mean, deviation and fourth moment of every tensor (uniform or normal), within their errors of sampling."""
+    width, heads, layers, patch = 192, 3, 3, 16
+    vision = open_clip.CLIPVisionCfg(layers=layers, width=width, head_width=64, image_size=96, patch_size=patch)
+    text = open_clip.CLIPTextCfg(context_length=77, vocab_size=500, width=width, heads=heads, layers=layers)
+    torch.manual_seed(0)
+    theirs = open_clip.CLIP(96, vision, text).state_dict()
+    image_tower = VisionTransformer(96, patch, width, layers, heads, 96)
+    text_tower = CausalTextTransformer(500, 77, width, layers, heads, 96, end_id=499)
+    ours, _ = clip_to_open_clip(TwoTowers(image_tower, text_tower, Sphere(), LogitScale(init=1 / 0.07)))
+    names = theirs.keys() - {"attn_mask"}
+    assert names == ours.keys()
+    for name in sorted(names):
+        a, b = ours[name].double().flatten(), theirs[name].double().flatten()
+        deviation = b.std() if len(b) > 1 else b.new_zeros(())
+        if not deviation:
+            torch.testing.assert_close(a, b, msg=lambda message, name=name: f"{name}: {message}")
+            continue
+        error = 5 * (2 / len(a)) ** 0.5  # five standard errors of a difference of means of normal numbers
+        assert abs(a.mean() - b.mean()) < error * deviation, name
+        assert abs(a.std() / deviation - 1) < error, name
+        kurtosis = [((x - x.mean()) / x.std()).pow(4).mean() for x in (a, b)]  # 1.8 uniform, 3 normal
+        assert abs(kurtosis[0] - kurtosis[1]) < 5 * (2 * 24 / len(a)) ** 0.5, name
+
+
 def open_clip_built(configuration):
     return open_clip.CLIP(
         configuration["embed_dim"],

@@ -13,17 +13,23 @@ if TYPE_CHECKING:
     from common.encoders.stem import PooledStem
     from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
     from common.encoders.text_stem import PooledTextStem, TextStem
+    from common.encoders.transformer import Initialisation
     from common.encoders.vision import VisionTransformer
 
 
 def vision_transformer(
-    data: DataConfig, model: ModelConfig, num_class_tokens: int = 1, projected: bool = True
+    data: DataConfig,
+    model: ModelConfig,
+    num_class_tokens: int = 1,
+    projected: bool = True,
+    initialisation: Initialisation = "clip_image",
 ) -> VisionTransformer | PooledStem:
     """The image tower.
 
     Args:
         num_class_tokens: each has its own output of model.embedding_dim numbers.
         projected: False: its tokens are wanted, and whoever takes them projects.
+        initialisation: of the blocks, see `Transformer`.
     Raises:
         ValueError: an embedding that is not as wide as a stem without projection.
     """
@@ -49,6 +55,7 @@ def vision_transformer(
         input_norm=model.image_kind != "timm",
         patch_dropout=model.patch_dropout,
         stem=stem,
+        initialisation=initialisation,
         **_sizes(model, model.image, projected),
     )
 

@@ -165,6 +165,7 @@ class CausalTextTransformer(nn.Module):
             norm_eps=norm_eps,
             causal=True,
             gradient_checkpointing=gradient_checkpointing,
+            initialisation="clip_text",
         )
         self.final_norm = nn.LayerNorm(width, eps=norm_eps) if final_layer_norm else nn.Identity()
         self.projection = (

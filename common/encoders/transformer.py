@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 Activation = Literal["gelu", "quick_gelu"]
+Initialisation = Literal["scaled", "clip_text", "clip_image"]
 
 
 class QuickGELU(nn.Module):
@@ -201,6 +202,10 @@ class Transformer(nn.Module):
         causal: a token sees itself and those before it.
         gradient_checkpointing: in training, keep each block's input only and run the block again in the backward pass:
             activation memory of one block instead of all, for about a third more time.
+        initialisation: of the blocks' random weights.
+            "scaled": normal, deviations from width; residual branches shrink with depth, so that the variance of their
+            sum does not grow with it; biases 0. "clip_text": the same weights, MLP biases as PyTorch draws them.
+            "clip_image": all as PyTorch draws it, which is what OpenAI's and open_clip's image towers have.
     """
 
     def __init__(
@@ -216,40 +221,15 @@ class Transformer(nn.Module):
         memory_width: int | None = None,
         causal: bool = False,
         gradient_checkpointing: bool = False,
+        initialisation: Initialisation = "scaled",
     ) -> None:
         super().__init__()
         self.causal, self.gradient_checkpointing = causal, gradient_checkpointing
         self.blocks = nn.ModuleList(
             Block(width, heads, mlp_ratio, pre_norm, activation, norm_eps, dropout, memory_width) for _ in range(layers)
         )
-        self._initialise(width, layers)
-
-    def _initialise(self, width: int, layers: int) -> None:
-        """CLIP's scheme: residual branches shrink with depth, so that the sum's variance does not grow with it."""
-        if not layers:
-            return
-        attention_std, hidden_std = width**-0.5, (2 * width) ** -0.5
-        residual_std = attention_std * (2 * layers) ** -0.5
         for block in self.blocks:
-            weights = [
-                (block.attention.in_projection, attention_std),
-                (block.attention.out_projection, residual_std),
-                (block.mlp[0], hidden_std),
-                (block.mlp[2], residual_std),
-            ]
-            if block.cross_attention is not None:
-                weights += [
-                    (block.cross_attention.query_projection, attention_std),
-                    (
-                        block.cross_attention.memory_projection,
-                        block.cross_attention.memory_projection.in_features**-0.5,
-                    ),
-                    (block.cross_attention.out_projection, residual_std),
-                ]
-            for linear, std in weights:
-                nn.init.normal_(linear.weight, std=std)
-            for linear, _ in weights:
-                nn.init.zeros_(linear.bias)
+            _initialise(block, width, layers, initialisation)
 
     def forward(
         self,
@@ -298,6 +278,35 @@ class Transformer(nn.Module):
             else:
                 tokens = block(tokens, mask, causal, memory, memory_mask, recorded, kept)
         return tokens[:, :first]
+
+
+def _initialise(block: Block, width: int, layers: int, initialisation: Initialisation) -> None:
+    attention, cross = block.attention, block.cross_attention
+    if initialisation == "clip_image":  # nn.Linear has drawn the other weights as nn.MultiheadAttention and the MLP do
+        nn.init.xavier_uniform_(attention.in_projection.weight)
+    else:
+        residual_std = width**-0.5 * (2 * layers) ** -0.5
+        weights = [
+            (attention.in_projection, width**-0.5),
+            (attention.out_projection, residual_std),
+            (block.mlp[0], (2 * width) ** -0.5),
+            (block.mlp[2], residual_std),
+        ]
+        if cross is not None:
+            weights += [
+                (cross.query_projection, width**-0.5),
+                (cross.memory_projection, cross.memory_projection.in_features**-0.5),
+                (cross.out_projection, residual_std),
+            ]
+        for linear, std in weights:
+            nn.init.normal_(linear.weight, std=std)
+    zero = [attention.in_projection, attention.out_projection]
+    if cross is not None:
+        zero += [cross.query_projection, cross.memory_projection, cross.out_projection]
+    if initialisation == "scaled":
+        zero += [block.mlp[0], block.mlp[2]]
+    for linear in zero:
+        nn.init.zeros_(linear.bias)
 
 
 def _check_heads(width: int, heads: int) -> None:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.encoders.stem import Stem
-from common.encoders.transformer import Activation, Transformer
+from common.encoders.transformer import Activation, Initialisation, Transformer
 
 
 class VisionTransformer(nn.Module):
@@ -17,6 +17,7 @@ class VisionTransformer(nn.Module):
         image_size: side of the square input in pixels, a multiple of patch_size.
         patch_size: side of a patch in pixels.
         width, layers, heads, mlp_ratio, activation, norm_eps, gradient_checkpointing: of the transformer.
+        initialisation: of the blocks, see `Transformer`.
         projection_dim: output numbers per class token; None = no projection, the output is `width` wide.
         num_class_tokens: each has its own embedding and its own position row (oblique submission, Sec. 3.2); one
             projection is shared by all.
@@ -46,6 +47,7 @@ class VisionTransformer(nn.Module):
         patch_dropout: float = 0.0,
         gradient_checkpointing: bool = False,
         stem: Stem | None = None,
+        initialisation: Initialisation = "clip_image",
     ) -> None:
         super().__init__()
         if image_size % patch_size:
@@ -78,6 +80,7 @@ class VisionTransformer(nn.Module):
             activation=activation,
             norm_eps=norm_eps,
             gradient_checkpointing=gradient_checkpointing,
+            initialisation=initialisation,
         )
         self.final_norm = nn.LayerNorm(width, eps=norm_eps) if final_layer_norm else nn.Identity()
         self.projection = None if projection_dim is None else nn.Parameter(scale * torch.randn(width, projection_dim))
