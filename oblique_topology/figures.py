@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from common.report.figures import FONT, SMALL, figure_with_panels, literal, relative, write_figure
+from common.base.drawing import FONT, SMALL, figure_with_panels, literal, write_figure
+from common.report.figures import relative
 
 DECIDES = "nothing"
 

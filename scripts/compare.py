@@ -274,7 +274,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=outputs(), help="default %(default)s")
     parser.add_argument("--json", action="store_true", help="prints the table as JSON instead of text")
     given = parser.parse_args()
-    names, overrides = [name for text in given.runs for name in shlex.split(text)], shlex.split(given.set)
+    # make RUNS passes several names as one word; the path of a folder may hold spaces
+    split = ([text] if Path(text).expanduser().exists() else shlex.split(text) for text in given.runs)
+    names, overrides = list(itertools.chain.from_iterable(split)), shlex.split(given.set)
     models = [model for name in names for model in opened(name, overrides)]
     words = " ".join(shlex.quote(Path(name).name) for name in names)  # without paths of this machine
     table = compare(models, f'make compare RUNS="{words}"')

@@ -133,10 +133,10 @@ def rows_one_after_the_other():
 def small_pictures_at_smoke_scale():
     """Drawn once, without axes, layout and palette: at full size those of a part take two seconds. As a user gets them
     tests look at the plots of the oblique paper, and at the pictures of tests/test_common_report_page.py and others."""
-    module = sys.modules.get("common.report.figures")
+    drawing, figures = (sys.modules.get(f"common.{name}") for name in ("base.drawing", "report.figures"))
     with pytest.MonkeyPatch.context() as patch:
-        if module is not None:
-            write_picture = module._write_picture
+        if figures is not None:
+            write_picture = drawing.write_picture
 
             def small(figure, path):
                 path = Path(path)
@@ -149,9 +149,20 @@ def small_pictures_at_smoke_scale():
                 figure.set_dpi(20)
                 drawn = io.BytesIO()
                 FigureCanvasAgg(figure).print_png(drawn)  # savefig draws it twice
-                return module.write_atomically(path, drawn.getvalue())
+                return drawing.write_atomically(path, drawn.getvalue())
 
-            patch.setattr(module, "_write_picture", small)
+            for module in (drawing, figures):
+                patch.setattr(module, "write_picture", small)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_curves_of_runs():
+    """Drawing the log of a smoke run takes a third of a second; tests/test_common_run_curves.py draws."""
+    from common.run import curves
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, "plot_run", lambda *arguments: None)
         yield
 
 

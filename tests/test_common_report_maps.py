@@ -79,7 +79,7 @@ def test_curves_may_have_a_logarithmic_axis(tmp_path, monkeypatch):
     logarithmic = Curves("t", "x", "y", curves, log_x=True, log_y=True)
     _, numbers = plot_curves([plain], tmp_path / "one.png", across=1)
     drawn = []
-    monkeypatch.setattr("common.report.figures.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
     _, its_numbers = plot_curves([logarithmic], tmp_path / "two.png", across=1)
     for linear, row in zip(rows(numbers), rows(its_numbers), strict=True):
         mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
@@ -108,7 +108,7 @@ def test_a_band_of_shares_stays_in_their_range_and_another_one_need_not(tmp_path
 
 def test_equal_curves_are_all_seen_and_long_names_are_wrapped(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("common.report.figures.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
     points = [(float(x), [1.0]) for x in range(40)]
     plot_curves([Curves("t", "x", "y", dict.fromkeys([*"abcd", "word " * 12], points))], tmp_path / "c.png", across=1)
     lines = drawn[0].axes[0].get_lines()
@@ -120,7 +120,7 @@ def test_equal_curves_are_all_seen_and_long_names_are_wrapped(tmp_path, monkeypa
 
 def test_titles_over_pictures_with_long_captions_are_whole(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("common.report.figures.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
     picture = np.full((8, 8, 3), 200, dtype=np.uint8)
     maps = {f"pair {number}": np.eye(2) for number in range(5)}
     lines = [HeatOnPicture("word " * 16, picture, maps) for _ in range(4)]
@@ -130,7 +130,7 @@ def test_titles_over_pictures_with_long_captions_are_whole(tmp_path, monkeypatch
 
 def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("common.report.figures.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
     curves = {"over": [(1.0, [1.0]), (2.0, [2.0])], "under": [(1.0, [1.0]), (2.0, [2.0])]}
     plot_curves([Curves("t", "x", "y", curves, behind=("under",))], tmp_path / "c.png", across=1)
     over, under = drawn[0].axes[0].get_lines()
@@ -142,7 +142,7 @@ def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_pat
 
 def test_the_legend_does_not_repeat_titles(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("common.report.figures.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
     points = [(1.0, [1.0]), (2.0, [2.0])]
     titled = [Curves(title, "x", "y", {title: points}) for title in ("loss", "error")]
     _, numbers = plot_curves(titled, tmp_path / "titled.png", across=2)

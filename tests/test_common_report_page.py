@@ -13,6 +13,7 @@ from PIL import Image
 from plotted import read_plotted
 from test_common_report_tables import HOSTILE, cell, made_up_table
 
+from common.base import drawing
 from common.report import figures, training_figure
 from common.report.claims.read import FAILS
 from common.report.conclusions import Conclusion
@@ -226,7 +227,7 @@ def test_a_table_of_older_form_is_refused_by_name(tmp_path, capsys):
 def drawn(monkeypatch):
     """Figures as they are made."""
     made = []
-    for module in (figures, training_figure):
+    for module in (drawing, training_figure):
         monkeypatch.setattr(module, "Figure", lambda **options: made.append(Figure(**options)) or made[-1])
     return made
 
@@ -251,7 +252,7 @@ def test_constants_are_no_plot(tmp_path):
 
 
 def test_no_colour_comes_twice_with_a_marker():
-    looks = [figures._look(index) for index in range(49)]
+    looks = [drawing.look_of(index) for index in range(49)]
     assert len({(look["color"], look["marker"]) for look in looks}) == 49
 
 

@@ -1,34 +1,36 @@
 """Plots of tables, curves, distributions and heat maps; the numbers that no table has lie beside them as JSON.
 
-Only matplotlib's object interface: no window, no global state, usable from threads and tests.
-Series differ in colour (Okabe-Ito, safe for colour-blind readers), in marker and in line style, so grey print works.
+Their parts and their look are in `common/base/drawing.py`.
 """
 
-import io
-import json
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from PIL import Image
 
-from common.base.files import write_atomically
+from common.base.drawing import (
+    COLORS,
+    FONT,
+    GREY,
+    SMALL,
+    draw_curve,
+    figure_with_panels,
+    label_axes,
+    legend_below,
+    literal,
+    look_of,
+    set_title,
+    write_figure,
+    write_picture,
+)
 from common.report.formats import chance_level, heading, panel_label
 from common.report.statistics import SHARE_OF, bounded_interval, interval_over_seeds
 from common.report.table import Column, Measured, Row, Table
-
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00", "#882255")
-_MARKERS = "osD^vPX"  # one fewer, so that no colour comes twice with the same marker
-_STYLES = ("-", "--", "-.", ":")
-GREY = "#595959"
-FONT, SMALL = 10, 9
 
 
 def plot_table(table: Table, path: str | Path) -> list[Path]:
@@ -68,17 +70,12 @@ def plot_table(table: Table, path: str | Path) -> list[Path]:
     room = int((width - 0.6) / 0.07)
     legend = {textwrap.fill(names.get(name, name), room): line for name, line in drawn.items()}
     legend_below(figure, legend, len(legend) if sum(0.6 + 0.07 * len(text) for text in legend) < width else 1)
-    return [_write_picture(figure, path)]
+    return [write_picture(figure, path)]
 
 
 def _constant(cells: Sequence[Measured]) -> bool:
     """Whether all seeds, at least two, gave one value: a count or a setting, no measurement."""
     return all(len(cell.values) > 1 and max(cell.values) - min(cell.values) <= 1e-6 * abs(cell.mean) for cell in cells)
-
-
-def _look(index: int) -> dict[str, Any]:
-    looks = {"color": COLORS, "linestyle": _STYLES, "marker": _MARKERS}
-    return {name: of[index % len(of)] for name, of in looks.items()}
 
 
 def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row]) -> dict[str, object]:
@@ -102,81 +99,6 @@ def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row]) -> di
     label_axes(panel, f"{column.unit}{better}")
     panel.margins(x=0.12)
     return drawn
-
-
-def figure_with_panels(
-    count: int, across: int, width: float, panel_height: float, more_height: float, **options: Any
-) -> tuple[Figure, list]:
-    """A figure in inches, and its panels in rows of `across`."""
-    figure = Figure(figsize=(width, panel_height * -(-count // across) + more_height), layout="constrained")
-    return figure, panels_of(figure, count, across, **options)
-
-
-def panels_of(figure: FigureBase, count: int, across: int, **options: Any) -> list:
-    """Panels in rows of `across`; the places that are left stay empty."""
-    axes = figure.subplots(-(-count // across), across, squeeze=False, **options).ravel()
-    for axis in axes[count:]:
-        axis.set_axis_off()
-    return list(axes[:count])
-
-
-def set_title(figure: Figure, text: str) -> None:
-    """The title of a figure, wrapped to its width."""
-    wrapped = textwrap.fill(text, int(10 * figure.get_figwidth()), break_long_words=False, break_on_hyphens=False)
-    figure.suptitle(literal(wrapped), fontsize=FONT + 1)
-
-
-def legend_below(figure: FigureBase, drawn: Mapping[str, Any], columns: int, title: str | None = None) -> None:
-    """A legend of drawn lines by their names, below the panels."""
-    if drawn:
-        look = {"ncols": columns, "fontsize": SMALL, "title": title, "title_fontsize": SMALL}
-        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", **look)
-
-
-def label_axes(axis, x_label: str, y_label: str = "") -> None:
-    """Labels, grid and ticks of a panel."""
-    axis.set_xlabel(literal(x_label), fontsize=SMALL)
-    axis.set_ylabel(literal(y_label), fontsize=SMALL)
-    axis.grid(color="#d9d9d9", linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.tick_params(labelsize=SMALL, length=3)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.xaxis.get_major_locator().set_params(nbins=5)
-
-
-def literal(text: str) -> str:
-    """Text that matplotlib prints as it is; it would read a formula between dollar signs."""
-    return text.replace("$", r"\$")
-
-
-def write_figure(figure: Figure, path: str | Path, header: Sequence[str], records: Sequence[Sequence]) -> list[Path]:
-    """The picture, and what is drawn in it: a list of series, each with the texts that name it and its numbers."""
-    series: dict[tuple, dict[str, list]] = {}
-    for record in records:
-        texts = {name: value for name, value in zip(header, record) if isinstance(value, str)}
-        numbers = series.setdefault(tuple(texts.items()), {name: [] for name in header if name not in texts})
-        for name, value in zip(header, record):
-            if name not in texts:
-                numbers[name].append(_rounded(value))
-    lines = (json.dumps({**dict(texts), **numbers}, ensure_ascii=False) for texts, numbers in series.items())
-    text = "[\n" + ",\n".join(lines) + "\n]\n"
-    plotted = Path(path).with_name(f"{Path(path).stem}_plotted.json")
-    return [_write_picture(figure, path), write_atomically(plotted, text)]
-
-
-def _write_picture(figure: Figure, path: str | Path) -> Path:
-    picture, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(picture, format="png", dpi=130, facecolor="white")
-    # a plot has few colours, and a palette takes a third of the bytes
-    Image.open(picture).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "png", optimize=True)
-    return write_atomically(path, small.getvalue())
-
-
-def _rounded(value: float | None) -> float | None:
-    """Five digits, more than an eye sees; None for what is no number."""
-    if value is None or isinstance(value, int):
-        return value
-    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -249,7 +171,7 @@ def _histograms(panel: Distributions, bins: int) -> tuple[np.ndarray, dict[str, 
 
 
 def _draw_outline(axis, edges: np.ndarray, heights: np.ndarray, index: int):
-    look = _look(index) | {"markersize": 5}
+    look = look_of(index) | {"markersize": 5}
     axis.stairs(heights, edges, fill=True, color=look["color"], alpha=0.12)
     axis.stairs(heights, edges, color=look["color"], linestyle=look["linestyle"], linewidth=1.6)
     peak = int(heights.argmax())  # styles repeat after four curves; a marker separates them in grey print
@@ -311,21 +233,6 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
             axis.set_yscale("log")
     legend_below(figure, drawn, columns)
     return write_figure(figure, path, ("panel", "curve", "x", "mean", "low", "high"), records)
-
-
-def draw_curve(axis, rows: Sequence[tuple], index: int, behind: bool):
-    """One curve of rows (x, mean, low, high) in the look of its index; `behind` draws it thick and pale."""
-    x, mean, low, high = zip(*rows)
-    above = 2 + index % len(_STYLES) / 10  # a line with gaps lies above a whole one, which it would vanish under
-    look = _look(index) | {"linewidth": 1.5, "markersize": 4, "zorder": above}
-    if low[0] is not None:
-        axis.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
-    if behind:
-        thick = {"linestyle": "-", "linewidth": 6, "markersize": 10, "markeredgewidth": 0}
-        look |= {**thick, "alpha": 0.4, "zorder": 1.5}
-    every = max(1, len(rows) // 10)
-    (line,) = axis.plot(x, mean, markevery=(index % every, every), **look)  # markers of equal curves lie side by side
-    return line
 
 
 def _mean_and_interval(

@@ -1,15 +1,13 @@
 """The plot of training logs: loss, logit scale, R@1 and accuracy against the step."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
-from common.report.figures import (
+from common.base.drawing import (
     COLORS,
     FONT,
     GREY,
@@ -19,12 +17,12 @@ from common.report.figures import (
     legend_below,
     literal,
     panels_of,
+    scale_by_range,
     set_title,
     write_figure,
 )
 from common.report.formats import CHANCE
-
-_POINTS = 60  # a longer series is averaged over windows of steps, so that its course can be seen through the noise
+from common.run.curves import averaged, chance_loss, points_of
 
 
 def plot_training(log_records_by_run: Mapping[str, Sequence[Mapping]], path: str | Path, title: str = "") -> list[Path]:
@@ -45,12 +43,14 @@ def plot_training(log_records_by_run: Mapping[str, Sequence[Mapping]], path: str
         The written files, PNG first; an empty list when the logs hold nothing to plot.
     """
     series = {
-        (name, run): list(_points(records, name)) for name, _ in _PANELS for run, records in log_records_by_run.items()
+        (name, run): list(points_of(records, name))
+        for name, _ in _PANELS
+        for run, records in log_records_by_run.items()
     }
     blocks = _blocks(list(log_records_by_run), series)
     if not blocks:
         return []
-    chance = _chance_loss(log_records_by_run)
+    chance = chance_loss([record for run in log_records_by_run.values() for record in run])
     heights = [2.7 * -(-len(of.panels) // of.across) + 0.7 + 0.2 * -(-len(of.rows) // of.columns) for of in blocks]
     figure = Figure(figsize=(9.2, sum(heights) + 0.4), layout="constrained")
     set_title(figure, title)
@@ -64,7 +64,7 @@ def plot_training(log_records_by_run: Mapping[str, Sequence[Mapping]], path: str
         for axis, (name, unit) in zip(panels_of(part, len(block.panels), block.across), block.panels):
             axis.sharey(scales.setdefault((block.stage, name), axis))
             for index, (row, runs) in enumerate(block.rows.items()):
-                windows, points = zip(*(_averaged(series[name, run]) for run in runs))
+                windows, points = zip(*(averaged(series[name, run]) for run in runs))
                 records += [(name, run, *point) for run, of_run in zip(runs, points) for point in of_run]
                 if means := _mean_and_range(points):
                     seeds = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
@@ -76,12 +76,8 @@ def plot_training(log_records_by_run: Mapping[str, Sequence[Mapping]], path: str
                 line = axis.axhline(chance, color=GREY, linewidth=1.2, linestyle=(0, (1, 1.5)))
                 drawn[f"{CHANCE}: {chance:.2f}"] = line
             label_axes(axis, "step (optimiser updates)", unit)
-            low, high = axis.dataLim.intervaly
-            if "percent" not in unit and 0 < 10 * low < high:
-                axis.set_yscale("log")
-                axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-                axis.yaxis.set_major_formatter("{x:g}")
-                axis.minorticks_off()
+            if "percent" not in unit:
+                scale_by_range(axis)
         several = any(len(runs) > 1 for runs in block.rows.values())
         legend_below(part, drawn, block.columns, "line: mean over seeds; band: lowest to highest" if several else None)
     return write_figure(figure, path, ("panel", "run", "step", "value"), records)
@@ -147,33 +143,3 @@ _PANELS = (
     ("t2i_recall_at_1", "t2i R@1 (percent)"),
     ("acc1", "accuracy, zero-shot or kNN (percent)"),
 )
-
-
-def _chance_loss(log_records_by_run: Mapping) -> float | None:
-    """The loss at chance level, from the ratio that all runs log; None where the loss has further terms."""
-    records = [record for run in log_records_by_run.values() for record in run if record.get("event") == "train"]
-    ratios = [(float(r["loss"]), float(r.get("loss_over_chance", math.inf))) for r in records]
-    levels = {round(loss / ratio, 6) for loss, ratio in ratios if 0 < loss < math.inf and ratio}
-    return (levels.pop() or None) if len(levels) == 1 else None
-
-
-def _points(records: Sequence[Mapping], name: str) -> Iterator[tuple[int, float]]:
-    for record in records:
-        if record.get("event") == "train" and record.get(name) is not None:
-            yield int(record["step"]), _finite(record[name])
-        elif record.get("event") == "evaluate":
-            values = [value for key, value in record.get("metrics", {}).items() if key.endswith(name)]
-            if values:  # several splits: the first one that the log names
-                yield int(record["step"]), 100 * _finite(values[0])
-
-
-def _finite(value: float | str) -> float:
-    number = float(value)  # logs hold "nan" and "inf" as strings
-    return number if math.isfinite(number) else math.nan
-
-
-def _averaged(points: list[tuple[int, float]]) -> tuple[int, list[tuple[float, float]]]:
-    window = -(-len(points) // _POINTS)
-    groups = [points[start : start + window] for start in range(0, len(points), window)] if window > 1 else []
-    means = [(sum(s for s, _ in g) / len(g), sum(v for _, v in g) / len(g)) for g in groups]
-    return max(window, 1), means if groups else list(points)

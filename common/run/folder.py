@@ -43,12 +43,27 @@ class RunFiles:
     command: str = field(default="", compare=False)
 
     @property
+    def title(self) -> str:
+        """Row, scale and seed; the folder's name where the row is not known."""
+        if "row" not in self.identity:
+            return self.folder.name
+        return "{row}, scale {scale}, seed {seed}".format_map(self.identity)
+
+    @property
     def config(self) -> Path:
         return self.folder / "config.yaml"
 
     @property
     def log(self) -> Path:
         return self.folder / "log.jsonl"
+
+    @property
+    def curves(self) -> Path:
+        return self.folder / "curves.png"
+
+    @property
+    def readme(self) -> Path:
+        return self.folder / "README.md"
 
     @property
     def checkpoints(self) -> Path:

@@ -1,7 +1,8 @@
-"""Records of a run while it trains: log, progress bar, tracker, broken samples, speed."""
+"""Records of a run while it trains: log, curves, progress bar, tracker, broken samples, speed."""
 
 import sys
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -146,11 +147,17 @@ class Journal:
         # log, counts and warnings continue where the checkpoint was written
         before = {} if checkpoint is None else checkpoint.state
         self.first_step = before.get("step", 0)
+        self.done = self.first_step  # updates
+        self.files = files
         self.log = RunLog(files.log, before.get("step"), accelerator.is_main_process)
+        self.tracker_run = before.get("tracker_run") or uuid.uuid4().hex[:12]
+        self._start_trackers()
         self.broken = BrokenLog(self.log, config.data.max_broken_share, training.lost_at_open(), before.get("broken"))
         self.clock = StepClock(config.optim.global_batch_size)
         self.watch = Watch(config.optim.warmup_steps, before.get("watch"))
         self.beside_bar: dict[str, str] = {}  # the newest values
+        self._undrawn = False  # whether the log has lines that the curves lack
+        self._cannot_draw = False
         hidden = not accelerator.is_main_process
         self.progress = tqdm(total=steps, initial=self.first_step, desc=label, unit="step", disable=hidden)
         if lost := training.lost_at_open():
@@ -203,6 +210,7 @@ class Journal:
         Raises:
             TooManyBroken: see BrokenLog.
         """
+        self.done = done
         self.broken.collect(batch.broken, seen=len(batch))
         self.progress.update()
         if not self.logs_at(done):
@@ -213,6 +221,7 @@ class Journal:
         samples = done * self.config.optim.global_batch_size
         record = {"step": done, "samples_seen": samples, **values, **speed}
         self.log.write("train", **record)
+        self._undrawn = True
         self.broken.write_new(done)
         self.accelerator.log(record, step=done)
         self.beside_bar |= {short: format(values[name], how) for name, short, how in _SHOWN if name in values}
@@ -242,17 +251,51 @@ class Journal:
         self.progress.set_postfix(self.beside_bar)
         if lines:
             self._print(f"step {done}: {'; '.join(lines)}")
+        self._undrawn = True
+        self.draw()
 
     def state(self, done: int) -> dict[str, Any]:
         """For the checkpoint, which is written next; its time does not count as steps. Call on every process."""
         self.clock.pause()
         self.broken.write_new(done)
-        return {"broken": self.broken.counts(), "watch": self.watch.state()}
+        tracked = {"tracker_run": self.tracker_run} if self.accelerator.trackers else {}
+        return {"broken": self.broken.counts(), "watch": self.watch.state(), **tracked}
+
+    def draw(self) -> None:
+        """Rewrites curves.png if the log has new lines; a failure is logged once and never ends the run."""
+        if not (self._undrawn and self.accelerator.is_main_process):
+            return
+        self._undrawn = False
+        try:
+            from common.run.curves import plot_run  # imports matplotlib, which the first step need not wait for
+
+            title = f"{self.files.title}: step {self.done:,} of {self.num_steps:,}"
+            plot_run(read_log(self.files.log), self.files.curves, title, self.num_steps)
+        except Exception as error:
+            if not self._cannot_draw:
+                text = f"cannot draw {self.files.curves}: {error!r}; training continues without it"
+                self.log.write("warning", step=self.done, text=text)
+                self._print(text)
+            self._cannot_draw = True
+
+    def close(self) -> None:
+        """After the last step of this process: ends the progress bar and draws what is new."""
+        self.progress.close()
+        self.draw()
 
     def announce(self, event: str, text: str, /, **facts: Any) -> None:
         """Before the first step: writes facts into the log and a sentence onto the screen."""
         self.log.write(event, step=self.first_step, **facts)
         self._print(text)
+
+    def _start_trackers(self) -> None:
+        """A tracker continues the curves of the run that is resumed, at the step of the checkpoint."""
+        options = {
+            "tensorboard": {"purge_step": self.first_step + 1},  # hides what an earlier process wrote from there on
+            "wandb": {"id": self.tracker_run, "resume": "allow"},  # takes no step twice
+            "trackio": {"name": self.tracker_run, "resume": "allow"},
+        }
+        self.accelerator.init_trackers("contrastive-geometry", init_kwargs=options)
 
     def _print(self, text: str) -> None:
         if self.accelerator.is_main_process:

@@ -75,6 +75,8 @@ def launched_accelerator(**options: Any) -> Accelerator:
 def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     """Accelerate for launch, device and precision; deterministic algorithms and a tracker if the config sets them.
 
+    The tracker starts with the journal, which knows at which step the run resumes.
+
     Raises:
         ConfigError: the tracker's package is not installed.
     """
@@ -95,8 +97,6 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
         project_dir=str(folder) if tracked else None,
     )
     check_precision(f"mixed_precision = {accelerator.mixed_precision!r}", accelerator.mixed_precision)
-    if tracked:
-        accelerator.init_trackers("contrastive-geometry")
     return accelerator
 
 
@@ -188,24 +188,30 @@ def interrupted_with_saved_step(files: RunFiles) -> Iterator[None]:
         raise KeyboardInterrupt(saved) from None
 
 
-def command_to_resume() -> str:
-    """The shell line that started this run, by python, a console script or a launcher, with --resume added to it."""
+def command_to_resume(option: str = "--resume") -> str:
+    """The shell line that started this run, by python, a console script or a launcher.
+
+    Args:
+        option: is added to it; "" = the line as it was typed.
+    """
     words, process, arguments = sys.orig_argv, psutil.Process(), sys.argv[1:]
     if words[len(words) - len(arguments) :] != arguments:  # called by other code than a command line
-        words = ["python", *sys.argv]
+        # a process that the command has started: its subcommand is in the name (scripts/command.py)
+        named = sys.argv[0].split(" ") if sys.argv[0].startswith("vlgeometry ") else ["python", sys.argv[0]]
+        words = [*named, *arguments]
     environment: dict[str, str] = {}
     with suppress(psutil.Error):
-        if any(Path(word).name in _LAUNCHERS for word in process.parent().cmdline()[:3]):
-            process = process.parent()
-            words = process.cmdline()
+        parent = process.parent()  # none for the first process of a container
+        if parent is not None and any(Path(word).name in _LAUNCHERS for word in parent.cmdline()[:3]):
+            process, words = parent, parent.cmdline()
         environment = process.environ()
     # a console script: its interpreter was not typed
     if len(words) > 1 and os.sep in words[1] and not Path(words[1]).suffix and shutil.which(words[1]):
         name = Path(words[1]).name
         words = [name if shutil.which(name) == words[1] else words[1], *words[2:]]
     settings = [f"{key}={shlex.quote(value)}" for key, value in environment.items() if key.startswith("ACCELERATE_")]
-    if not any(word.partition("=")[0] == "--resume" for word in arguments):
-        words = [*words, "--resume"]
+    if option and not any(word.partition("=")[0] == option for word in arguments):
+        words = [*words, option]
     return " ".join([*settings, shlex.join(words)])
 
 
@@ -350,6 +356,8 @@ def train_main(
     if accelerator.is_main_process:
         if config.run.test:
             print(evaluation_text(json.loads(files.evaluation.read_text(encoding="utf-8"))))
-            print(f"run folder with evaluation.json, hits.json, checkpoints: {shown(files.folder)}")
         else:
-            print(f"run.test = false: no test set was evaluated; validation: {shown(files.validation)}")
+            print("run.test = false: no test set was evaluated")
+        results = files.evaluation if config.run.test else files.validation
+        names = f"results ({results.name}), curves ({files.curves.name}), commands ({files.readme.name})"
+        print(f"{names}: {shown(files.folder)}")

@@ -15,7 +15,7 @@ a sample has, or what the model is made of.
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -41,7 +41,8 @@ from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of, sav
 from common.run.initial import InitialWeights, start_text
 from common.run.inputs import Training, TrainingData, batches_from, open_training_data, validates
 from common.run.journal import Journal
-from common.run.launch import end_run, prepare, seed_step
+from common.run.launch import command_to_resume, end_run, prepare, seed_step
+from common.run.readme import write_readme
 from common.run.schedule import build_optimizer, set_rate
 from common.run.sources import initial_fingerprints
 from common.run.step import Step
@@ -109,7 +110,7 @@ class Run:
                     is_validating = False
                 self._save_if_due(done)
         except NoBatch as error:  # what was trained is saved before the run ends
-            self.journal.progress.close()
+            self.journal.close()
             if is_validating and world_size() > 1:  # the other processes are not told, and would not save
                 raise
             raise ending(error, done, self.num_steps, self.files, self._save) from error
@@ -156,7 +157,7 @@ class Run:
         if is_last or must_stop or (every and done % every == 0):
             self._save(done)
         if is_last or must_stop:
-            self.journal.progress.close()
+            self.journal.close()
         if must_stop:
             raise Stopped.at(done, self.num_steps, self.files.folder, self.files.command)
 
@@ -279,7 +280,8 @@ def opened(
     state = facts | _code_facts(provenance, checkpoint) | training.state(bare_model)
     # an evaluation or a cached stem may have left it in evaluation mode
     model.train()
-    with stop_signals() as stop:
+    write_readme(files, state, bare_model, num_steps, command_to_resume(""))
+    with stop_signals() as stop, closing(journal):
         yield Run(
             setup=setup,
             config=config,
@@ -300,6 +302,7 @@ def opened(
             stop=stop,
             whole_copy=whole_copy,
         )
+    write_readme(files, state, bare_model, num_steps, command_to_resume(""), is_finished=True)
     end_run(accelerator)
 
 

@@ -1,0 +1,175 @@
+"""curves.png of a run: what is drawn, when, and that no failure to draw ends the training."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from accelerate import Accelerator
+from killed_run import killed_after
+from matplotlib.figure import Figure
+from PIL import Image
+
+from common.base import drawing
+from common.base.config import load_row
+from common.data.pairs import open_training_pairs
+from common.run import curves
+from common.run.folder import RunFiles
+from common.run.guards import NonFiniteLoss
+from common.run.log import read_log
+from oblique_topology.config import Config
+from oblique_topology.train import train
+
+plot_run = curves.plot_run  # tests/conftest.py replaces it while the files of tests run
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "oblique_topology"
+
+
+def run(folder, *overrides, resume=False):
+    settings = ["run.log_every=1", "run.evaluate_every=0", "run.test=false", *overrides]
+    config = load_row(Config, FOLDER, FOLDER / "configs" / "table2_clip.yaml", "smoke", settings)
+    files = RunFiles(folder, {"row": "table2_clip", "scale": "smoke", "seed": 0})
+    train(config, open_training_pairs(config.data, config.run.seed), files, resume, Accelerator(cpu=True), "test")
+    return files
+
+
+@pytest.fixture
+def titles(monkeypatch):
+    """Of the drawings that a run asks for."""
+    asked = []
+    monkeypatch.setattr(curves, "plot_run", lambda records, path, title, steps: asked.append(title))
+    return asked
+
+
+def titles_of(*steps):
+    return [f"table2_clip, scale smoke, seed 0: step {step} of 6" for step in steps]
+
+
+def train_line(step, loss, **more):
+    return {"event": "train", "step": step, "loss": loss, "learning_rate": 0.1 / step, **more}
+
+
+def evaluate_line(step, data, **metrics):
+    return {"event": "evaluate", "step": step, "data": data, "metrics": metrics}
+
+
+@pytest.fixture
+def panels(tmp_path, monkeypatch):
+    """(records, steps) -> label of each panel's y axis -> the panel; the picture is checked on the way."""
+
+    def draw(records, steps):
+        made = []
+        monkeypatch.setattr(drawing, "Figure", lambda **options: made.append(Figure(**options)) or made[-1])
+        path = plot_run(records, tmp_path / "curves.png", "a title", steps)
+        pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+        assert len(np.unique(pixels, axis=0)) > 50
+        return {axis.get_ylabel(): axis for axis in made[0].axes if axis.axison}
+
+    return draw
+
+
+def drawn(axis):
+    """Label of each line -> its points; a line without a label has a number."""
+    return {line.get_label(): [tuple(point) for point in line.get_xydata().tolist()] for line in axis.lines}
+
+
+def test_loss_scalars_validation_and_learning_rate_are_drawn_with_their_chance_levels(panels):
+    records = [
+        train_line(2, 3.0, loss_over_chance=1.5, logit_scale=14.0, curvature=1.0, gradient_norm_curvature=0.1),
+        evaluate_line(2, "val", i2t_recall_at_1=0.25, chance_i2t_recall_at_1=0.1, rsum=1.0),
+        evaluate_line(2, "classes", acc1=0.5),
+        train_line(4, 1.0, loss_over_chance=0.5, logit_scale=15.0, curvature=1.5),
+        evaluate_line(4, "val", i2t_recall_at_1=0.75, chance_i2t_recall_at_1=0.1, rsum=1.0),
+    ]
+    axes = panels(records, 10)
+    loss, scale, curvature, validation, rate = (
+        "loss (nats)", "logit scale (multiplier)", "curvature", "validation (percent)", "learning rate"
+    )  # fmt: skip
+    assert list(axes) == [loss, scale, curvature, validation, rate]
+    assert all(axis.get_xlim()[0] == 0 and 10 <= axis.get_xlim()[1] < 11 for axis in axes.values())
+    of_loss = drawn(axes[loss])
+    assert {y for _, y in of_loss.pop("chance level: 2.00")} == {2.0}
+    assert list(of_loss.values()) == [[(2, 3.0), (4, 1.0)]]
+    assert list(drawn(axes[scale]).values()) == [[(2, 14.0), (4, 15.0)]]
+    assert list(drawn(axes[curvature]).values()) == [[(2, 1.0), (4, 1.5)]]
+    assert list(drawn(axes[rate]).values()) == [[(2, 0.05), (4, 0.025)]]
+    of_validation = drawn(axes[validation])
+    assert {y for _, y in of_validation.pop("chance level: 10")} == {10}
+    assert of_validation == {"R@1 image to text, val": [(2, 25.0), (4, 75.0)], "accuracy, classes": [(2, 50.0)]}
+
+
+def test_a_loss_with_further_terms_has_its_contrastive_part_beside_it(panels):
+    lines = [train_line(k, 2.0 + k, contrastive_loss=float(k), loss_over_chance=k / 4) for k in (1, 2, 3)]
+    of_loss = drawn(panels(lines, 3)["loss (nats)"])
+    assert {y for _, y in of_loss.pop("chance level: 4.00")} == {4.0}
+    assert of_loss == {"loss": [(1, 3), (2, 4), (3, 5)], "contrastive part": [(1, 1), (2, 2), (3, 3)]}
+
+
+def test_a_run_without_chance_level_scalars_or_validation_has_two_panels(panels):
+    axes = panels([train_line(1, -0.5), train_line(2, "nan"), train_line(3, -0.9)], 3)
+    assert list(axes) == ["loss", "learning rate"]  # of no unit: SimSiam's loss is a cosine
+    ((_, gap, _),) = drawn(axes["loss"]).values()
+    assert np.isnan(gap[1])
+
+
+def test_a_long_log_is_averaged_over_windows_and_stays_visible_behind(panels):
+    noise = np.random.default_rng(0).normal(size=600)
+    axis = panels([train_line(k + 1, float(value)) for k, value in enumerate(noise)], 600)["loss"]
+    (behind, mean) = drawn(axis).values()
+    assert [y for _, y in behind] == noise.tolist()
+    assert np.array(mean) == pytest.approx(np.stack([np.arange(1, 601), noise], 1).reshape(60, 10, 2).mean(axis=1))
+    assert axis.get_title(loc="right") == "line: mean over windows of 10 log lines"
+
+
+def test_a_log_without_a_step_has_no_curves(tmp_path):
+    assert plot_run([evaluate_line(0, "val", acc1=1.0)], tmp_path / "curves.png", "t", 5) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_draws_at_each_validation_at_its_end_and_where_it_stops(tmp_path, titles):
+    files = run(tmp_path / "validated", "run.evaluate_every=2", "run.save_every=2", "run.keep_checkpoints=3")
+    assert titles == titles_of(2, 4, 6)
+    titles.clear()
+    run(killed_after(4, files, tmp_path / "killed"), "run.evaluate_every=4", "run.save_every=2", resume=True)
+    assert titles == titles_of(6)
+    titles.clear()
+    run(tmp_path / "end", "optim.steps=6")
+    assert titles == titles_of(6)
+    titles.clear()
+    with pytest.raises(NonFiniteLoss):
+        run(tmp_path / "diverged", "optim.learning_rate=1.0e+30", "optim.max_gradient_norm=null")
+    assert len(titles) == 1
+    assert titles[0] in titles_of(1, 2, 3, 4)
+
+
+def test_curves_are_drawn_from_the_log_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(curves, "plot_run", plot_run)
+    files = run(tmp_path, "optim.steps=2")
+    assert Image.open(files.curves).size[0] >= 800
+
+
+def test_a_failure_to_draw_is_logged_once_and_ends_no_run(tmp_path, monkeypatch, capsys):
+    def fail(*arguments):
+        raise OSError("no room")
+
+    monkeypatch.setattr(curves, "plot_run", fail)
+    files = run(tmp_path, "run.evaluate_every=1", "optim.steps=3")
+    (warning,) = (record for record in read_log(files.log) if record["event"] == "warning")
+    assert warning["step"] == 1
+    assert warning["text"].startswith(f"cannot draw {files.curves}: OSError('no room')")
+    assert capsys.readouterr().err.count("cannot draw") == 1
+    assert files.validation.is_file()
+
+
+def test_drawing_leaves_pyplot_and_torch_alone(tmp_path):
+    code = f"""
+import sys
+from pathlib import Path
+from common.run.curves import plot_run
+lines = [{train_line(1, 1.0)}, {train_line(2, 0.5)}]
+print(plot_run(lines, Path({str(tmp_path / "curves.png")!r}), "t", 2) is not None)
+print({{"matplotlib.pyplot", "torch"}} & sys.modules.keys())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["True", "set()"]
