@@ -2,6 +2,7 @@
 
     python scripts/fill_pages.py            writes README.md, <paper>/README.md and results/<paper>/README.md
     python scripts/fill_pages.py --check    prints which file differs, and ends with status 1
+    python scripts/fill_pages.py --plots    also draws the plot of each table
 
 First come the files beside the committed results: each table in Markdown, from its JSON, and the verdicts in
 results/<paper>/<part>/<scale>/<part>_claims.md, which later results and changed claims can change.
@@ -34,9 +35,11 @@ if not __package__:
 from common.base.arguments import Parser
 from common.base.provenance import ROOT
 from common.report.conclusions import load_conclusions
+from common.report.figures import plot_table
 from common.report.formats import DASH, lay_out, line_below, markdown_text, to_markdown
 from common.report.page import collect, refreshed_claims
 from common.report.table import Column, Table, read_table
+from common.reproduce.rows import words_of_plot
 
 PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
 PAGES = ("README.md", *(f"{paper}/README.md" for paper in PAPERS))
@@ -190,8 +193,9 @@ def page_table(table: Table) -> str:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a page differs")
-    check = parser.parse_args().check
-    differing = []
+    parser.add_argument("--plots", action="store_true", help="also draw the plot of each table")
+    given = parser.parse_args()
+    check, differing = given.check, []
 
     def put(path: Path, new: str) -> None:
         if not path.is_file() or new != path.read_text(encoding="utf-8"):
@@ -201,6 +205,9 @@ def main() -> None:
 
     for entry in collect([ROOT / "results"]):
         put(entry.path.with_suffix(".md"), to_markdown(entry.table))
+        if given.plots:
+            table = entry.table
+            plot_table(table, entry.path.with_suffix(".png"), **words_of_plot(table.paper, table.table_id))
     for path, text in refreshed_claims(ROOT / "results").items():
         put(path, text)
     try:

@@ -138,11 +138,11 @@ def small_pictures_at_smoke_scale():
         if figures is not None:
             write_picture = drawing.write_picture
 
-            def small(figure, path):
+            def small(figure, path, **options):
                 path = Path(path)
                 of_table = path.stem.startswith("table") or path.with_suffix(".json").exists()
                 if path.parent.name != "smoke" or ("oblique_topology" in path.parts and not of_table):
-                    return write_picture(figure, path)
+                    return write_picture(figure, path, **options)
                 for axis in figure.axes:
                     axis.set_axis_off()
                 figure.set_layout_engine("none")

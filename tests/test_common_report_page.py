@@ -18,7 +18,7 @@ from common.report import figures, training_figure
 from common.report.claims.read import FAILS
 from common.report.conclusions import Conclusion
 from common.report.figures import plot_distributions, plot_table
-from common.report.formats import to_markdown, write_table
+from common.report.formats import title_in_words, to_markdown, write_table
 from common.report.page import Entry, Picture, collect, collect_claims, collect_page, main, write_page
 from common.report.table import Column, Row, from_json, to_json
 from common.report.training_figure import plot_training
@@ -285,12 +285,56 @@ def test_a_changed_tables_plot_says_what_was_changed_and_intervals_drawn_alike_s
     for folder in ("demo", "demo-8fe9"):
         plot_table(table, tmp_path / folder / "table0.png")
     plain, changed = (" ".join(figure.get_suptitle().split()) for figure in drawn)
-    assert plain == "no_paper, table0, scale demo"
+    assert plain.endswith("no_paper, table0, scale demo")
     assert changed == f'{plain}, ROWS="a b", SET="method.local=attached"'
     texts = [" ".join(text.get_text().split()) for text in drawn[0].legends[0].get_texts()]
     assert texts == ["ours", "interval: 95 % t over seeds or 95 % t over seeds on the arcsine scale"]
     edges = drawn[0].legends[0].get_window_extent()
     assert 0 <= edges.x0 < edges.x1 <= drawn[0].bbox.x1  # of one narrow panel
+
+
+METHOD = {"rows": "Geo-", "pair": "Geo-", "with": "geodesic distance", "without": "cosine"}
+
+
+def test_rows_with_and_without_the_method_differ_in_colour_and_share_a_height(tmp_path, drawn):
+    rows = [Row(name, {}, {"x": cell(*values)}, "measured") for name, values in (
+        ("ALBEF", (40, 41)), ("TCL", (30, 31)), ("Geo-ALBEF", (50, 51)), ("Geo-MAFA", (60, 61)))]  # fmt: skip
+    plot_table(made_up_table(columns=[Column("x", "x")], rows=rows), tmp_path / "table0.png", METHOD, "Recall")
+    (axis,) = drawn[0].axes
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["ALBEF", "TCL", "Geo-MAFA"]
+    dots = {line.get_xdata()[0]: line for line in axis.lines if line.get_marker() in "oD"}
+    assert [round(float(dots[mean].get_ydata()[0])) for mean in (40.5, 30.5, 50.5, 60.5)] == [0, 1, 0, 2]
+    of_method, others = ({dots[mean].get_color() for mean in means} for means in ((50.5, 60.5), (40.5, 30.5)))
+    assert len(of_method) == len(others) == 1
+    assert of_method != others
+    names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert names[:2] == ["cosine", "geodesic distance"]
+    assert drawn[0].get_suptitle() == "Recall\nno_paper, table0, scale demo"
+
+
+def test_many_panels_leave_recall_at_5_and_10_to_the_table_and_a_line_has_the_rows_that_it_measured(tmp_path, drawn):
+    columns = [Column(f"{place}{at}", f"R@{at} {place}", stands_in_for=place) for place in "abcd" for at in (1, 5, 10)]
+    columns.append(Column("e", "tied", stands_in_for="e"))
+    rows = [
+        Row("all", {}, {column.key: cell(1.0, 2.0) for column in columns}, "measured"),
+        Row("first", {}, {"a1": cell(1.0, 2.0)}, "measured"),
+    ]
+    plot_table(made_up_table(columns=columns, rows=rows), tmp_path / "table0.png")
+    axes = drawn[0].axes
+    assert [axis.get_title() for axis in axes] == [*(f"R@1 {place}, on {place}" for place in "abcd"), "tied, on e"]
+    assert [len(axis.get_yticklabels()) for axis in (axes[0], axes[3])] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("caption", "title"),
+    [
+        ("Readings of Eq. 3: CLIP after 10 steps, by start.", "Readings of Eq. 3: CLIP after 10 steps, by start"),
+        ("Share of the pictures that meet one; root excluded.", "Share of the pictures that meet one"),
+        ("Pre-training data: pictures.", "Pre-training data: pictures"),
+    ],
+)
+def test_the_title_of_a_plot_is_the_beginning_of_the_caption(caption, title):
+    assert title_in_words(dataclasses.replace(made_up_table(), caption=caption)).partition(", on ")[0] == title
 
 
 def test_the_model_behind_a_chance_level_is_named(tmp_path, drawn):

@@ -176,19 +176,20 @@ def test_theorem_1_and_the_bound_that_cannot_be_lowered(nodes, neighbours):
     assert len(sizes) == tight  # the last ones lie in as many tight groups
 
 
-def test_theorem_2_is_wrong_both_ways():
-    """All components between b and a nodes "if and only if" the number of edges lies between two bounds: a path."""
-    nodes, a, b = 256, 3, 8
+@pytest.mark.parametrize(("a", "b", "sizes_between", "edges_between"), [(3, 1, False, True), (300, 8, True, False)])
+def test_theorem_2_is_wrong_both_ways(a, b, sizes_between, edges_between):
+    """All components have more than b and fewer than a nodes "if and only if" the number of edges lies between two
+    bounds: a path refutes either direction, with its edges counted once or as ordered pairs."""
+    nodes = 256
     edges = np.full((nodes, nodes), np.inf)
     edges[np.arange(nodes - 1), np.arange(1, nodes)] = edges[np.arange(1, nodes), np.arange(nodes - 1)] = 1.0
     np.fill_diagonal(edges, 0.0)
     sizes = components(shortest_paths(torch.from_numpy(edges))).unique(return_counts=True)[1]
     assert sizes.tolist() == [nodes]
-    count = nodes - 1
-    upper = (a - 1) ** (1 / a) * nodes ** (2 - 1 / a) + (a - 1) * nodes
-    assert count <= upper == pytest.approx(13_516, abs=1)  # so its components should have fewer than 3 nodes
-    lower = b * b * (nodes // b) - nodes
-    assert 2 * count < lower == 1_792  # and not more than 8
+    assert bool(((sizes > b) & (sizes < a)).all()) == sizes_between
+    lower, upper = b * b * (nodes // b) - nodes, (a - 1) ** (1 / a) * nodes ** (2 - 1 / a) + (a - 1) * nodes
+    for count in (nodes - 1, 2 * (nodes - 1)):
+        assert (lower < count <= upper) == edges_between
 
 
 def test_clusters_are_separated_and_a_lost_one_starts_at_the_farthest_point():

@@ -44,9 +44,10 @@ def panels_of(figure: FigureBase, count: int, across: int, **options: Any) -> li
 
 
 def set_title(figure: Figure, text: str) -> None:
-    """The title of a figure, wrapped to its width."""
-    wrapped = textwrap.fill(text, int(10 * figure.get_figwidth()), break_long_words=False, break_on_hyphens=False)
-    figure.suptitle(literal(wrapped), fontsize=FONT + 1)
+    """The title of a figure, its lines wrapped to its width."""
+    width = int(10 * figure.get_figwidth())
+    lines = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n")]
+    figure.suptitle(literal("\n".join(lines)), fontsize=FONT + 1)
 
 
 def legend_below(figure: FigureBase, drawn: Mapping[str, Any], columns: int, title: str | None = None) -> None:
@@ -97,12 +98,12 @@ def write_figure(figure: Figure, path: str | Path, header: Sequence[str], record
     return [write_picture(figure, path), write_atomically(plotted, text)]
 
 
-def write_picture(figure: Figure, path: str | Path) -> Path:
-    """The figure as a PNG, without numbers beside it."""
+def write_picture(figure: Figure, path: str | Path, colors: int = 256) -> Path:
+    """The figure as a PNG of so many colours, without numbers beside it."""
     picture, small = io.BytesIO(), io.BytesIO()
     figure.savefig(picture, format="png", dpi=130, facecolor="white")
     # a plot has few colours, and a palette takes a third of the bytes
-    Image.open(picture).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    Image.open(picture).convert("RGB").quantize(colors, dither=Image.Dither.NONE).save(small, "png", optimize=True)
     return write_atomically(path, small.getvalue())
 
 

@@ -4,12 +4,15 @@ Their parts and their look are in `common/base/drawing.py`.
 """
 
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
@@ -28,49 +31,90 @@ from common.base.drawing import (
     write_figure,
     write_picture,
 )
-from common.report.formats import chance_level, heading, panel_label
+from common.report.formats import CHANCE, chance_level, heading, named, panel_label, stand_in, title_in_words
 from common.report.statistics import SHARE_OF, bounded_interval, interval_over_seeds
 from common.report.table import Column, Measured, Row, Table
 
 
-def plot_table(table: Table, path: str | Path) -> list[Path]:
+def plot_table(table: Table, path: str | Path, method: Mapping[str, str] | None = None, title: str = "") -> list[Path]:
     """One panel per measured column: our mean and interval for every measured row, the chance level as a line.
+
+    Recall at 5 and 10 has no panel beside recall at 1 where there are more than six; a line of panels has the rows
+    that were measured in one of them.
 
     Args:
         table: whose cells are plotted; columns and rows without a measured cell are left out, and columns of constants,
             which are the same for every seed. Where these are half of the columns or more nothing is drawn.
         path: of the PNG; outside the folder of the scale the title names the changed settings.
+        method: `paper.method` of a paper_tables.yaml. "rows" is a regular expression that is found in the names of rows
+            with the paper's method, which have a colour of their own and the name "with"; others are called "without".
+            Rows whose names differ only by what matches "pair" share a height.
+        title: what the table compares, in words; empty = the beginning of its caption.
     Returns:
         The written file; an empty list when nothing was drawn.
     """
     measured = [column for column in table.columns if table.measured(column.key)]
     columns = [column for column in measured if not _constant(table.measured(column.key))]
-    rows = [row for row in table.rows if any(row.ours.get(column.key) is not None for column in columns)]
     if 2 * len(columns) <= len(measured):
         Path(path).unlink(missing_ok=True)  # of an earlier run
         return []
-    across = min(len(columns), 4 if len(columns) != 5 else 3)
-    labels = [textwrap.fill(row.ran or row.method, 36) for row in rows]
-    lines = [line for label in labels for line in label.split("\n")]
-    width = 0.3 + 0.075 * max(map(len, lines)) + 2.5 * across
-    figure, panels = figure_with_panels(
-        len(columns), across, width, 1.5 + 0.34 * max(len(rows), 0.6 * len(lines)), 1.1, sharey=True
-    )
+    columns = _leading(columns)
+    across = _across(table, columns)
+    lines = [columns[start : start + across] for start in range(0, len(columns), across)]
+    rows_of = [[row for row in table.rows if any(row.ours.get(c.key) is not None for c in line)] for line in lines]
+    labels_of = [_labels(rows, method) for rows in rows_of]
+    heights = [list(dict.fromkeys(labels)) for labels in labels_of]
+    label_lines = [line for of_line in heights for label in of_line for line in label.split("\n")]
+    width = 0.3 + 0.075 * max(map(len, label_lines)) + 2.5 * across
+    sizes = [1.2 + 0.34 * max(len(of), 0.6 * sum(label.count("\n") + 1 for label in of)) for of in heights]
+    figure = Figure(figsize=(width, sum(sizes) + 1.3), layout="constrained")
+    grid = figure.add_gridspec(len(lines), across, height_ratios=sizes)
     drawn: dict[str, object] = {}
-    for place, (panel, column) in enumerate(zip(panels, columns)):
-        drawn |= _draw_column(panel, table, column, rows)
-        if place % across == 0:
-            panel.set_yticks(range(len(rows)), [literal(label) for label in labels], fontsize=SMALL)
-    panels[0].set_ylim(len(rows) - 0.4, -0.6)  # first row on top
+    for number, (line, rows, labels, of_line) in enumerate(zip(lines, rows_of, labels_of, heights)):
+        at, first = [of_line.index(label) for label in labels], None
+        for place, column in enumerate(line):
+            panel = first = figure.add_subplot(grid[number, place], sharey=first)
+            drawn |= _draw_column(panel, table, column, rows, at, method)
+            if place:
+                panel.tick_params(labelleft=False)
+            else:
+                panel.set_yticks(range(len(of_line)), [literal(label) for label in of_line], fontsize=SMALL)
+        first.set_ylim(len(of_line) - 0.4, -0.6)  # first row on top
     command = table.command if Path(path).parent.name != table.scale else ""
-    set_title(figure, heading(table.paper, table.table_id, table.scale, command))
-    cells = [row.ours.get(column.key) for column in columns for row in rows]
+    set_title(figure, f"{title_in_words(table, title)}\n{heading(table.paper, table.table_id, table.scale, command)}")
+    cells = [row.ours.get(column.key) for column in columns for row in table.rows]
     kinds = dict.fromkeys(cell.interval_kind for cell in cells if cell is not None and cell.interval is not None)
     names = {"interval": f"interval: {' or '.join(kinds)}"}  # all are drawn alike
     room = int((width - 0.6) / 0.07)
-    legend = {textwrap.fill(names.get(name, name), room): line for name, line in drawn.items()}
+    order = sorted(drawn, key=lambda name: name == "interval" or name.startswith(CHANCE))  # rows first
+    legend = {textwrap.fill(names.get(name, name), room): drawn[name] for name in order}
     legend_below(figure, legend, len(legend) if sum(0.6 + 0.07 * len(text) for text in legend) < width else 1)
-    return [write_picture(figure, path)]
+    return [write_picture(figure, path, colors=64)]
+
+
+def _leading(columns: list[Column]) -> list[Column]:
+    """Without recall at 5 and 10 where recall at 1 has its panel and there are more than six."""
+    labels = {column.label for column in columns}
+    if len(columns) <= 6:
+        return columns
+    return [column for column in columns if (at_1 := re.sub(r"R@(5|10)\b", "R@1", column.label)) == column.label
+            or at_1 not in labels]  # fmt: skip
+
+
+def _across(table: Table, columns: Sequence[Column]) -> int:
+    """Panels in a line: as many test sets with all their columns as fit, where they have equally many, else up to 4."""
+    sources = (named(stand_in(table, column) or "") for column in columns)
+    sizes = [len(list(group)) for _, group in groupby(sources)]
+    if 1 < sizes[0] <= 4 and len(set(sizes)) == 1:
+        return min(len(columns), 4 // sizes[0] * sizes[0])
+    return min(len(columns), 3 if len(columns) in (5, 6, 9) else 4)
+
+
+def _labels(rows: Sequence[Row], method: Mapping[str, str] | None) -> list[str]:
+    """By row; that of a row without the method for the same row with it."""
+    names = [row.ran or row.method for row in rows]
+    plain = [re.sub(method["pair"], "", name) if method and "pair" in method else name for name in names]
+    return [textwrap.fill(short if short in names else name, 36) for name, short in zip(names, plain)]
 
 
 def _constant(cells: Sequence[Measured]) -> bool:
@@ -78,20 +122,32 @@ def _constant(cells: Sequence[Measured]) -> bool:
     return all(len(cell.values) > 1 and max(cell.values) - min(cell.values) <= 1e-6 * abs(cell.mean) for cell in cells)
 
 
-def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row]) -> dict[str, object]:
+def _draw_column(
+    panel, table: Table, column: Column, rows: Sequence[Row], heights: Sequence[int], method: Mapping[str, str] | None
+) -> dict[str, object]:
     drawn = {}
-    for height, row in enumerate(rows):
+    with_method = [bool(method) and re.search(method["rows"], row.ran or row.method) is not None for row in rows]
+    for row, height, has_method in zip(rows, heights, with_method):
         cell = row.ours.get(column.key)
         if cell is not None:
+            color, marker, name = COLORS[0], "o", "ours"
+            if any(with_method) and not all(with_method):  # two kinds of rows
+                color, marker, name = (
+                    (COLORS[1], "D", method["with"]) if has_method else (color, marker, method["without"])
+                )
+            level_at = height
+            if heights.count(height) > 1:  # side by side at one height
+                height += 0.14 if has_method else -0.14
             low, high = cell.interval or (cell.mean, cell.mean)
-            (ends,) = panel.plot([low, high], [height, height], color=COLORS[0], linewidth=2.2, solid_capstyle="butt")
-            (dot,) = panel.plot([cell.mean], [height], color=COLORS[0], marker="o", markersize=6, linestyle="none")
-            drawn["ours"] = dot
+            (ends,) = panel.plot([low, high], [height, height], color=color, linewidth=2.2, solid_capstyle="butt")
+            (dot,) = panel.plot([cell.mean], [height], color=color, marker=marker, markersize=6, linestyle="none")
+            drawn[name] = dot
             if cell.interval is not None:
-                drawn["interval"] = ends
+                drawn["interval"] = ends if color == COLORS[0] else drawn.get("interval", ends)
             if cell.chance is not None:
+                ends_of_level = [level_at - 0.4, level_at + 0.4]
                 (level,) = panel.plot(
-                    [cell.chance] * 2, [height - 0.4, height + 0.4], color=GREY, linestyle=(0, (2, 1.2)), linewidth=1.4
+                    [cell.chance] * 2, ends_of_level, color=GREY, linestyle=(0, (2, 1.2)), linewidth=1.4
                 )
                 drawn[chance_level([column])] = level
     better = ", lower is better" if column.better == "lower" else ""

@@ -84,11 +84,27 @@ def stand_in(table: Table, column: Column) -> str | None:
 
 
 def panel_label(table: Table, column: Column) -> str:
-    """What a column was measured on, before the data of the paper that these stand in for; its label where none do."""
+    """What a column was measured on, before the data of the paper that these stand in for; its label where none do, or
+    where all columns have the same data, which `title_in_words` names."""
     source = named(stand_in(table, column) or "")
     if column.stands_in_for is not None and any(row.paper.get(column.key) is not None for row in table.rows):
         return f"{source}, standing in for {column.label}"
-    return f"{column.label}, on {source}" if source else column.label
+    return f"{column.label}, on {source}" if source and not _shared_data(table) else column.label
+
+
+def title_in_words(table: Table, title: str = "") -> str:
+    """The title, else the beginning of the caption; and the data if all columns have the same."""
+    parts = re.split(r"(?<=\w[^q][.;:)]) ", f"{table.caption} ")  # not after Eq.
+    text = title or (parts[0] if len(parts[0]) >= 25 or len(parts) == 1 else f"{parts[0]} {parts[1]}")
+    text, data = text.strip().rstrip(".;:"), _shared_data(table)
+    return f"{text}, on {data}" if data and data not in text else text
+
+
+def _shared_data(table: Table) -> str:
+    """The data of all measured columns, or empty where they differ or stand in for the paper's."""
+    columns = [column for column in table.columns if table.measured(column.key)]
+    sources = {named(stand_in(table, column) or "") for column in columns}
+    return sources.pop() if len(columns) > 1 and len(sources) == 1 else ""
 
 
 def heading(paper: str, table_id: str, scale: str, command: str = "") -> str:

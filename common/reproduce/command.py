@@ -20,7 +20,7 @@ from common.report.figures import plot_table
 from common.report.formats import FORMATS, seeds_name, to_text, write_table
 from common.report.page import collect, collect_page
 from common.report.table import Table
-from common.reproduce.rows import paper_tables
+from common.reproduce.rows import paper_tables, words_of_plot
 from common.run.launch import join_processes
 
 SEARCH_SEEDS = (1000, 1001, 1002)  # of `make search`; tables count theirs from 0 and stop below
@@ -222,7 +222,7 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
     for table in tables:
         print("\n" + to_text(table))
         write_table(table, folder, command.formats)
-        plot_table(table, folder / f"{table.table_id}.png")
+        plot_table(table, folder / f"{table.table_id}.png", **words_of_plot(paper, table.table_id))
     roots = [ROOT / "results", command.output / "results", command.results]
     _write_claims(command, paper, tables, roots)
     page = command.output / "report.html"

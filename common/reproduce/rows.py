@@ -107,6 +107,12 @@ def paper_tables(paper: str) -> dict[str, Any]:
     return read_repository_yaml(ROOT / paper / "paper_tables.yaml")
 
 
+def words_of_plot(paper: str, table_id: str) -> dict[str, Any]:
+    """The arguments `method` and `title` of `plot_table`, as a paper_tables.yaml states them."""
+    printed = paper_tables(paper)
+    return {"method": printed["paper"].get("method"), "title": printed["tables"].get(table_id, {}).get("title", "")}
+
+
 @dataclass(frozen=True)
 class RowRun:
     """One finished run: its files, seed, evaluations by role, and config.
