@@ -391,9 +391,14 @@ class Geometry(Protocol):
 class RootedGeometry(Geometry, Protocol):
     """A geometry of points, (dim,) each, with a root: the most generic point of the space (EuCLIP, traversals).
 
+    A point of a product of spheres is (num_spheres, sphere_dim).
+
+    space: "sphere", "product" (of spheres), "euclidean" or "hyperbolic": what the distances and ways are of, and how a
+        map draws it. In the last two the root is the origin, and an embedding is its tangent vector there.
     has_cones: whether it is a ConeGeometry; its root is then the origin.
     """
 
+    space: str
     has_cones: bool
 
     def root(self, embeddings: torch.Tensor) -> torch.Tensor:
@@ -412,7 +417,10 @@ class RootedGeometry(Geometry, Protocol):
 
 @runtime_checkable
 class ConeGeometry(RootedGeometry, Protocol):
-    """A rooted geometry in which every text has a cone behind it, where the images lie that it entails (EuCLIP)."""
+    """A rooted geometry in which every text has a cone behind it, where the images lie that it entails (EuCLIP).
+
+    A rotation about the origin changes no residual, and on the way to the origin an image only leaves cones.
+    """
 
     def entailment_residual(self, *, images: torch.Tensor, texts: torch.Tensor, min_radius: float) -> torch.Tensor:
         """Radians by which images miss the cones of their texts: (..., dim) twice, broadcasting -> (...,)."""
@@ -451,7 +459,7 @@ class ChordGeometry(Geometry, Protocol):
 class Sphere(nn.Module):
     """The unit sphere with the cosine: CLIP's geometry and the baseline of all four papers."""
 
-    name = "sphere"
+    name = space = "sphere"
     is_inner_product = True
     has_cones = False
 

@@ -14,6 +14,8 @@ from common.geometry import (
     both_ways,
     check_same_dim,
     inner_product_similarity,
+    norm,
+    paired_angles,
     paired_inner_products,
     unit,
 )
@@ -58,6 +60,31 @@ def paired_oblique_similarity(image_embeddings: torch.Tensor, text_embeddings: t
     return paired_inner_products(image_embeddings.flatten(1), text_embeddings.flatten(1))
 
 
+def log_map(points: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
+    """Tangent vectors at the root of a sphere, or of each sphere: (batch, ..., dim), (..., dim) -> (batch, ..., dim).
+
+    Direction and length (radians) of the geodesic from the root; 0 at the root and, where no direction is the shorter,
+    opposite to it.
+    """
+    away = points - (points * root).sum(dim=-1, keepdim=True) * root
+    return unit(away) * paired_angles(points, root.expand_as(points))[..., None]
+
+
+def product_path(start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
+    """Equally spaced points of the geodesic on a product of spheres, a great circle on each, both ends included.
+
+    Args:
+        start, end: (num_spheres, sphere_dim), unit norm on the last axis, nowhere opposite.
+        num_points: at least 2.
+    Returns:
+        (num_points, num_spheres, sphere_dim).
+    """
+    start, end = at_least_float32(start), at_least_float32(end)
+    away, angles = log_map(start[None], end)[0], paired_angles(start, end)[:, None]
+    share = torch.linspace(1, 0, num_points, dtype=start.dtype, device=start.device)[:, None, None]
+    return (share * angles).cos() * end + (share * angles).sin() * unit(away)
+
+
 class Oblique(nn.Module):
     """A product of spheres, compared by the summed inner product.
 
@@ -68,8 +95,9 @@ class Oblique(nn.Module):
         sphere_dim: numbers per sphere, n in Ob(n, m).
     """
 
-    name = "oblique"
+    name, space = "oblique", "product"
     is_inner_product = True
+    has_cones = False
 
     def __init__(self, sphere_dim: int) -> None:
         super().__init__()
@@ -98,3 +126,15 @@ class Oblique(nn.Module):
 
     def scalars(self) -> list[Scalar]:
         return []
+
+    def root(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Normalised mean on each sphere."""
+        return self.mean(embeddings)
+
+    def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
+        """Points of the geodesic; see product_path."""
+        return product_path(start, end, num_points)
+
+    def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
+        """sqrt(sum over the spheres of angle^2), radians, whatever the similarity."""
+        return norm(paired_angles(embeddings, point[None].expand_as(embeddings)))

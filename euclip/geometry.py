@@ -52,7 +52,7 @@ from euclip.lorentz import (
 class Elliptic(nn.Module):
     """Unit sphere compared by minus the angle: the order of the cosine, another weighting (EuCLIP)."""
 
-    name = "elliptic"
+    name, space = "elliptic", "sphere"
     is_inner_product = False
     has_cones = False
     coupling = 0.0
@@ -113,6 +113,7 @@ class Euclidean(nn.Module):
         squared: True, the default, is EuCLIP itself: -d^2 is a linear classifier with a norm-dependent bias.
     """
 
+    space = "euclidean"
     is_inner_product = False
     has_cones = True
     coupling = 0.0
@@ -194,6 +195,7 @@ class Hyperbolic(nn.Module):
         ValueError: unless 0 < curvature_min <= curvature_init <= curvature_max.
     """
 
+    space = "hyperbolic"
     is_inner_product = False
     has_cones = True
     coupling = 2.0

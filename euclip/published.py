@@ -1,4 +1,4 @@
-"""Evaluates published weights like a trained row: MERU, EuCLIP, and CLIP of open_clip, OpenAI and transformers.
+"""Evaluates published weights like a trained row: MERU, HyCoCLIP, EuCLIP, CLIP of open_clip, OpenAI and transformers.
 
 python euclip/published.py --checkpoint meru_vit_b.pth --layout meru data.source=shards data.root=/data/flickr8k
 python euclip/published.py --checkpoint euclip.pt --layout open_clip --geometry euclidean_squared --activation gelu \\
@@ -8,6 +8,7 @@ python euclip/published.py --checkpoint openai/clip-vit-base-patch32
 What differs between the layouts:
     meru         timm's ViT (patch bias, no LayerNorm before the blocks, fixed positions) and a CLIP-like text tower;
                  two buffers normalise the images. With `curv` it is MERU, without it their CLIP on the sphere.
+                 HyCoCLIP's code writes the same names: its boxes matter in training only.
     open_clip    CLIP's towers. EuCLIP's fork adds alpha_img, alpha_txt and curvature for hyperbolic models, and the
                  final LayerNorm is optional. No tensor names the geometry, so the user does (--geometry).
 """
@@ -110,6 +111,8 @@ def euclip_from_open_clip(
             that do not divide a width.
     """
     state = without_ddp(state)
+    if "textual.posit_embed" in state:
+        raise WeightsError(f"{source} is in the layout of MERU and HyCoCLIP; expected: --layout meru")
     scales = [name for name in _LOGIT_SCALES if name in state]
     if len(scales) != 1:
         raise WeightsError(f"{source} has {len(scales)} logit scales; expected one of: {', '.join(_LOGIT_SCALES)}")
@@ -123,7 +126,7 @@ def euclip_from_open_clip(
 def meru_from_state(
     state: Mapping[str, torch.Tensor], image_heads: int | None = None, source: str = "state", heads: Heads = NOT_STATED
 ) -> TwoTowers:
-    """MERU, or the CLIP baseline of its authors, from the layout of their code; sizes are read off the shapes.
+    """MERU, HyCoCLIP, or their authors' CLIP baseline, from MERU's layout; sizes are read off the shapes.
 
     Args:
         state: "visual.cls_token", "textual.token_embed.weight", "visual_proj.weight", ...
@@ -140,7 +143,7 @@ def meru_from_state(
     needed = ("visual.patch_embed.proj.weight", "visual.pos_embed", "textual.posit_embed", "visual_proj.weight")
     missing = [name for name in needed if name not in state]
     if missing:
-        raise WeightsError(f"{source} is not in MERU's layout: it lacks {', '.join(missing)}")
+        raise WeightsError(f"{source} is not in the layout of MERU and HyCoCLIP: it lacks {', '.join(missing)}")
     scalars = _scalars_of(state, 1)
     width, text_width = (state[name].shape[-1] for name in ("visual.pos_embed", "textual.posit_embed"))
     if image_heads is None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from common.geometry import RootedGeometry, at_least_float32
+from common.geometry import ConeGeometry, RootedGeometry, at_least_float32, norm
 
 DECIDES = "evaluation"
 
@@ -61,6 +61,13 @@ def entailed(geometry: RootedGeometry, points: torch.Tensor, captions: torch.Ten
         ValueError: a geometry without cones, K < 0, or embeddings that are not finite (in the authors' script a caption
             whose angle is not a number passes).
     """
+    _check_filter(geometry, points, captions, min_radius)
+    # one point after the other: all pairs at once would hold num_points * num_captions * dim numbers several times
+    inputs = ({"images": point[None], "texts": captions} for point in points)
+    return torch.stack([geometry.entailment_residual(**arguments, min_radius=min_radius) for arguments in inputs]) <= 0
+
+
+def _check_filter(geometry: RootedGeometry, points: torch.Tensor, captions: torch.Tensor, min_radius: float) -> None:
     if not geometry.has_cones:
         raise ValueError(
             f"geometry {geometry.name!r} has no entailment cones: min_radius = {min_radius}; expected: none"
@@ -69,9 +76,6 @@ def entailed(geometry: RootedGeometry, points: torch.Tensor, captions: torch.Ten
         raise ValueError(f"min_radius = {min_radius}; expected: at least 0")
     if not (points.isfinite().all() and captions.isfinite().all()):
         raise ValueError("points and captions of the entailment filter must be finite")
-    # one point after the other: all pairs at once would hold num_points * num_captions * dim numbers several times
-    inputs = ({"images": point[None], "texts": captions} for point in points)
-    return torch.stack([geometry.entailment_residual(**arguments, min_radius=min_radius) for arguments in inputs]) <= 0
 
 
 @torch.no_grad()
@@ -104,10 +108,72 @@ def nearest_on_walk(
     scores = geometry.similarity(points, torch.cat([captions, root[None]]))
     if not scores.isfinite().all():
         raise ValueError("a similarity on the walk is not finite: embeddings must be finite")
-    if min_radius is not None:
-        outside = ~entailed(geometry, points, captions, min_radius)
-        scores[:, :-1] = scores[:, :-1].masked_fill(outside, -math.inf)
-    return scores.cpu().numpy().argmax(axis=1).tolist()  # numpy's takes the first of equals, torch's any
+    if min_radius is None:
+        return _first_best(scores).tolist()
+    _check_filter(geometry, points, captions, min_radius)
+    return _nearest_entailed(geometry, points, captions, scores, min_radius).tolist()
+
+
+def _first_best(scores: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(scores.cpu().numpy().argmax(axis=1))  # numpy's takes the first of equals, torch's any
+
+
+def _nearest_entailed(
+    geometry: ConeGeometry, points: torch.Tensor, captions: torch.Tensor, scores: torch.Tensor, min_radius: float
+) -> torch.Tensor:
+    """The first best place of each point among the root, the last column of scores, and the captions that entail it.
+
+    Few pairs need `entailment_residual`, which costs dim times as much as a score: a caption farther than the root is
+    never nearest, most cones miss a point by far, and of the others only the nearest captions count.
+    """
+    # captions that are at least as near as the root, and whose cones the point may lie in
+    near = scores[:, :-1] >= scores[:, -1:]
+    if not points[-1].any():  # the nearer to the origin, the larger the residual: a cone that misses the image is out
+        near &= ~_far_outside(geometry, points[:1], captions, *torch.ones_like(near[:1]).nonzero().T, min_radius)
+    rows, columns = near.nonzero().T
+    maybe = ~_far_outside(geometry, points, captions, rows, columns, min_radius)
+    rows, columns = rows[maybe], columns[maybe]
+    left = torch.full_like(scores, -math.inf)
+    left[:, -1] = scores[:, -1]
+    left[rows, columns] = scores[rows, columns]
+    # the nearest of them, until the cone of every one holds its point
+    places = _first_best(left)
+    unsure = (places < len(captions)).nonzero().squeeze(1)
+    while len(unsure):
+        pairs = {"images": points[unsure], "texts": captions[places[unsure]]}
+        inside = geometry.entailment_residual(**pairs, min_radius=min_radius) <= 0
+        unsure = unsure[~inside.cpu()]
+        left[unsure, places[unsure]] = -math.inf
+        places[unsure] = _first_best(left[unsure])
+        unsure = unsure[places[unsure] < len(captions)]
+    return places
+
+
+def _far_outside(
+    geometry: ConeGeometry,
+    points: torch.Tensor,
+    captions: torch.Tensor,
+    rows: torch.Tensor,
+    columns: torch.Tensor,
+    min_radius: float,
+) -> torch.Tensor:
+    """Which pairs of a point and a caption miss the cone by more than rounding: (num_pairs,) bool.
+
+    The residual depends on two norms and the angle between the vectors, so two numbers stand for each of them.
+    Args:
+        rows, columns: (num_pairs,) indices of points and captions.
+    """
+    points, captions = points.double(), captions.double()
+    lengths, radii = norm(points)[rows], norm(captions)[columns]
+    products = (points @ captions.T)[rows, columns]
+    cosines = (products / (lengths * radii).clamp(min=1e-300)).clamp(-1, 1)
+    sines = ((1 - cosines) * (1 + cosines)).sqrt()
+    images = lengths[:, None] * torch.stack([cosines, sines], dim=1)
+    texts = torch.stack([radii, torch.zeros_like(radii)], dim=1)
+    residual = geometry.entailment_residual(images=images, texts=texts, min_radius=min_radius)
+    # float32 keeps 0.0015 rad of the residual, except near an apex, which counts as inside; a caption with this
+    # distance from the line through the origin and the point is no such apex on the whole way
+    return (residual > 0.01) & (radii * sines > 1e-3)
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,14 @@ from common.geometry import (
     distance_of_chords,
     euclidean_chord_factors,
     euclidean_distance,
+    norm,
+    paired_angles,
     paired_euclidean_distance,
+    straight_path,
     unit,
 )
 from common.late_interaction import LateInteraction
-from common.oblique import to_spheres
+from common.oblique import product_path, to_spheres
 from oblique_topology.oblique import oblique_geodesic_distance, paired_oblique_geodesic_distance
 
 
@@ -41,8 +44,9 @@ class ObliqueGeodesic(nn.Module):
         sphere_dim: numbers per sphere, n in Ob(n, m).
     """
 
-    name = "oblique_geodesic"
+    name, space = "oblique_geodesic", "product"
     is_inner_product = False
+    has_cones = False
 
     def __init__(self, sphere_dim: int) -> None:
         super().__init__()
@@ -72,6 +76,18 @@ class ObliqueGeodesic(nn.Module):
     def scalars(self) -> list[Scalar]:
         return []
 
+    def root(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Normalised mean on each sphere."""
+        return self.mean(embeddings)
+
+    def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
+        """Points of the geodesic; see product_path."""
+        return product_path(start, end, num_points)
+
+    def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
+        """sqrt(sum over the spheres of angle^2), radians."""
+        return norm(paired_angles(embeddings, point[None].expand_as(embeddings)))
+
 
 class L2(nn.Module):
     """Raw features, compared by minus their distance, not squared (Table 1, "l2").
@@ -79,8 +95,9 @@ class L2(nn.Module):
     EuCLIP's `Euclidean` differs: it divides the features by sqrt(dim) first and can square the distance.
     """
 
-    name = "euclidean"
+    name = space = "euclidean"
     is_inner_product = False
+    has_cones = False
     coupling = 0.0
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
@@ -115,6 +132,18 @@ class L2(nn.Module):
 
     def scalars(self) -> list[Scalar]:
         return []
+
+    def root(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """The origin, whatever the embeddings."""
+        return torch.zeros_like(embeddings[0])
+
+    def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
+        """Points of the straight path."""
+        return straight_path(start, end, num_points)
+
+    def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
+        """|x - y|."""
+        return paired_euclidean_distance(embeddings, point[None])
 
 
 def max_average(sphere_dim: int) -> LateInteraction:

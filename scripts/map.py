@@ -2,6 +2,7 @@
 
     make map RUNS="outputs/runs/euclip/table4_clip-demo-0a1b/seed0 outputs/runs/euclip/table4_meru-demo-2c3d/seed0"
     python scripts/map.py <run> [<run> ...] --min-radius 0.1 0.3
+    python scripts/map.py <run> <run> --picture outputs/map.png
     python scripts/map.py <run> --set "data.source=shards data.root=/data/flickr8k" --output flickr.html
 
 A run is its folder or a checkpoint (step-XXXXXXXX). All runs embed the test set of the first one: scenes, or captioned
@@ -9,6 +10,7 @@ images, of which those with a hierarchy of captions are preferred. Images appear
 
 The page shows images and captions around the root of the space, the walk from an image to the root past captions, the
 cones of captions, distances by modality, similarities of matched and unmatched pairs, and the graph of a GeoMM pool.
+`--picture` also draws its first layout as a PNG, for a README: a panel for each run, four in a row.
 """
 
 import base64
@@ -31,14 +33,16 @@ from torch.utils.data import Subset
 
 from common.base.arguments import Parser
 from common.base.config import SCALES, ConfigError
-from common.base.files import shown
-from common.base.places import PAPERS, outputs
+from common.base.files import read_repository_yaml, shown
+from common.base.places import PAPERS, ROOT, outputs
 from common.data.pairs import open_retrieval_sets
 from common.data.scenes import SceneDataset
 from common.data.scenes.world import SHAPES
 from common.evaluation.embed import Encoder
 from common.geometry import RootedGeometry
-from common.report.map import Plain, ProductOfSpheres, Space, TestSet, Walks, cluster_graph, kind_of, write_map
+from common.report.map import Space, TestSet, Walks, cluster_graph, page_content, write_map
+from common.report.map_picture import draw_map
+from common.reproduce.tables import ran_as
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import this_device
 from common.run.launch import run_or_explain
@@ -67,13 +71,19 @@ def opened(text: str, overrides: Sequence[str]) -> tuple[str, Any, Encoder, Root
     config, encoder = models.load_encoder(checkpoint, this_device(), overrides)
     folders = [part for part in checkpoint.path.resolve().parts if not re.fullmatch(r"checkpoints|step-\d+", part)]
     seed = folders.pop() if re.fullmatch(r"seed\d+", folders[-1]) else "seed0"
-    name = re.sub(rf"-({'|'.join(SCALES)})-[0-9a-f]+$", "", folders[-1])
+    name = title_of(paper, re.sub(rf"-({'|'.join(SCALES)})-[0-9a-f]+$", "", folders[-1]), config)
     geometry = encoder.model.geometry
-    if geometry.name in ("oblique", "oblique_geodesic"):
-        geometry = ProductOfSpheres(geometry)
-    elif (paper, geometry.name) == ("oblique_topology", "euclidean"):
-        geometry = Plain(geometry)
-    return name + ("" if seed == "seed0" else f", {seed}"), config, encoder, geometry
+    if "space" not in dir(geometry):  # of sets of tokens, for example
+        raise ConfigError(f"{checkpoint.path}: geometry {geometry.name!r} has no root, and so no map")
+    return name + ("" if seed == "seed0" else f", seed {seed[4:]}"), config, encoder, geometry
+
+
+def title_of(paper: str, row: str, config: Any) -> str:
+    """A row's name in the paper's table, with our sizes where they differ; a custom row's name as words."""
+    tables = read_repository_yaml(ROOT / paper / "paper_tables.yaml")["tables"].values()
+    for entry in (entry for table in tables for entry in table["rows"] if entry.get("config") == f"{row}.yaml"):
+        return ran_as(entry["ours"], config) if "ours" in entry else entry["method"]
+    return row.replace("_", " ")
 
 
 def test_task(config: Any, size: int) -> Task:
@@ -100,7 +110,8 @@ def test_set_of(task: Task, rows: Sequence[int]) -> TestSet:
     elif isinstance(task.pictures, Subset) and has_hierarchy(task.pictures.dataset):
         longest = max(map(len, known.chains))
         levels = [f"level {place + 1} of {longest}" for place in range(longest)]
-    return TestSet(task.name, task.pool.tags, known.chains, known.holds, is_scenes, levels, classes, pictures)
+    name = f"drawn scenes ({task.name})" if is_scenes else task.name
+    return TestSet(name, task.pool.tags, known.chains, known.holds, is_scenes, levels, classes, pictures)
 
 
 def data_url(pixels: Any) -> str:
@@ -121,7 +132,7 @@ def space_of(
 ) -> Space:
     """A run's embeddings, its root and its walks, without a filter and with every K; moves the model to the CPU."""
     images, texts = embedded.images.cpu(), embedded.captions.cpu()
-    if kind_of(geometry) in ("euclidean", "hyperbolic"):
+    if geometry.space in ("euclidean", "hyperbolic"):
         root, root_name = root_of(geometry, texts, texts), "the origin"
     else:
         sample = training_sample(encoder, config)
@@ -163,6 +174,7 @@ def main() -> None:
         "--min-radius", type=float, nargs="+", default=[], help="K of the entailment filter; default that of the run"
     )
     parser.add_argument("--output", type=Path, default=outputs() / "map.html", help="default outputs/map.html")
+    parser.add_argument("--picture", type=Path, help="PNG to draw, too")
     options = parser.parse_args()
     if options.pictures < 2:
         raise ValueError(f"--pictures {options.pictures}; expected at least 2")
@@ -181,8 +193,11 @@ def main() -> None:
         known = {space.name for space in spaces}
         label = name if name not in known else next(label for label in labels if label not in known)
         spaces.append(space_of(label, config, encoder, geometry, embedded, options.min_radius, options.points))
-    path = write_map(spaces, test_set, options.output)
+    content = page_content(spaces, test_set)
+    path = write_map(content, test_set.name, options.output)
     print(f"{shown(path)}: {len(rows)} images, {len(test_set.texts)} captions, {path.stat().st_size / 1e6:.1f} MB")
+    if options.picture is not None:
+        print(shown(draw_map(content, options.picture)))
 
 
 if __name__ == "__main__":

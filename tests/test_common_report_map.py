@@ -24,9 +24,8 @@ from common.geometry import unit
 from common.late_interaction import LateInteraction
 from common.oblique import Oblique
 from common.report import map as maps
+from common.report import map_picture
 from common.report.map import (
-    Plain,
-    ProductOfSpheres,
     Space,
     TestSet,
     Walks,
@@ -34,8 +33,10 @@ from common.report.map import (
     describe,
     layouts,
     neighbors_kept,
+    page_content,
     write_map,
 )
+from common.report.map_picture import draw_map
 from common.run.checkpoint import Checkpoint, CheckpointError
 from euclip.config import Config
 from euclip.traversal import entailed, nearest_on_walk, root_of
@@ -77,8 +78,6 @@ def made_up_space(name, min_radii=(0.3,), **changes):
         embed(draws(num, DIM, seed=seed) * 1.5)
         for num, seed, embed in ((NUM_IMAGES, 1, geometry.embed_image), (NUM_TEXTS, 2, geometry.embed_text))
     )
-    if name.startswith("oblique") or name == "l2":
-        geometry = (Plain if name == "l2" else ProductOfSpheres)(geometry)
     root = root_of(geometry, images, texts).detach()
     filters = [None, *(min_radii if geometry.has_cones else ())]
     walks = [
@@ -116,22 +115,6 @@ def test_radii_are_distances_by_formula_and_the_way_to_the_root_is_a_spoke(name)
     if name.startswith("oblique"):  # a geodesic at constant speed
         gaps = np.diff(content["radii"][0])
         assert gaps == pytest.approx([gaps.mean()] * (NUM_POINTS - 1), abs=1e-3)
-
-
-def test_a_product_of_spheres_has_great_circles_and_both_ends():
-    geometry = ProductOfSpheres(Oblique(3))
-    start, end = unit(draws(2, 3)), unit(draws(2, 3, seed=1))
-    way = geometry.interpolate(start, end, 5)
-    assert torch.allclose(way[0], start)
-    assert torch.allclose(way[-1], end)
-    assert torch.allclose(way[2], unit(start + end))  # half way on each sphere
-    assert torch.allclose(way.norm(dim=-1), torch.ones(5, 2, dtype=torch.float64))
-    assert torch.isfinite(geometry.interpolate(end, end, 3)).all()
-
-
-def test_sets_of_tokens_have_no_map():
-    with pytest.raises(ValueError, match="geometry 'filip' has no map; expected one of: sphere, elliptic, euclidean"):
-        maps.kind_of(LateInteraction("filip", unit, padded=True))
 
 
 def test_kept_neighbours_are_counted_as_by_loops():
@@ -271,7 +254,7 @@ def write_made_up_map(path, names=("hyperbolic", "sphere"), **changes):
     test_set = made_up_test_set(pictures=pictures, **changes)
     graph = cluster_graph(unit(draws(6, 3)), torch.rand(6, 6), torch.rand(6, 6).fill_diagonal_(0))
     spaces = [made_up_space(name, graph=graph if name == "sphere" else None) for name in names]
-    return write_map(spaces, test_set, path)
+    return write_map(page_content(spaces, test_set), test_set.name, path)
 
 
 def test_the_page_is_one_file_without_network_and_shows_every_text_as_text(tmp_path):
@@ -297,6 +280,47 @@ def test_a_page_that_is_too_large_is_refused_and_says_what_to_change(tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
+def is_drawn(text):
+    """Titles, labels of axes that are on, and legends."""
+    return text.axes is None or text.axes.axison or text is text.axes.title
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_the_picture_has_the_coordinates_of_the_page_and_no_text_over_another(count, tmp_path, monkeypatch):
+    names = ("hyperbolic", "euclidean_squared", "oblique", "sphere", "elliptic")[:count]
+    content = page_content([made_up_space(name) for name in names], made_up_test_set())
+    figures = []
+    monkeypatch.setattr(map_picture, "write_picture", lambda figure, path: figures.append(figure) or path)
+    draw_map(content, tmp_path / "map.png")
+    monkeypatch.undo()
+    (figure,) = figures
+    figure.draw_without_rendering()
+    picture = draw_map(content, tmp_path / "map.png")
+    first = picture.read_bytes()
+    assert draw_map(content, picture).read_bytes() == first  # the same numbers, the same file
+    with Image.open(picture) as drawn:
+        assert len(drawn.convert("RGB").quantize(64).getcolors()) > 20
+    panels = [axis for axis in figure.axes if axis.get_title()]
+    assert [axis.get_title() for axis in panels] == list(names)
+    for axis, model in zip(panels, content["models"]):
+        radii = np.concatenate(model["distances"])
+        if model["curvature"]:
+            radii = np.tanh(math.sqrt(model["curvature"]) * radii / 2)
+        angles = np.array(model["layouts"]["polar"]["angle"])
+        expected = np.stack([radii * np.cos(angles), radii * np.sin(angles)], 1)
+        captions, images, *_ = (np.asarray(dots.get_offsets()) for dots in axis.collections)
+        assert images == pytest.approx(expected[:NUM_IMAGES])
+        assert np.array(sorted(captions.tolist())) == pytest.approx(np.array(sorted(expected[NUM_IMAGES:].tolist())))
+    texts = [text for axis in figure.axes for text in (axis.title, axis.xaxis.label)]
+    texts += figure.subfigs[1].legends[0].get_texts()
+    boxes = [text.get_window_extent() for text in texts if text.get_text() and is_drawn(text)]
+    assert len(boxes) == 6 + 2 * count
+    for box in boxes:
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1 + 1
+        assert figure.bbox.y0 - 1 <= box.y0 < box.y1 <= figure.bbox.y1 + 1
+    assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].shrunk(0.98, 0.8).overlaps(pair[1])]
+
+
 def test_the_command_maps_runs_on_the_test_set_of_the_first(tmp_path, monkeypatch, capsys):
     config = Config()
     data = {"source": "scenes", "num_train": 6, "num_test": 30, "image_size": 16}
@@ -308,8 +332,11 @@ def test_the_command_maps_runs_on_the_test_set_of_the_first(tmp_path, monkeypatc
     monkeypatch.setattr(script, "opened", lambda text, _: opened[text])
     output = tmp_path / "map.html"
     arguments = ["a b", "c", "--pictures", "8", "--points", "5", "--min-radius", "0.2", "--output", str(output)]
+    arguments += ["--picture", str(tmp_path / "map.png")]
     monkeypatch.setattr(sys, "argv", ["map.py", *arguments])
     script.main()
+    with Image.open(tmp_path / "map.png") as picture:
+        assert picture.width > 1000
     data = page_data(output.read_text())
     assert [model["name"] for model in data["models"]] == ["row", "row (2)", "row (3)"]
     assert [walks["min_radius"] for walks in data["models"][1]["walks"]] == [None, 0.2]
@@ -325,21 +352,23 @@ def test_what_is_no_run_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("paper", "folder", "geometry", "name", "kind"),
+    ("paper", "folder", "geometry", "name"),
     [
-        ("oblique_topology", "ablation_ob_16_32-demo-0a1b/seed0", Oblique(2), "ablation_ob_16_32", ProductOfSpheres),
-        ("oblique_topology", "my_row-demo-0a1b/seed3/checkpoints/step-00000009", L2(), "my_row, seed3", Plain),
-        ("euclip", "mine", GEOMETRIES["euclidean"](), "mine", GEOMETRIES["euclidean"]().__class__),
+        ("oblique_topology", "ablation_ob_16_32-demo-0a1b/seed0", Oblique(2), "Ob(16, 32)"),
+        ("oblique_topology", "my_row-demo-0a1b/seed3/checkpoints/step-00000009", L2(), "my row, seed 3"),
+        ("euclip", "table4_euclip-demo-0a1b", GEOMETRIES["euclidean"](), "EuCLIP"),
     ],
 )
-def test_a_run_takes_the_name_of_its_row_and_a_root(paper, folder, geometry, name, kind, tmp_path, monkeypatch):
+def test_a_run_takes_the_name_of_its_row_in_the_papers_table(paper, folder, geometry, name, tmp_path, monkeypatch):
     checkpoint, encoder = Checkpoint(tmp_path / folder, {"paper": paper}), encoder_of(geometry)
     models = SimpleNamespace(load_encoder=lambda opened, _, overrides: (opened, encoder))
     monkeypatch.setattr(script, "named_checkpoint", lambda path, _: checkpoint)
     monkeypatch.setattr(f"{paper}.evaluate.MODELS", models)
     label, config, loaded, rooted = script.opened(folder, [])
-    assert (label, config, loaded) == (name, checkpoint, encoder)
-    assert type(rooted) is kind
+    assert (label, config, loaded, rooted) == (name, checkpoint, encoder, geometry)
+    encoder.model.geometry = LateInteraction("filip", unit, padded=True)
+    with pytest.raises(ConfigError, match="geometry 'filip' has no root, and so no map"):
+        script.opened(folder, [])
     monkeypatch.setitem(checkpoint.state, "paper", "elsewhere")
     with pytest.raises(ConfigError, match=r"belongs to 'elsewhere'; expected one of: .*euclip"):
         script.opened(folder, [])

@@ -19,7 +19,7 @@ from common.report.claims.read import FAILS
 from common.report.conclusions import Conclusion
 from common.report.figures import plot_distributions, plot_table
 from common.report.formats import title_in_words, to_markdown, write_table
-from common.report.page import Entry, Picture, collect, collect_claims, collect_page, main, write_page
+from common.report.page import Entry, Picture, collect, collect_claims, collect_page, main, maps_beside, write_page
 from common.report.table import Column, Row, from_json, to_json
 from common.report.training_figure import plot_training
 
@@ -452,3 +452,24 @@ def test_plot_of_training_without_records_writes_nothing(tmp_path):
     for logs in ({}, {"a": []}, {"a": once}):
         assert plot_training(logs, tmp_path / "x.png") == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_index_links_the_maps_beside_it_and_in_the_results(tmp_path):
+    committed, local = tmp_path / "results", tmp_path / "outputs"
+    for folder, title in (
+        (committed / "euclip" / "map" / "demo", "Map of the embedding spaces of A &amp; B, C"),
+        (local, "Map of the embedding space of mine"),
+    ):
+        folder.mkdir(parents=True)
+        (folder / "map.html").write_text(f"<html><title>{title}</title></html>", encoding="utf-8")
+    (local / "map_notes.html").write_text("<title>Another page</title>", encoding="utf-8")
+    roots, index = (committed, local / "results"), local / "report.html"
+    assert maps_beside(roots, index) == [
+        ("Map of the embedding spaces of A & B, C", "../results/euclip/map/demo/map.html"),
+        ("Map of the embedding space of mine", "map.html"),
+    ]
+    collect_page(roots, index, papers=tmp_path)
+    page = index.read_text(encoding="utf-8")
+    assert '<a href="../results/euclip/map/demo/map.html">Map of the embedding spaces of A &amp; B, C</a>' in page
+    assert '<a href="map.html">Map of the embedding space of mine</a>' in page
+    assert "Another page" not in page

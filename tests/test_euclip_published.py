@@ -12,7 +12,7 @@ from torch import nn
 
 from common.base.config import ConfigError
 from common.encoders.weights import WeightsError, load_clip
-from common.geometry import unit
+from common.geometry import scalar_values, unit
 from euclip.config import Config
 from euclip.lorentz import exp_map0
 from euclip.published import euclip_from_open_clip, main, meru_from_state, open_published, published_config
@@ -91,6 +91,13 @@ class Meru(nn.Module):
         for block in self.textual.resblocks:
             tokens = block(tokens, self.textual.attn_mask)
         return self.textual_proj(self.textual.ln_final(tokens)[torch.arange(len(ids)), ids.argmax(dim=1)])
+
+
+def with_clips_vocabulary(model):
+    model.textual.token_embed = nn.Embedding(49_408, TEXT_WIDTH)
+    model.textual.posit_embed = nn.Parameter(torch.randn(77, TEXT_WIDTH))
+    model.textual.register_buffer("attn_mask", torch.ones(77, 77, dtype=torch.bool).triu(1))
+    return model
 
 
 def inputs(words=WORDS, length=LENGTH, side=SIDE):
@@ -205,8 +212,10 @@ def test_weights_that_do_not_fit_say_what_is_missing_or_left():
         meru_from_state({n: value for n, value in state.items() if n != "visual.norm.weight"}, heads=MERU_HEADS)
     with pytest.raises(WeightsError, match="no place for: extra"):
         meru_from_state({**state, "extra": torch.zeros(1)}, heads=MERU_HEADS)
-    with pytest.raises(WeightsError, match=r"is not in MERU's layout: it lacks visual\.patch_embed"):
+    with pytest.raises(WeightsError, match=r"is not in the layout of MERU and HyCoCLIP: it lacks visual\.patch"):
         meru_from_state(open_clips().state_dict())
+    with pytest.raises(WeightsError, match=r"state is in the layout of MERU and HyCoCLIP; expected: --layout meru"):
+        euclip_from_open_clip(state, "hyperbolic")
     with pytest.raises(WeightsError, match=r"has the scalars none, geometry hyperbolic has \['curvature'"):
         euclip_from_open_clip(open_clips().state_dict(), "hyperbolic", heads=ONE_HEAD)
     hyperbolic = {**open_clips().state_dict(), "curvature": torch.zeros(())}
@@ -216,6 +225,28 @@ def test_weights_that_do_not_fit_say_what_is_missing_or_left():
     del broken["ln_final.weight"]
     with pytest.raises(WeightsError):
         euclip_from_open_clip(broken, "sphere", heads=ONE_HEAD)
+
+
+def test_a_checkpoint_of_hycoclips_training_loads_as_merus(tmp_path):
+    """Its code adds losses to MERU's, no tensor, and saves what else a training needs beside the model."""
+    model = with_clips_vocabulary(Meru())
+    model.pixel_mean += 0.25  # the buffers of the file count, not ImageNet's colours
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad])
+    optimizer.step()
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    state = {f"module.{name}": value for name, value in model.state_dict().items()}
+    scaler = {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 0}
+    training = {"optimizer": optimizer.state_dict(), "scheduler": schedule.state_dict(), "scaler": scaler}
+    torch.save({"model": state, **training, "iteration": 500_000}, tmp_path / "hycoclip_vit_s.pth")
+    path, device = str(tmp_path / "hycoclip_vit_s.pth"), torch.device("cpu")
+    encoder = open_published(path, "meru", "sphere", None, Config(), device, heads=MERU_HEADS)
+    images, ids = inputs(words=49_408, length=77)
+    expected = meru_from_state(model.state_dict(), heads=MERU_HEADS)
+    assert torch.equal(encoder.model.encode_image(images), expected.encode_image(images))
+    assert torch.equal(encoder.model.encode_text(ids), expected.encode_text(ids))
+    assert scalar_values(encoder.model.geometry.scalars()) == scalar_values(expected.geometry.scalars())
+    assert encoder.model.geometry.name == "hyperbolic"
+    assert (encoder.transform.mean, encoder.transform.std) == ((0.25,) * 3, (1.0,) * 3)
 
 
 @pytest.mark.parametrize(
@@ -263,10 +294,7 @@ def test_a_bare_file_tells_no_activation_and_openais_archive_is_quick_gelu(tmp_p
 
 def test_the_command_line_evaluates_a_file_of_merus(tmp_path, monkeypatch):
     torch.manual_seed(0)
-    model = Meru()
-    model.textual.token_embed = nn.Embedding(49_408, TEXT_WIDTH)
-    model.textual.posit_embed = nn.Parameter(torch.randn(77, TEXT_WIDTH))
-    model.textual.register_buffer("attn_mask", torch.ones(77, 77, dtype=torch.bool).triu(1))
+    model = with_clips_vocabulary(Meru())
     model.pixel_mean += torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)
     torch.save({"model": model.state_dict(), "iteration": 7}, tmp_path / "meru.pth")
     small = ["data.num_test=4", "data.num_labelled=8", "data.image_size=32"]

@@ -14,9 +14,11 @@ from scipy import stats
 from common.data.broken import BrokenSample
 from common.data.scenes import SceneDataset, describes
 from common.data.shards import open_shards
-from common.geometry import Sphere
+from common.geometry import Sphere, unit
 from euclip import traverse
-from euclip.geometry import Euclidean
+from euclip.config import MethodConfig
+from euclip.geometry import Euclidean, Hyperbolic
+from euclip.model import build_geometry
 from euclip.traversal import (
     ROOT,
     Hierarchy,
@@ -114,6 +116,56 @@ def test_every_point_is_nearest_to_the_caption_that_loops_over_the_formulas_find
         assert places == expected
         seen |= set(places)
     assert len(seen) > 5  # of captions, not the root alone
+
+
+def walk_through_all_cones(geometry, image, captions, root, num_points, min_radius):
+    """The entailment residual of every point and caption, then the first best of what is left."""
+    points = geometry.interpolate(image, root, num_points)
+    scores = geometry.similarity(points, torch.cat([captions, root[None]]))
+    outside = ~entailed(geometry, points, captions, min_radius)
+    scores[:, :-1] = scores[:, :-1].masked_fill(outside, -math.inf)
+    return scores.numpy().argmax(axis=1).tolist()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("min_radius", [0.0, 0.1, 0.8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", WITH_CONES)
+def test_the_filter_that_skips_cones_keeps_the_captions_of_the_one_that_computes_all(name, dtype, min_radius):
+    dim, draw = 32, torch.Generator().manual_seed(3)
+    geometry = build_geometry(MethodConfig(geometry=name), dim).to(dtype)
+    # captions around a common direction, so that many are nearer than the root; norms from 1e-3 to 3
+    middle = torch.randn(dim, generator=draw, dtype=dtype)
+    norms = torch.logspace(-3, 0.5, 240, dtype=dtype)[torch.randperm(240, generator=draw)]
+    captions = norms[:, None] * unit(torch.randn(240, dim, generator=draw, dtype=dtype) + middle)
+    images = 1.5 * captions[:6] + 0.05 * torch.randn(6, dim, generator=draw, dtype=dtype)
+    # in the cone of a caption on the ray, on its apex, beside it, and before it; a caption twice, and the origin
+    root = torch.zeros(dim, dtype=dtype)
+    rays = torch.cat([images * share for share in (0.5, 0.75, 1, 1.2)])
+    captions = torch.cat([captions, rays, rays + 5e-5 * unit(torch.randn(24, dim, generator=draw, dtype=dtype)), rays])
+    captions = torch.cat([captions, root[None]])
+    places = [nearest_on_walk(geometry, image, captions, root, 30, min_radius) for image in images]
+    assert places == [walk_through_all_cones(geometry, image, captions, root, 30, min_radius) for image in images]
+    assert len({place for walk in places for place in walk}) > 5
+    elsewhere = captions[0]  # no way to the origin: nothing follows from the first point
+    assert nearest_on_walk(geometry, images[1], captions, elsewhere, 30, min_radius) == walk_through_all_cones(
+        geometry, images[1], captions, elsewhere, 30, min_radius
+    )
+
+
+@torch.no_grad()
+def test_the_filter_computes_few_residuals_of_a_long_walk(monkeypatch):
+    geometry, draw, pairs = Hyperbolic(64, squared=False), torch.Generator().manual_seed(0), []
+    residual = geometry.entailment_residual
+
+    def counted(*, images, texts, min_radius):
+        pairs.append(max(len(images), len(texts)) * images.shape[-1])
+        return residual(images=images, texts=texts, min_radius=min_radius)
+
+    monkeypatch.setattr(geometry, "entailment_residual", counted)
+    captions, image = (torch.randn(num, 64, generator=draw) / 8 for num in (3000, 1))
+    nearest_on_walk(geometry, image[0], captions, torch.zeros(64), 50, 0.1)
+    assert 0 < sum(pairs) < 50 * 3000 * 64 / 100
 
 
 @pytest.mark.parametrize("name", WITH_CONES)

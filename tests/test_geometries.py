@@ -88,6 +88,10 @@ def angle(x, y):
     return math.acos(cosine(x, y))
 
 
+def angles(x, y):
+    return math.hypot(*map(angle, spheres(x), spheres(y)))
+
+
 def hyperbolic(c, squared, absorbing=False):
     bounds = {"curvature_min": c / 2, "curvature_max": 2 * c, "embedding_scale_max": 1.0}
     return Case(
@@ -123,16 +127,18 @@ CASES = {
         -SPHERES,
         SPHERES,
         normalised=True,
+        distance=angles,
     ),
     "oblique geodesic": Case(
         "oblique_geodesic",
         lambda _: ObliqueGeodesic(SPHERE_DIM),
-        lambda x, y: -math.hypot(*map(angle, spheres(x), spheres(y))),
+        lambda x, y: -angles(x, y),
         -math.pi * math.sqrt(SPHERES),
         metric=True,
         normalised=True,
+        distance=angles,
     ),
-    "l2": Case("euclidean", lambda _: L2(), lambda x, y: -math.dist(x, y), metric=True),
+    "l2": Case("euclidean", lambda _: L2(), lambda x, y: -math.dist(x, y), metric=True, distance=math.dist),
     "max average": Case("max_average", lambda _: max_average(SPHERE_DIM), best_partners, -1, 1),
     "euclidean": Case(
         "euclidean",
@@ -333,12 +339,20 @@ def test_distances_to_a_point_are_geodesics_and_walks_to_the_root_come_nearer(ca
 
     root = geometry.root(torch.cat([images, texts]))
     total = torch.cat([images, texts]).sum(dim=0)
-    torch.testing.assert_close(root, torch.zeros_like(root) if case.cones else unit(total))
+    is_flat = geometry.space in ("euclidean", "hyperbolic")
+    torch.testing.assert_close(root, torch.zeros_like(root) if is_flat else unit(total))
     if case.cones:  # from the origin it is the norm, whatever the curvature
         torch.testing.assert_close(geometry.distance_to(images, root), norm(images))
     walk = geometry.interpolate(images[0], root, 50)
-    straight = torch.stack([root + (1 - k / 49) * (images[0] - root) for k in range(50)])
-    torch.testing.assert_close(walk, unit(straight) if case.normalised else straight)
+    shares = [1 - k / 49 for k in range(50)]
+    straight = torch.stack([root + share * (images[0] - root) for share in shares])
+    if geometry.space == "product":  # a great circle at constant speed on each sphere, by sines
+        theta = torch.arccos((images[0] * root).sum(dim=1, keepdim=True))
+        circles = [((s * theta).sin() * images[0] + ((1 - s) * theta).sin() * root) / theta.sin() for s in shares]
+        torch.testing.assert_close(walk, torch.stack(circles))
+    else:
+        torch.testing.assert_close(walk, unit(straight) if case.normalised else straight)
+    assert geometry.interpolate(root, root, 3).isfinite().all()
     assert (geometry.distance_to(walk, root).diff() < 0).all()
 
 

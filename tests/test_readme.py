@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from common.base.files import read_repository_yaml
 from common.report.conclusions import load_conclusions
@@ -87,6 +88,19 @@ def test_every_entry_script_named_anywhere_answers_help(monkeypatch, capsys):
             runpy.run_path(str(ROOT / name), run_name="__main__")
         assert not ended.value.code, name
         assert "usage:" in capsys.readouterr().out, name
+
+
+def test_the_library_code_of_the_first_screen_runs_as_it_stands(capsys):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", text[: text.index("## Four papers")], re.DOTALL)
+    assert len(snippet.splitlines()) <= 18
+    torch.manual_seed(0)
+    exec(compile(snippet, "README.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["sphere", "oblique", "euclidean", "hyperbolic"]
+    losses = [float(line.split()[1]) for line in lines]
+    # unrelated features: ln 64 = 4.2 where all similarities are equal, more where they spread
+    assert all(3.5 < loss < 30 for loss in losses)
 
 
 def test_a_rows_header_gives_its_command_the_papers_numbers_and_what_was_run():

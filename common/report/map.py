@@ -17,31 +17,13 @@ import numpy as np
 import torch
 
 from common.base.files import write_atomically
-from common.geometry import (
-    Geometry,
-    RootedGeometry,
-    norm,
-    paired_angles,
-    paired_euclidean_distance,
-    scalar_values,
-    straight_path,
-    unit,
-)
+from common.geometry import RootedGeometry, norm, scalar_values
+from common.oblique import log_map
 
 NEIGHBORS = 10
 BINS = 40
 PERPLEXITY = 25  # of t-SNE; less where there are few points
 MAX_BYTES = 3_000_000  # of the page
-KINDS = {
-    "sphere": "sphere",
-    "elliptic": "sphere",
-    "euclidean": "euclidean",
-    "euclidean_squared": "euclidean",
-    "hyperbolic": "hyperbolic",
-    "hyperbolic_squared": "hyperbolic",
-    "oblique": "product",
-    "oblique_geodesic": "product",
-}
 
 
 @dataclass(frozen=True)
@@ -101,78 +83,12 @@ class Space:
 # ---------------------------------------------------------------- geometry
 
 
-class ProductOfSpheres:
-    """Root, geodesics and distance of a product of spheres, for geometries that bring only a similarity (oblique)."""
-
-    is_inner_product = False
-    has_cones = False
-
-    def __init__(self, geometry: Geometry) -> None:
-        self.name, self.similarity, self.scalars = geometry.name, geometry.similarity, geometry.scalars
-
-    def root(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Normalised mean on each sphere: (num, num_spheres, sphere_dim) -> (num_spheres, sphere_dim)."""
-        return unit(embeddings.mean(dim=0))
-
-    def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
-        """Equally spaced points of the geodesic, a great circle on each sphere."""
-        away, angle = log_map(start[None], end)[0], paired_angles(start, end)[:, None]
-        share = torch.linspace(1, 0, num_points, dtype=start.dtype)[:, None, None]
-        return (share * angle).cos() * end + (share * angle).sin() * unit(away)
-
-    def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
-        """sqrt(sum over the spheres of angle^2), radians: (batch, num_spheres, sphere_dim) -> (batch,)."""
-        return norm(paired_angles(embeddings, point[None]))
-
-
-class Plain:
-    """Root, geodesics and distance of Euclidean space, for geometries that bring only a similarity (oblique, "l2")."""
-
-    is_inner_product = False
-    has_cones = False
-
-    def __init__(self, geometry: Geometry) -> None:
-        self.name, self.similarity, self.scalars = geometry.name, geometry.similarity, geometry.scalars
-
-    def root(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """The origin."""
-        return torch.zeros_like(embeddings[0])
-
-    def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
-        """Points of the straight path."""
-        return straight_path(start, end, num_points)
-
-    def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
-        """|x - y|."""
-        return paired_euclidean_distance(embeddings, point[None])
-
-
-def kind_of(geometry: RootedGeometry) -> str:
-    """How the page draws it: "hyperbolic", "euclidean", "sphere" or "product".
-
-    Raises:
-        ValueError: a geometry that has no map; names it.
-    """
-    if geometry.name not in KINDS:
-        raise ValueError(f"geometry {geometry.name!r} has no map; expected one of: {', '.join(KINDS)}")
-    return KINDS[geometry.name]
-
-
-def log_map(embeddings: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
-    """Tangent vectors at the root of a sphere, or of each sphere: (batch, ..., dim), (..., dim) -> (batch, ..., dim).
-
-    Direction and length (radians) of the geodesic from the root.
-    """
-    away = embeddings - (embeddings * root).sum(dim=-1, keepdim=True) * root
-    return unit(away) * paired_angles(embeddings, root.expand_as(embeddings))[..., None]
-
-
 def tangents(geometry: RootedGeometry, embeddings: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
     """Tangent vectors at the root, whose norm is the distance from it: (batch, ...) -> (batch, dim).
 
     With the root at the origin, Euclidean and hyperbolic embeddings are such vectors already.
     """
-    return embeddings if kind_of(geometry) in ("euclidean", "hyperbolic") else log_map(embeddings, root).flatten(1)
+    return embeddings if geometry.space in ("euclidean", "hyperbolic") else log_map(embeddings, root).flatten(1)
 
 
 def half_apertures(geometry: RootedGeometry, texts: torch.Tensor, min_radius: float) -> torch.Tensor:
@@ -299,7 +215,6 @@ def describe(space: Space, test_set: TestSet) -> dict[str, Any]:
     unmatched pairs by similarity: an image with its captions, and with captions that are not true of it.
     """
     geometry, root = space.geometry, space.root
-    kind = kind_of(geometry)
     distances = [geometry.distance_to(rows, root).double().numpy() for rows in (space.images, space.texts)]
     similarity = geometry.similarity(space.images, space.texts).double().numpy()
     vectors = [tangents(geometry, rows, root) for rows in (space.images, space.texts)]
@@ -328,10 +243,10 @@ def describe(space: Space, test_set: TestSet) -> dict[str, Any]:
     filters = [walks.min_radius for walks in space.walks if walks.min_radius is not None]
     return {
         "name": space.name,
-        "kind": kind,
+        "kind": geometry.space,
         "geometry": geometry.name,
         "curvature": curvature,
-        "edge": _edge(kind, root),
+        "edge": _edge(geometry.space, root),
         "root": space.root_name,
         "distances": [_rounded(values, 4) for values in distances],
         "layouts": layouts(*vectors),
@@ -364,9 +279,9 @@ def _walks(space: Space, walks: Walks, paths: torch.Tensor) -> dict[str, Any]:
     return {"min_radius": walks.min_radius, "captions": captions, "is_root": is_root}
 
 
-def _edge(kind: str, root: torch.Tensor) -> float | None:
+def _edge(space: str, root: torch.Tensor) -> float | None:
     """Distance of the farthest point of the space: pi on a sphere, pi sqrt(m) on a product of m spheres."""
-    return {"sphere": math.pi, "product": math.pi * math.sqrt(len(root))}.get(kind)
+    return {"sphere": math.pi, "product": math.pi * math.sqrt(len(root))}.get(space)
 
 
 def _cones(space: Space, min_radius: float) -> dict[str, Any]:
@@ -381,12 +296,8 @@ def _cones(space: Space, min_radius: float) -> dict[str, Any]:
     }
 
 
-def write_map(spaces: Sequence[Space], test_set: TestSet, path: str | Path) -> Path:
-    """Writes the page atomically. Jinja escapes every text, also within the script.
-
-    Raises:
-        ValueError: a page above `MAX_BYTES`.
-    """
+def page_content(spaces: Sequence[Space], test_set: TestSet) -> dict[str, Any]:
+    """All that the page and its picture show, as JSON values."""
     models = [describe(space, test_set) for space in spaces]
     owners: list[list[int]] = [[] for _ in test_set.texts]
     levels: list[list[int]] = [[] for _ in test_set.texts]
@@ -395,7 +306,7 @@ def write_map(spaces: Sequence[Space], test_set: TestSet, path: str | Path) -> P
             owners[place].append(row)
             levels[place].append(level)
     classes = sorted(set(test_set.classes))
-    content = {
+    return {
         "texts": list(test_set.texts),
         "chains": [list(chain) for chain in test_set.chains],
         "holds": [row.nonzero().squeeze(1).tolist() for row in test_set.holds],
@@ -410,14 +321,24 @@ def write_map(spaces: Sequence[Space], test_set: TestSet, path: str | Path) -> P
         "start": _first_picture(models, test_set),
         "models": models,
     }
+
+
+def write_map(content: dict[str, Any], test_set: str, path: str | Path) -> Path:
+    """Writes the page atomically. Jinja escapes every text, also within the script.
+
+    Args:
+        content: from `page_content`. test_set: its name.
+    Raises:
+        ValueError: a page above `MAX_BYTES`.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": False}
-    names = [space.name for space in spaces]
+    names = [model["name"] for model in content["models"]]
     page = environment.get_template("map.html.jinja").render(
-        title=f"Map of {', '.join(names)}", test_set=test_set.name, content=content, num_texts=len(test_set.texts),
-        num_images=len(test_set.chains),
+        title=f"Map of the embedding {'spaces' if len(names) > 1 else 'space'} of {', '.join(names)}",
+        test_set=test_set, content=content, num_texts=len(content["texts"]), num_images=len(content["chains"]),
     )  # fmt: skip
     if len(page.encode()) > MAX_BYTES:
         size = f"{len(page.encode()) / 1e6:.1f} MB"

@@ -9,7 +9,9 @@ Jinja escapes every text that is put in.
 """
 
 import base64
+import html
 import json
+import os
 import re
 import sys
 from collections import Counter
@@ -58,7 +60,7 @@ from common.report.formats import (
 from common.report.table import Table, is_table, read_table
 
 _PAPERS = Path(__file__).resolve().parents[2]  # where the paper folders are
-_TITLE = "Published numbers and ours"
+_TITLE = "Published numbers and ours: contrastive vision-language geometry"
 _SHOWN = {
     "": "the numbers above as dots, a panel for each column, with their intervals,",
     "training": "the course of training of the runs",
@@ -166,6 +168,19 @@ def collect_claims(
     return [with_q(claims) for claims in judged if claims is not None]
 
 
+def maps_beside(roots: Sequence[str | Path], page: str | Path) -> list[tuple[str, str]]:
+    """Pairs of title and link, of `make map`'s pages in `<root>/<paper>/map/<scale>/` and beside a root or the page."""
+    page = Path(page).resolve()
+    folders = [folder for root in map(Path, roots) for folder in (*sorted(root.glob("*/map/*")), root.resolve().parent)]
+    files = (file for folder in (*folders, page.parent) for file in sorted(folder.glob("map*.html")))
+    titles = {file.resolve(): re.search("<title>(Map of .*)</title>", file.read_text("utf-8")[:2000]) for file in files}
+    return [
+        (html.unescape(title[1]), Path(os.path.relpath(file, page.parent)).as_posix())
+        for file, title in titles.items()
+        if title is not None
+    ]
+
+
 def refreshed_claims(results: str | Path, papers: str | Path = _PAPERS) -> dict[Path, str]:
     """What every `<paper>/<part>/<scale>/<part>_claims.md` below a folder has to say of the results that lie there now.
 
@@ -226,7 +241,7 @@ def collect_page(
         ids = [judged.claim.id for mark, judged in marked if mark == "construction"]
         by_construction += [f"{paper} {', '.join(ids)}"] if ids else []
     _render(
-        "index.html.jinja", path, title=_TITLE, papers=index, tables=len(entries),
+        "index.html.jinja", path, title=_TITLE, papers=index, tables=len(entries), maps=maps_beside(roots, path),
         refuted=[(paper, judged) for paper in index for _, judged in paper["marked"] if judged.audit.verdict == FAILS],
         counts=Counter(mark for paper in index for mark, _ in paper["marked"]),
         by_construction="; ".join(by_construction) or "None",
