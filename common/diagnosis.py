@@ -19,9 +19,12 @@ from typing import Any
 
 import torch
 
-from common.distributed import gather_without_gradient, whole, world_size
-from common.geometry import Geometry, Scalar, unit
+from common.distributed import gather_without_gradient, world_size
+from common.geometry import Geometry
 from common.logit_scale import LogitScale
+from common.scalars import Scalar
+from common.sharded import whole
+from common.vectors import unit
 
 DECIDES = "nothing"
 

@@ -1,27 +1,33 @@
 """InfoNCE: one loss for every geometry, kind of target and source of negatives, in one process or many.
 
-For a query i and candidates j, with logits l_ij = logit_scale * similarity and targets t_ij >= 0 that sum to 1 per row:
-
-    loss_i = - sum_j t_ij ( l_ij - log sum_k exp l_ik ),        mean over i
-
-Index targets are the case of one t_ij = 1. A missing candidate has l_ij = -inf (`mask_absent`).
-Logits and loss are float32 or better, under autocast too: half precision ties close candidates.
-
-Every mistake that only the values show (an index out of range, a row without a positive, a row with all candidates
-masked) raises ValueError on the CPU. On an accelerator the check would stall the device in every step. There the loss
-of such a row is NaN or infinite (or the device asserts), and stops the run.
+The loss of a matrix of logits is in cross_entropy.py; its functions can be imported from here. Here embeddings of all
+processes become logits, logit_scale * similarity, in float32 or better.
 """
+
+from __future__ import annotations
 
 import inspect
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
+from common.cross_entropy import (  # noqa: F401
+    check_alpha,
+    check_row_stochastic,
+    cross_entropy,
+    distilled_targets,
+    info_nce,
+    mask_absent,
+    positives_from_ids,
+    symmetric_info_nce,
+)
 from common.distributed import gather_with_gradient, gather_without_gradient, rank, world_size
-from common.geometry import Geometry, at_least_float32, full_precision, one_matrix
+from common.vectors import at_least_float32, one_matrix
+
+if TYPE_CHECKING:
+    from common.geometry import Geometry
 
 
 class QueuedPairs(NamedTuple):
@@ -52,7 +58,7 @@ class Distillation:
     alpha: float
 
     def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
+        check_alpha(self.alpha)
 
 
 def info_nce_chance(local_batch: int, queue: QueuedPairs | None = None) -> float:
@@ -62,67 +68,6 @@ def info_nce_chance(local_batch: int, queue: QueuedPairs | None = None) -> float
         local_batch: pairs of this process, as many as of each other process.
     """
     return math.log(world_size() * local_batch + (0 if queue is None else len(queue.ids)))
-
-
-def info_nce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of each row against its positive or positives (oblique submission Eq. 2, one direction).
-
-    Args:
-        logits: (num_queries, num_candidates); half precision is cast up. -inf = the candidate is missing.
-        targets: (num_queries,) int64 index of each row's positive, or (num_queries, num_candidates) row-stochastic
-            (`check_row_stochastic` checks the sums; here they are not checked).
-    Returns:
-        Scalar in nats, >= 0 for index targets. Equal logits give ln(num_candidates).
-    Raises:
-        ValueError: shapes or dtypes that do not fit; the message gives them. On the CPU also an index out of range, or
-            a positive that is missing.
-    """
-    if logits.ndim != 2 or not len(logits):
-        raise ValueError(
-            f"InfoNCE needs logits (num_queries, num_candidates), at least one row, got {tuple(logits.shape)}"
-        )
-    by_index = targets.dtype == torch.int64 and targets.shape == logits.shape[:1]
-    if not by_index and not (targets.is_floating_point() and targets.shape == logits.shape):
-        raise ValueError(
-            f"targets {tuple(targets.shape)} {targets.dtype} do not fit logits {tuple(logits.shape)}; expected: "
-            f"({logits.shape[0]},) int64 indices, or {tuple(logits.shape)} floating row-stochastic"
-        )
-    if by_index:
-        _refuse_rows((targets < 0) | (targets >= logits.shape[1]), f"index targets outside [0, {logits.shape[1]})")
-    loss = _cross_entropy(logits, targets)
-    if loss.device.type == "cpu" and not torch.isfinite(loss):
-        picked = logits.gather(1, targets[:, None]) if by_index else logits.masked_fill(~(targets > 0), 0.0)
-        _refuse_rows((picked == -torch.inf).any(dim=1), "the positive is masked (its logit is -inf)")
-    return loss
-
-
-def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """`info_nce` without checks: the loss of a distance that overflowed is infinite or NaN."""
-    with full_precision(logits):
-        logits = at_least_float32(logits)
-        if targets.ndim == 1:
-            return F.cross_entropy(logits, targets)
-        positive = targets > 0  # 0 * -inf would be NaN for a masked candidate
-        terms = targets.to(logits.dtype) * logits.log_softmax(dim=1).where(positive, 0.0)
-        return -terms.sum() / len(logits)
-
-
-def symmetric_info_nce(logits: torch.Tensor) -> torch.Tensor:
-    """Mean of both directions for a square matrix whose diagonal holds the positives (contrastive basics Eq. 6 to 8).
-
-    (1/2B) sum_i [ log sum_k exp l_ik + log sum_k exp l_ki - 2 l_ii ]
-
-    Args:
-        logits: (batch, batch), rows are images, columns are texts.
-    Returns:
-        Scalar in nats.
-    Raises:
-        ValueError: if the matrix is not square; the message gives its shape.
-    """
-    if logits.ndim != 2 or logits.shape[0] != logits.shape[1]:
-        raise ValueError(f"in-batch InfoNCE needs a square matrix of logits, got {tuple(logits.shape)}")
-    targets = torch.arange(len(logits), device=logits.device)
-    return (info_nce(logits, targets) + info_nce(logits.T, targets)) / 2
 
 
 def contrastive_loss(
@@ -201,7 +146,7 @@ def contrastive_loss(
         with torch.no_grad():
             pseudo = both_directions(distillation.image_keys, distillation.text_keys)
         targets = [distilled_targets(logits, hard, distillation.alpha) for logits, hard in zip(pseudo, targets)]
-    return sum(_cross_entropy(logits, target) for logits, target in zip(both_logits, targets)) / 2
+    return sum(cross_entropy(logits, target) for logits, target in zip(both_logits, targets)) / 2
 
 
 def nt_xent(
@@ -242,107 +187,7 @@ def nt_xent(
     )
     local = torch.arange(len(first_embeddings), device=logits.device) + rank() * len(first_embeddings)
     itself, partner = torch.cat([local, local + len(all_first)]), torch.cat([local + len(all_first), local])
-    return _cross_entropy(at_least_float32(logits).scatter(1, itself[:, None], -torch.inf), partner)
-
-
-def positives_from_ids(
-    query_ids: torch.Tensor,
-    candidate_ids: torch.Tensor,
-    partner_columns: torch.Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> torch.Tensor:
-    """Targets with equal mass on all candidates of the query's id: t_ij = [id_i = id_j] / sum_k [id_i = id_k].
-
-    A negative id is not known and equals no other.
-
-    Args:
-        query_ids: (num_queries,) int64.
-        candidate_ids: (num_candidates,) int64.
-        partner_columns: (num_queries,) int64 column of each query's partner, a positive for any ids; None = positives
-            are those of equal ids only.
-        dtype: of the result; float64 where the loss is.
-    Returns:
-        (num_queries, num_candidates), row-stochastic, for `info_nce`.
-    Raises:
-        ValueError: ids that are not int64 vectors; on the CPU also a query without any positive, naming rows and ids.
-            On an accelerator such a row is NaN.
-    """
-    for name, vector in (("query_ids", query_ids), ("candidate_ids", candidate_ids)):
-        if vector.ndim != 1 or vector.dtype != torch.int64:
-            raise ValueError(f"{name} must be a vector of int64, got {tuple(vector.shape)} {vector.dtype}")
-    positive = (query_ids[:, None] == candidate_ids) & (query_ids[:, None] >= 0)
-    if partner_columns is not None:
-        positive = positive.scatter(1, partner_columns[:, None], True)
-    count = positive.sum(dim=1, keepdim=True)  # at least 1 with partners: only without them a row may be empty
-    if partner_columns is None:
-        _refuse_rows(count[:, 0] == 0, "no candidate has the id of the query", query_ids)
-    return positive.to(dtype) / count
-
-
-def distilled_targets(pseudo_logits: torch.Tensor, targets: torch.Tensor, alpha: float) -> torch.Tensor:
-    """Pseudo-targets mixed with hard ones: alpha softmax(pseudo_logits) + (1 - alpha) one_hot (ALBEF, Eq. 6).
-
-    Args:
-        pseudo_logits: (num_queries, num_candidates), scaled similarities of the momentum model; -inf = missing.
-        targets: as in `info_nce`, by index or row-stochastic.
-        alpha: distillation weight in [0, 1].
-    Returns:
-        (num_queries, num_candidates), row-stochastic, float32 or better, without gradient.
-    Raises:
-        ValueError: alpha out of range, or targets that do not fit.
-    """
-    _check_alpha(alpha)
-    if targets.shape not in (pseudo_logits.shape, pseudo_logits.shape[:1]):
-        raise ValueError(f"targets {tuple(targets.shape)} do not fit pseudo-logits {tuple(pseudo_logits.shape)}")
-    with torch.no_grad(), full_precision(pseudo_logits):
-        mixed = alpha * at_least_float32(pseudo_logits).softmax(dim=1)
-        if targets.ndim == 2:
-            return mixed + (1 - alpha) * targets.to(mixed.dtype)
-        return mixed.scatter_add(1, targets[:, None], torch.full_like(mixed[:, :1], 1 - alpha))
-
-
-def mask_absent(logits: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-    """-inf where a candidate is missing (padding, a queue that is not full); its probability and gradient are 0.
-
-    Args:
-        logits: (num_queries, num_candidates).
-        present: bool, (num_candidates,) or (num_queries, num_candidates).
-    Returns:
-        Like logits.
-    Raises:
-        ValueError: a shape or dtype that does not fit; on the CPU also a row with all candidates masked.
-    """
-    if present.dtype != torch.bool or present.shape not in (logits.shape, logits.shape[1:]):
-        raise ValueError(
-            f"present must be bool, {tuple(logits.shape[1:])} or {tuple(logits.shape)}, got {tuple(present.shape)} "
-            f"{present.dtype}"
-        )
-    _refuse_rows(~present.any(dim=-1, keepdim=present.ndim == 1), "every candidate is masked")
-    return logits.masked_fill(~present, -torch.inf)
-
-
-def check_row_stochastic(targets: torch.Tensor, tolerance: float = 1e-5) -> None:
-    """Raises ValueError, naming the rows, unless entries are >= 0 and every row sums to 1. Reads all of a matrix.
-
-    Args:
-        targets: (num_queries, num_candidates).
-    """
-    sums = targets.double().sum(dim=1)
-    wrong = ~((sums - 1).abs() <= tolerance) | (targets < 0).any(dim=1)  # a NaN is wrong too
-    _refuse_rows(wrong.cpu(), "targets must be >= 0 and sum to 1 in each row", sums)
-
-
-def _refuse_rows(bad: torch.Tensor, problem: str, values: torch.Tensor | None = None) -> None:
-    """ValueError that names the first bad rows (and their values); only on the CPU, see the module's docstring."""
-    if bad.device.type == "cpu" and bad.any():
-        rows = bad.nonzero()[:, 0].tolist()
-        shown = ", ".join(str(row) if values is None else f"{row} ({values[row].item()})" for row in rows[:4])
-        raise ValueError(f"{problem}: {len(rows)} of {len(bad)} rows: {shown}{', ...' if len(rows) > 4 else ''}")
-
-
-def _check_alpha(alpha: float) -> None:
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"the distillation weight alpha must lie in [0, 1], got {alpha}")
+    return cross_entropy(at_least_float32(logits).scatter(1, itself[:, None], -torch.inf), partner)
 
 
 def check_geometry(geometry: Geometry) -> None:

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from common.caption_lengths import parts_of_like_length
-from common.geometry import Scalar, at_least_float32, full_precision, unit
+from common.scalars import Scalar
+from common.vectors import at_least_float32, full_precision, unit
 
 MAX_PRODUCTS = 2**24  # token pairs that are held at once
 

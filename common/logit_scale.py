@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from common.geometry import Scalar, clamp_scalars_
+from common.scalars import Scalar, clamp_scalars_
 
 
 class LogitScale(nn.Module):

@@ -8,8 +8,8 @@ here cannot be swapped. Everything runs in float32 or better.
 import torch
 from torch import nn
 
-from common.geometry import (
-    Scalar,
+from common.scalars import Scalar
+from common.vectors import (
     at_least_float32,
     both_ways,
     check_same_dim,

@@ -10,24 +10,22 @@ The pool decides where this step's keys stand among the columns: a queue puts th
 where they will be written. So nothing assumes column 0 or a diagonal; `columns` names the column of each positive.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
 
+from common.cross_entropy import distilled_targets, info_nce
 from common.distributed import gather_without_gradient, rank, world_size
 from common.feature_queue import NO_ID, FeatureQueue
-from common.geometry import (
-    Geometry,
-    PairSimilarity,
-    at_least_float32,
-    check_same_dim,
-    full_precision,
-    inner_product_similarity,
-)
-from common.info_nce import distilled_targets, info_nce
+from common.vectors import PairSimilarity, at_least_float32, check_same_dim, full_precision, inner_product_similarity
+
+if TYPE_CHECKING:
+    from common.geometry import Geometry
 
 LOGITS_AT_ONCE = 2**19  # they stay in the processor's cache from the exponential to the gradient
 

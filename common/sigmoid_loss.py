@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from common.distributed import gather_with_gradient, rank, world_size
-from common.geometry import Geometry, at_least_float32, full_precision, one_matrix
+from common.geometry import Geometry
 from common.info_nce import check_geometry, check_pairs
+from common.vectors import at_least_float32, full_precision, one_matrix
 
 
 def sigmoid_loss(

@@ -29,10 +29,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.func import functional_call
 
-from common.distributed import gather_without_gradient, rank, whole, world_size
-from common.geometry import ChordGeometry, Geometry, at_least_float32, full_precision, one_matrix
+from common.distributed import gather_without_gradient, rank, world_size
+from common.geometry import ChordGeometry, Geometry
 from common.info_nce import Distillation, QueuedPairs, check_geometry, check_pairs, contrastive_loss
 from common.query_sums import QuerySums
+from common.sharded import whole
+from common.vectors import at_least_float32, full_precision, one_matrix
 
 TILE = 512  # rows and columns: on a CPU a tile stays in the cache; a GPU wants 4096 or more
 

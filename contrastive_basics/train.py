@@ -16,10 +16,10 @@ if not __package__:
 from accelerate import Accelerator
 
 from common.data.pairs import Pairs
-from common.distributed import whole_weights
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain, train_main
 from common.run.training import Setup, opened
+from common.sharded import whole_weights
 from contrastive_basics.config import Config
 from contrastive_basics.evaluate import MODELS, PAPER
 from contrastive_basics.groups import loss_within_groups

@@ -20,7 +20,7 @@ import math
 
 import torch
 
-from common.geometry import at_least_float32, norm, paired_angles, unit
+from common.vectors import at_least_float32, norm, paired_angles, unit
 from euclip.lorentz import area_and_versine, norm_difference, shorten, sinh_over
 
 # The one guard: an image within this distance of its text, in the embeddings' units (hyperbolic: sinh(sqrt(c) d) /

@@ -16,27 +16,21 @@ import math
 import torch
 from torch import nn
 
-from common.geometry import (
+from common.distances import (
     ChordFactors,
-    Scalar,
     angle_of_chords,
-    at_least_float32,
-    both_ways,
-    clamp_scalars_,
     distance_of_chords,
     euclidean_chord_factors,
     euclidean_distance,
-    inner_product_similarity,
-    paired_angles,
     paired_euclidean_distance,
     paired_squared_distances,
     safe_sqrt,
     squared_arccos,
     squared_distance_of_chords,
     squared_distances,
-    straight_path,
-    unit,
 )
+from common.scalars import Scalar, clamp_scalars_
+from common.vectors import at_least_float32, both_ways, inner_product_similarity, paired_angles, straight_path, unit
 from euclip.entailment import euclidean_entailment_residual, lorentz_entailment_residual
 from euclip.lorentz import (
     lorentz_chord_factors,

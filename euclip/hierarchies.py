@@ -65,6 +65,7 @@ COLUMNS = {
     "image_inside": ("in cones of true texts, pictures", "fraction", "higher"),
     "image_inside_other": ("in cones of others, pictures", "fraction", "lower"),
 }
+CHANCE = {"generic_nearer": 0.5, "text_auc": 0.5, "image_auc": 0.5}
 NOTES = (
     "More generic nearer: share of the different pairs of texts in a chain. AUC: probability that a subject in whose "
     "chain a text stands has a smaller exterior angle to it than one of which it is not known to be true; mean over "
@@ -265,7 +266,7 @@ def hierarchies(command: Command, code: PaperCode) -> list[Table]:
         rows={f"{key}_{kind}": f"{label}, {kind}" for kind in measured_on for key, (label, _) in MODELS.items()},
         columns=COLUMNS,
         values=values,
-        chance={"generic_nearer": 0.5, "text_auc": 0.5, "image_auc": 0.5},
+        chance=CHANCE,
         notes=NOTES,
     )
     return [write_findings(command, code.name, findings, runs)]

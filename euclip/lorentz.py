@@ -20,16 +20,8 @@ matched pairs, which are the close ones, from the difference u - v. Everything r
 
 import torch
 
-from common.geometry import (
-    ChordFactors,
-    at_least_float32,
-    check_same_dim,
-    full_precision,
-    norm,
-    reciprocal_or_zero_,
-    safe_sqrt,
-    unit,
-)
+from common.distances import ChordFactors, reciprocal_or_zero_, safe_sqrt
+from common.vectors import at_least_float32, check_same_dim, full_precision, norm, unit
 
 # Tangent vectors with a larger radius are shortened to it: float32 cannot hold sinh(r) sinh(s) much beyond.
 MAX_RADIUS = 40.0

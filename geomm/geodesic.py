@@ -18,14 +18,11 @@ depends on it, and the gradient points along the line to that centre for every p
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
-import numpy as np
 import torch
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import dijkstra
 
-from common.base.compiled import compiled
-from common.geometry import norm, paired_angles, unit
+from common.vectors import norm, paired_angles, unit
 
 ATTACH = ("nearest", "knn", "knn_local", "nearest_st", "knn_local_st")
 LOCAL = ("nearest", "attached")
@@ -165,7 +162,7 @@ def shortest_paths(edges: torch.Tensor) -> torch.Tensor:
     if edges.device.type != "cpu":
         return _row_by_row(edges)
     paths = edges.clone()
-    _compiled_paths(paths.numpy())
+    _compiled_paths()(paths.numpy())
     return paths
 
 
@@ -176,13 +173,19 @@ def _row_by_row(edges: torch.Tensor) -> torch.Tensor:
     return paths
 
 
-@compiled
-def _compiled_paths(paths):
+@cache
+def _compiled_paths():
+    from common.base.compiled import compiled  # numba: half a second that only builders of graphs wait for
+
+    return compiled(_relax)
+
+
+def _relax(paths):
     for node in range(len(paths)):
         onwards = paths[node].copy()
         for start in range(len(paths)):
             first = paths[start, node]
-            if first < np.inf:
+            if first < math.inf:
                 row = paths[start]
                 for end in range(len(onwards)):
                     row[end] = min(row[end], first + onwards[end])
@@ -291,6 +294,10 @@ def sample_distance(queries: torch.Tensor, rows: torch.Tensor, num_neighbors: in
     Returns:
         (batch, num_rows) float64, >= the angle, inf = no path.
     """
+    import numpy as np
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import dijkstra
+
     heads, tails, lengths = neighbor_edges(rows, num_neighbors)
     first = first_k(queries @ rows.T, min(num_neighbors, len(rows)))
     asking = torch.arange(len(queries), device=queries.device).repeat_interleave(first.shape[1])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from common.geometry import paired_angles, unit
+from common.vectors import paired_angles, unit
 from geomm.geodesic import (
     GeodesicGraph,
     nearest_centers,

@@ -25,9 +25,9 @@ from torch import nn
 
 from common.distributed import broadcast_, gather_without_gradient, is_main_process, local_rows
 from common.feature_queue import FeatureQueue
-from common.geometry import at_least_float32, check_same_dim, full_precision
 from common.host_numbers import host_number, write_number_
 from common.pool import LOGITS_AT_ONCE
+from common.vectors import at_least_float32, check_same_dim, full_precision
 from geomm.geodesic import (
     CUT,
     GeodesicGraph,

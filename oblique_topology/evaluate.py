@@ -45,7 +45,7 @@ class ProbedSets:
 def evaluated_sets(data: DataConfig) -> dict[str, Any]:
     """Role -> its test set, or an object with only its fingerprint."""
     sets = open_evaluation_sets(data)
-    probe = _probe(data, sets)
+    probe = probe_sets(data, sets)
     classified = _without_probe_train(sets)
     probed = {} if probe is None else {"linear_probe": ProbedSets(_fingerprint_of_probe(*probe[:2]))}
     return {**classified.zero_shot, **classified.retrieval, **probed}
@@ -57,17 +57,19 @@ def evaluate_all(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict
     The probe reads all class tokens after the last LayerNorm, before the projection, so Multi has more features.
     """
     results = zero_shot_and_retrieval(config, encoder, _without_probe_train(sets))
-    probe = _probe(config.data, sets)
-    if probe is not None:
-        train, test, recipe = probe
-        stem = encoder.model.image_tower.stem
-        if stem is not None and not stem.trainable:
-            recipe = CACHED_PROBE
-        backbone = backbone_encoder(encoder, encoder.model.image_tower)
-        result = evaluate_linear_probe(backbone, train, test, recipe, PROBE_SEED)
-        both = {"fingerprint": _fingerprint_of_probe(train, test), "test_fingerprint": test.fingerprint}
-        results["linear_probe"] = replace(result, protocol=result.protocol | both)
-    return results
+    probe = probe_sets(config.data, sets)
+    return results if probe is None else results | {"linear_probe": linear_probe(encoder, *probe)}
+
+
+def linear_probe(encoder: Encoder, train: Any, test: Any, recipe: ProbeConfig) -> Evaluation:
+    """Accuracy of a linear probe on the image tower, see `probe_sets`; a frozen backbone has cached features."""
+    stem = encoder.model.image_tower.stem
+    if stem is not None and not stem.trainable:
+        recipe = CACHED_PROBE
+    backbone = backbone_encoder(encoder, encoder.model.image_tower)
+    result = evaluate_linear_probe(backbone, train, test, recipe, PROBE_SEED)
+    both = {"fingerprint": _fingerprint_of_probe(train, test), "test_fingerprint": test.fingerprint}
+    return replace(result, protocol=result.protocol | both)
 
 
 def _fingerprint_of_probe(train: Any, test: Any) -> str:
@@ -75,7 +77,7 @@ def _fingerprint_of_probe(train: Any, test: Any) -> str:
     return hash_of([train.fingerprint, test.fingerprint])
 
 
-def _probe(data: DataConfig, sets: EvaluationSets) -> tuple[Any, Any, ProbeConfig] | None:
+def probe_sets(data: DataConfig, sets: EvaluationSets) -> tuple[Any, Any, ProbeConfig] | None:
     """Training set, test set and recipe of the linear probe; None if labelled sets are missing.
 
     Raises:

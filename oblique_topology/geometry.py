@@ -18,22 +18,17 @@ from functools import partial
 import torch
 from torch import nn
 
-from common.geometry import (
+from common.distances import (
     ChordFactors,
-    Scalar,
-    at_least_float32,
-    both_ways,
     distance_of_chords,
     euclidean_chord_factors,
     euclidean_distance,
-    norm,
-    paired_angles,
     paired_euclidean_distance,
-    straight_path,
-    unit,
 )
 from common.late_interaction import LateInteraction
 from common.oblique import product_path, to_spheres
+from common.scalars import Scalar
+from common.vectors import at_least_float32, both_ways, norm, paired_angles, straight_path, unit
 from oblique_topology.oblique import oblique_geodesic_distance, paired_oblique_geodesic_distance
 
 

@@ -6,15 +6,8 @@ paper uses them. An embedding is (batch, num_spheres, sphere_dim), unit norm on 
 
 import torch
 
-from common.geometry import (
-    at_least_float32,
-    check_same_dim,
-    full_precision,
-    norm,
-    paired_angles,
-    safe_sqrt,
-    squared_arccos,
-)
+from common.distances import safe_sqrt, squared_arccos
+from common.vectors import at_least_float32, check_same_dim, full_precision, norm, paired_angles
 
 
 def oblique_geodesic_distance(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ if not __package__:
 
 import torch
 
-from common.base.arguments import Parser
+from common.base.arguments import Parser, accepted
 from common.base.config import ConfigError
 from common.base.provenance import ROOT, git_revision, hardware
 from common.run.launch import run_or_explain
@@ -115,7 +115,7 @@ def main() -> None:
     arguments = parser.parse_args()
     unknown = [name for name in arguments.only if name not in BENCHMARKS]
     if unknown:
-        raise ConfigError(f"--only {' '.join(unknown)} is unknown; expected one of: {', '.join(BENCHMARKS)}")
+        raise ConfigError(f"--only {unknown[0]} is unknown; {accepted(unknown[0], [*BENCHMARKS])}")
     if arguments.repeats < 1:
         raise ConfigError(f"--repeats {arguments.repeats}; expected at least 1")
     output = arguments.output

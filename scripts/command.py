@@ -37,8 +37,9 @@ SUBCOMMANDS = {
     "pretrain": Subcommand("PAPER.pretrain", "trains an image tower", "geomm --config vision_moco_v2 --scale smoke"),
     "finetune": Subcommand("PAPER.finetune", "fine-tunes on a task", "geomm --config vqa_albef --scale smoke"),
     "evaluate": Subcommand(
-        f"{SCRIPTS}.evaluate", "evaluates a run, a model folder or a hub name", "outputs/runs/euclip/RUN/seed0 --json"
+        f"{SCRIPTS}.evaluate", "evaluates runs, model folders and hub names", "RUN FOLDER --tasks retrieval,zero_shot"
     ),
+    "files": Subcommand(f"{SCRIPTS}.files", "lists or copies the files of a method", "geomm.pool --copy FOLDER"),
     "compare": Subcommand(f"{SCRIPTS}.compare", "compares models on the same test images", "RUN RUN evaluation.json"),
     "export": Subcommand(
         f"{SCRIPTS}.export_weights",

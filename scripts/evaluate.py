@@ -5,10 +5,18 @@
 
 MODEL comes first. A run or published model of this repository is evaluated by the evaluate.py of its paper, other
 weights by euclip/published.py; what follows MODEL is passed on to it (its options: MODEL --help).
+
+Several models, or --tasks, give one table of all models on the same test sets:
+
+    vlgeometry evaluate RUN openai/clip-vit-base-patch32 --tasks retrieval,zero_shot --csv table.csv
+    vlgeometry evaluate RUN RUN --tasks probe,knn,hierarchy --json
+
+(its options: MODEL MODEL --help).
 """
 
 import argparse
 import importlib
+import itertools
 import sys
 from pathlib import Path
 
@@ -37,7 +45,16 @@ def module_for(model: str) -> str:
     return f"{paper}.evaluate_tasks" if kind == "task" else f"{paper}.evaluate"
 
 
+def is_table(words: list[str]) -> bool:
+    """Whether arguments ask for a table: several models, or an option that only the table has."""
+    models = list(itertools.takewhile(lambda word: not word.startswith("-") and "=" not in word, words))
+    return len(models) > 1 or any(word.partition("=")[0] in ("--tasks", "--csv") for word in words)
+
+
 def main() -> None:
+    if is_table(sys.argv[1:]):
+        importlib.import_module(f"{__package__ or 'scripts'}.evaluate_table").main(module_for)
+        return
     parser = Parser(__doc__)
     parser.add_argument("model", metavar="MODEL", help="folder, checkpoint, file of weights or name on the hub")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="options and section.key=value")

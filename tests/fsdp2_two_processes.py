@@ -12,11 +12,12 @@ from torch.distributed.fsdp import fully_shard
 
 from common.accumulation import MicroBatches
 from common.base.settings import OptimConfig
-from common.distributed import copy_whole_, mean_over_processes, rank, wait_for_everyone, whole, whole_weights
+from common.distributed import mean_over_processes, rank, wait_for_everyone
 from common.geometry import Geometry, Sphere
 from common.info_nce import symmetric_info_nce
 from common.run.checkpoint import last_checkpoint, save_checkpoint
 from common.run.schedule import build_optimizer
+from common.sharded import copy_whole_, whole, whole_weights
 from common.tiled import geometry_loss
 from euclip.geometry import Hyperbolic
 from scripts.check_distributed import DIM, batch, build

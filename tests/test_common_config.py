@@ -234,7 +234,7 @@ def test_numbers_and_words_are_read_as_their_field_means_them(tmp_path):
 def test_a_row_is_read_by_its_name_and_a_mistyped_one_has_a_nearest(tmp_path, monkeypatch):
     file = FOLDER / "configs" / "table2_multi.yaml"
     assert {row_file(FOLDER, name) for name in ("table2_multi", "table2_multi.yaml", str(file))} == {file}
-    with pytest.raises(ConfigError, match=r"table2_mutli: no such .*table2_clip, .*; did you mean table2_multi\?"):
+    with pytest.raises(ConfigError, match=r"table2_mutli: no such .*; did you mean table2_multi\?$"):
         row_file(FOLDER, "table2_mutli")
     monkeypatch.chdir(tmp_path)
     custom_row = write(tmp_path, "", "table2_multi.yaml")

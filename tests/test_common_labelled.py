@@ -413,7 +413,7 @@ def test_torchvision_arguments_are_checked(tmp_path):
     for arguments, words in (
         (
             ("cifar11", tmp_path, ["a"], TEMPLATES),
-            "data set 'cifar11' is unknown; expected one of: caltech101, cifar10",
+            "data set 'cifar11' is unknown; did you mean cifar10",
         ),
         (("cifar10", tmp_path, ["a"], TEMPLATES), "cifar10 has 10 classes; got 1 class names"),
         (("caltech101", tmp_path, ["a"] * 102, TEMPLATES), "caltech101 has 101 classes; got 102"),

@@ -231,7 +231,7 @@ def message_of(main, *arguments):
     [
         (["optim.learning_rate=nan"], "command line: optim.learning_rate = nan; expected: a finite number"),
         (["--config", "no/where.yaml"], "no/where.yaml: no such config file"),
-        (["--config", "table2_mutli"], "no row of oblique_topology; expected one of: ablation_"),
+        (["--config", "table2_mutli"], "no row of oblique_topology; did you mean table2_multi?"),
         (["optim.global_batch_size=100000"], "global_batch_size = 100000 is larger than the training set of 256"),
         (["--scale", "photos"], "data.source = shards needs a folder"),
         (["--scale", "photos", "data.root=/nowhere"], "'/nowhere'"),
@@ -419,8 +419,8 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(main, arg
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["oblique_topology", "table99"], "oblique_topology has no table99 here yet; what exists: "),
-        (["geomm", "table99"], "geomm has no table99 here yet"),
+        (["oblique_topology", "table99"], "oblique_topology has no table99; did you mean table9?"),
+        (["geomm", "table99"], "geomm has no table99; did you mean table9?"),
         (
             ["clip", "table1"],
             "PAPER=clip is unknown; expected one of: contrastive_basics, oblique_topology, euclip, geomm",

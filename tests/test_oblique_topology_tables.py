@@ -28,7 +28,7 @@ from common.run.folder import RunFiles
 from oblique_topology import token_subsets
 from oblique_topology.coco_table import CocoFiles, open_coco
 from oblique_topology.config import Config, MethodConfig
-from oblique_topology.evaluate import CACHED_PROBE, _fingerprint_of_probe, _probe, evaluate_all, evaluated_sets
+from oblique_topology.evaluate import CACHED_PROBE, _fingerprint_of_probe, evaluate_all, evaluated_sets, probe_sets
 from oblique_topology.model import build_model
 from oblique_topology.reproduce import main
 from oblique_topology.temperature import (
@@ -361,14 +361,14 @@ def test_labelled_photographs_are_probed_by_the_papers_recipe_where_there_is_a_t
     config = load_row(Config, FOLDER, FOLDER / "configs" / "table2_multi.yaml", "photos")
     task, train = (SimpleNamespace(name=name, class_names=["a", "b"]) for name in ("imagenet", "imagenet_train"))
     both = SimpleNamespace(zero_shot={"imagenet": task, "imagenet_train": train})
-    assert _probe(config.data, SimpleNamespace(zero_shot={"imagenet": task})) is None
-    probe = _probe(config.data, both)
+    assert probe_sets(config.data, SimpleNamespace(zero_shot={"imagenet": task})) is None
+    probe = probe_sets(config.data, both)
     assert probe[:2] == (train, task)
     assert probe[2].augments
     assert not CACHED_PROBE.augments
     train.class_names = ["a", "c"]  # said when the sets are opened, before a model is trained
     with pytest.raises(ValueError, match="class"):
-        _probe(config.data, both)
+        probe_sets(config.data, both)
 
 
 def test_every_evaluated_set_has_its_role():

@@ -32,6 +32,8 @@ train = ["train", "euclip", "--scale", "smoke", *sys.argv[1:]]
 command(*train)
 (run,) = Path("outputs/runs/euclip").glob("table4_euclip-smoke-*/seed0")
 command("evaluate", str(run), "--json", "data.num_labelled=4", "data.num_test=4")
+command("evaluate", str(run), "--tasks", "retrieval", "--csv", "table.csv", "data.num_test=4")
+command("files", "euclip.geometry", "--copy", "copied")
 command(*train, "optim.stpes=2")
 command("train", "euclip", "--config", str(Path("../site/geomm/configs/clip.yaml")))
 command("train", "euclip", "--scale", "smoke", "--config", "/etc/hostname/x.yaml", "data.root=1")
@@ -75,7 +77,7 @@ def test_an_installed_command_trains_and_evaluates_from_another_folder_and_write
         cwd=elsewhere, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    trained, evaluated, mistyped, other_paper, no_file, modules = done.stdout.split("---\n")
+    trained, evaluated, table, listed, mistyped, other_paper, no_file, modules = done.stdout.split("---\n")
     # the run lies in the current folder, nothing in that of the packages
     (run,) = (elsewhere / "outputs/runs/euclip").glob("table4_euclip-smoke-*/seed0")
     assert f"scale smoke, seed 0 -> {run}\n" in trained
@@ -90,6 +92,12 @@ def test_an_installed_command_trains_and_evaluates_from_another_folder_and_write
     files = json.loads((run / "dependencies.json").read_text())
     assert {"euclip/train.py", "common/info_nce.py"} <= files.keys()
     assert all(file.startswith(("common/", "euclip/")) for file in files)
+    # a table, and the files of a method with the licence
+    assert table.startswith("data ")
+    assert (elsewhere / "table.csv").read_text().startswith("model,data,metric,value,chance,protocol,n\n")
+    assert "  euclip/geometry.py\n" in listed
+    for file in ("euclip/geometry.py", "LICENSE"):
+        assert (elsewhere / "copied" / file).read_bytes() == (ROOT / file).read_bytes()
     # errors of the packages are messages
     assert mistyped.startswith("error: command line: unknown key 'optim.stpes'; did you mean optim.steps?")
     assert "euclip/train.py does not train it; run: accelerate launch geomm/" in other_paper

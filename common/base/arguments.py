@@ -23,6 +23,9 @@ def rows_of_paper(folder: Path) -> list[str]:
     return [row for row in rows_of(folder) if not row.startswith(BEYOND_PAPER)]
 
 
+_LEAST_LIKENESS = 0.6  # difflib's default
+_MOST_LISTED = 8  # names that a message may list where a near one exists
+
 # settings that other repositories call otherwise, and our word for them
 _OURS = {
     "lr": "learning_rate",
@@ -32,17 +35,34 @@ _OURS = {
 }
 
 
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """The known word that is most like a word, and up to two that are as near; none if no word is near."""
+    section, dot, name = word.rpartition(".")
+    matcher = difflib.SequenceMatcher()
+    matcher.set_seq2(f"{section}{dot}{_OURS.get(name, name)}")
+    likeness = {}
+    for candidate in known:
+        matcher.set_seq1(candidate)
+        likeness[candidate] = matcher.ratio()
+    least = max(_LEAST_LIKENESS, max(likeness.values(), default=0.0) - 0.02)
+    return [candidate for candidate in likeness if likeness[candidate] >= least][:3]
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """ "; did you mean X?" for the end of a message that refuses a word; "" where no known word is near."""
-    section, dot, name = word.rpartition(".")
-    word = f"{section}{dot}{_OURS.get(name, name)}"
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = nearest(word, known)
+    return f"; did you mean {' or '.join(filter(None, [', '.join(near[:-1]), near[-1]]))}?" if near else ""
 
 
 def accepted(word: str, known: Sequence[str]) -> str:
-    """ "expected one of: a, b" for a message that refuses a word, with the nearest of the known ones."""
-    return f"expected one of: {', '.join(known) or 'none'}{did_you_mean(word, known)}"
+    """What a message that refuses a word ends with: what is expected, and the nearest of it.
+
+    Of many known words only the nearest are named; all of them if none is near.
+    """
+    near = did_you_mean(word, known)
+    if near and len(known) > _MOST_LISTED:
+        return near.removeprefix("; ")
+    return f"expected one of: {', '.join(known) or 'none'}{near}"
 
 
 def some(names: Sequence[str], most: int = 4) -> str:

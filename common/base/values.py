@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union
 
 import pydantic
 
-from common.base.arguments import did_you_mean
+from common.base.arguments import accepted
 from common.base.fields import Setting, hints_of, settings_of
 
 Values = dict[str, tuple[Any, str]]  # dotted key -> (value, where it was set)
@@ -56,8 +56,7 @@ def flat(config_class: type, content: Any, where: str, prefix: str = "") -> Iter
     for key, value in content.items():
         name, _, rest = str(key).partition(".")
         if name not in hints or (rest and not dataclasses.is_dataclass(hints[name])):
-            hint = did_you_mean(f"{prefix}{key}", known)
-            raise ConfigError(f"{where}: unknown key '{prefix}{key}'{hint} (known here: {', '.join(known)})")
+            raise ConfigError(f"{where}: unknown key '{prefix}{key}'; {accepted(f'{prefix}{key}', known)}")
         if dataclasses.is_dataclass(hints[name]):
             yield from flat(hints[name], {rest: value} if rest else value, where, f"{prefix}{name}.")
         else:

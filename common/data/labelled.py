@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from common.base.arguments import accepted
 from common.base.files import printable
 from common.data.broken import BrokenSample, check_opened
 from common.data.class_names import in_label_order, label_order, read_class_names, read_templates
@@ -315,11 +316,11 @@ def open_torchvision(
         UserWarning: the evaluated part has not the usual size.
     """
     if dataset not in TORCHVISION_SETS:
-        raise ValueError(f"data set {dataset!r} is unknown; expected one of: {', '.join(TORCHVISION_SETS)}")
+        raise ValueError(f"data set {dataset!r} is unknown; {accepted(dataset, [*TORCHVISION_SETS])}")
     spec, root = TORCHVISION_SETS[dataset], Path(root).expanduser()
     part = next(iter(spec.parts)) if part is None else part
     if part not in spec.parts:
-        raise ValueError(f"{dataset} has no part {part!r}; expected one of: {', '.join(spec.parts)}")
+        raise ValueError(f"{dataset} has no part {part!r}; {accepted(part, [*spec.parts])}")
     if len(class_names) != spec.num_classes:
         raise ValueError(f"{dataset} has {spec.num_classes} classes; got {len(class_names)} class names")
     # torchvision's own errors name neither the file to download nor its place

@@ -147,7 +147,7 @@ def reproduce_main(
     options = parser.parse_intermixed_args(arguments)
 
     if options.part not in parts:
-        raise ConfigError(f"{paper} has no {options.part} yet; {accepted(options.part, [*parts])}")
+        raise ConfigError(f"{paper} has no {options.part}; {accepted(options.part, [*parts])}")
     if options.scale not in SCALES:
         raise ConfigError(f"SCALE={options.scale} is unknown; {accepted(options.scale, SCALES)}")
     if not options.seeds.isdigit() or not 1 <= int(options.seeds) <= min(SEARCH_SEEDS):
@@ -302,10 +302,8 @@ def _rows_of_names(
             rows.append(file.stem)
             custom_files.append(file.resolve())
         else:
-            raise ConfigError(
-                f"ROWS={row}: {part} trains no such row; {accepted(row, known)}"
-                + ("; or a custom row: a YAML file, by its name in configs/ or its path" if known else "")
-            )
+            custom = ", and no file of a custom row has this name or path" if known else ""
+            raise ConfigError(f"ROWS={row}: {part} trains no such row{custom}; {accepted(row, known)}")
     twice = [row for row in rows if rows.count(row) > 1] or [file.stem for file in custom_files if file.stem in known]
     if twice:
         raise ConfigError(f"ROWS: two rows have the name {twice[0]}; rename the custom row")

@@ -2,7 +2,7 @@
 
 import ast
 
-from common.base.arguments import accepted, did_you_mean
+from common.base.arguments import accepted
 from common.base.places import PAPERS, ROOT
 
 
@@ -14,15 +14,15 @@ def parts_of(paper: str) -> list[str]:
 
 
 def wanted(paper: str, part: str) -> list[tuple[str, str]]:
-    """(paper, part) pairs that two names ask for, "all" for every one; ValueError, in one line, with what exists."""
+    """(paper, part) pairs that two names ask for, "all" for every one; ValueError with the nearest parts."""
     check_paper(paper, "all")
     papers = PAPERS if paper == "all" else (paper,)
     pairs = [(name, key) for name in papers for key in (parts_of(name) if part == "all" else [part])]
-    missing = [f"{name} has no {key}" for name, key in pairs if key not in parts_of(name)]
-    if missing:
-        exist = "; ".join(f"{name}: {', '.join(parts_of(name))}" for name in PAPERS)
-        hint = did_you_mean(part, parts_of(paper))
-        raise ValueError(f"{missing[0]} here yet; what exists: {exist}{hint}")
+    for name, key in pairs:
+        if key not in parts_of(name):
+            others = [other for other in PAPERS if key in parts_of(other)]
+            hint = f"expected PAPER={' or PAPER='.join(others)}" if others else accepted(key, parts_of(name))
+            raise ValueError(f"{name} has no {key}; {hint}")
     return pairs
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from common.base.arguments import some
 from common.base.settings import OptimConfig
-from common.distributed import whole
+from common.sharded import whole
 
 
 class NonFiniteLoss(ArithmeticError):

@@ -10,7 +10,6 @@ from torch import nn
 from common.base.config import ConfigError
 from common.data.order import seed_of
 from common.data.transforms import normalize
-from common.distributed import whole_weights
 from common.methods.self_supervised import Method
 from common.momentum import ema_momentum_at
 from common.run.folder import RunFiles
@@ -19,6 +18,7 @@ from common.run.picture_evaluation import backbone_features, evaluate_and_save, 
 from common.run.pictures import open_vision_training
 from common.run.schedule import build_sgd, set_sgd_rates
 from common.run.training import Run, Setup, opened
+from common.sharded import whole_weights
 
 
 def train_on_pictures(

@@ -31,7 +31,7 @@ from common.base.config import to_dict
 from common.base.dependencies import loaded_files
 from common.base.signals import Stopped, StopRequest, stop_signals
 from common.data.loader import NoBatch
-from common.distributed import copy_whole_, world_size
+from common.distributed import world_size
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.run.checkpoint import Checkpoint, save_checkpoint
 from common.run.ending import agreed, ending
@@ -46,6 +46,7 @@ from common.run.readme import write_readme
 from common.run.schedule import build_optimizer, set_rate
 from common.run.sources import initial_fingerprints
 from common.run.step import Step
+from common.sharded import copy_whole_
 
 
 @dataclass

@@ -1,0 +1,155 @@
+"""Distances of all pairs by one matrix product, of matched pairs from differences; and distances of chords.
+
+A chord q is the number per pair of which a `ChordGeometry` computes distance and slope in a tile of the tiled loss.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from common.vectors import at_least_float32, check_same_dim, full_precision, norm
+
+
+def squared_distances(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+    """Squared Euclidean distances of all pairs by one matrix product, never negative.
+
+    The error is about eps * (|x|^2 + |y|^2) at any distance, so pairs that nearly coincide lose their digits;
+    `paired_squared_distances` keeps them, for the pairs that are close because they belong together.
+
+    Args:
+        image_embeddings: (num_images, dim).
+        text_embeddings: (num_texts, dim).
+    Returns:
+        (num_images, num_texts), >= 0, float32 or better; smaller is closer.
+    Raises:
+        ValueError: if the two dims differ; the message gives both shapes.
+    """
+    check_same_dim(image_embeddings, text_embeddings)
+    with full_precision(image_embeddings):
+        images, texts = at_least_float32(image_embeddings), at_least_float32(text_embeddings)
+        squares = images.square().sum(dim=1)[:, None] + texts.square().sum(dim=1)[None, :]
+        return torch.relu(squares - 2 * (images @ texts.T))  # at 0, clamp's gradient depends on the version
+
+
+def paired_squared_distances(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The diagonal of squared_distances, from differences, to full accuracy: (batch, dim) twice -> (batch,)."""
+    check_same_dim(first, second)
+    with full_precision(first):
+        return (at_least_float32(first) - at_least_float32(second)).square().sum(dim=-1)
+
+
+def euclidean_distance(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+    """Euclidean distances of all pairs, not squared (oblique paper, Table 1, "l2"; EuCLIP).
+
+    Args:
+        image_embeddings: (num_images, dim).
+        text_embeddings: (num_texts, dim).
+    Returns:
+        (num_images, num_texts), >= 0, float32 or better; smaller is closer. The gradient is 0 for pairs at distance 0.
+    Raises:
+        ValueError: if the two dims differ; the message gives both shapes.
+    """
+    return safe_sqrt(squared_distances(image_embeddings, text_embeddings))
+
+
+def paired_euclidean_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The diagonal of euclidean_distance, from differences, to full accuracy: (batch, dim) twice -> (batch,)."""
+    check_same_dim(first, second)
+    with full_precision(first):
+        return norm(at_least_float32(first) - at_least_float32(second))
+
+
+def safe_sqrt(values: torch.Tensor) -> torch.Tensor:
+    """Square root whose value and gradient are 0 where rounding has left nothing positive; NaN stays. Same shape.
+
+    Squared distances from a matrix product are 0 or at least one rounding step of their terms, so that the slope of
+    the root, though it has no bound in itself, amplifies their error by no more than about a thousand.
+    """
+    nothing = values <= 0  # not `~(values > 0)`: NaN must stay NaN and not become the distance of a perfect match
+    return torch.where(nothing, 0.0, torch.where(nothing, 1.0, values).sqrt())  # both: where(n, 0, sqrt(0)) is NaN
+
+
+def squared_arccos(cosines: torch.Tensor) -> torch.Tensor:
+    """Square of the arc cosine, which is smooth at 1 (slope -2) where the arc cosine itself has no slope.
+
+    Args:
+        cosines: any shape, float32 or better; above 1 by rounding gives a value just below 0.
+    Returns:
+        Squared radians, at most pi**2. Near -1, where the slope grows without bound, cosines within 1e-7 of -1 count
+        as -1 + 1e-7 with gradient 0: the slope stays below 1.5e4, and angles stop 4.5e-4 short of pi.
+    """
+    return _SquaredArccos.apply(cosines)
+
+
+class _SquaredArccos(torch.autograd.Function):
+    """Keeps only its input for the backward pass: a product of spheres has one such matrix for each of them."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(cosines):
+        defect = 1 - cosines
+        series = defect * (2 + defect * (1 / 3 + defect * (4 / 45 + defect * (1 / 35))))  # next: 16/1575 defect^5
+        far = torch.arccos(cosines.clamp(-1 + 1.0e-7, 1))
+        far.mul_(far)  # vmap has no rule for square_
+        return torch.where(defect < 1.0e-2, series, far)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (cosines,) = ctx.saved_tensors
+        defect = 1 - cosines
+        near, opposite = defect < 1.0e-2, cosines <= -1 + 1.0e-7
+        series = 2 + defect * (2 / 3 + defect * (4 / 15 + defect * (4 / 35)))
+        away = torch.where(near | opposite, 0.0, cosines)
+        far = 2 * torch.arccos(away) / ((1 - away) * (1 + away)).sqrt()
+        return -gradient * torch.where(opposite, 0.0, torch.where(near, series, far))
+
+
+class ChordFactors(NamedTuple):
+    """What the chords of embeddings are made of: vectors (batch, dim) and offsets (batch,)."""
+
+    vectors: torch.Tensor
+    offsets: torch.Tensor
+
+
+def euclidean_chord_factors(embeddings: torch.Tensor) -> ChordFactors:
+    """x and |x|^2 / 2, for chords q = |x - y|^2 / 2 with coupling 0: (batch, dim) -> (batch, dim), (batch,)."""
+    with full_precision(embeddings):
+        vectors = at_least_float32(embeddings)
+        return ChordFactors(vectors, vectors.square().sum(dim=1) / 2)
+
+
+def squared_distance_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """d^2 = 2 q, and its slope 2; slope 0 where rounding has left q <= 0. The chords are overwritten."""
+    squares = chords.relu_().mul_(2)
+    return squares, squares.sign().mul_(2) if with_slope else None
+
+
+def distance_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """d = sqrt(2 q), and its slope 1 / d; slope 0 where rounding has left q <= 0. The chords are overwritten."""
+    distances = chords.relu_().mul_(2).sqrt_()
+    return distances, reciprocal_or_zero_(distances.clone()) if with_slope else None
+
+
+def angle_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """theta = arccos(1 - q) as atan2(sin(theta), 1 - q), and its slope 1 / sin(theta), with sin^2(theta) = q (2 - q).
+
+    Near pi as `squared_arccos`: cosines within 1e-7 of -1 count as -1 + 1e-7, with slope 0. So is the slope where
+    rounding has left q <= 0. The chords are overwritten.
+    """
+    longest = 2 - 1.0e-7
+    chords = chords.clamp_(0, longest)
+    sines = (2 - chords).mul_(chords).sqrt_()
+    angles = torch.atan2(sines, 1 - chords)
+    return angles, reciprocal_or_zero_(sines).mul_((longest - chords).sign_()) if with_slope else None
+
+
+def reciprocal_or_zero_(values: torch.Tensor) -> torch.Tensor:
+    """1 / v in place, and 0 for v <= 0: the slope of a distance where pairs coincide. NaN stays NaN."""
+    return F.threshold_(values, 0.0, math.inf).reciprocal_()

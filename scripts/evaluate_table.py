@@ -1,0 +1,207 @@
+"""One table of several models, ours and others, on the same test sets; `vlgeometry evaluate` calls it.
+
+    vlgeometry evaluate RUN openai/clip-vit-base-patch32 --tasks retrieval,zero_shot --csv table.csv
+
+A model is a run, a model folder, a file of weights or a hub name. The test sets are those of the first run named, with
+the settings data.* of the command; without a run those of the command only.
+
+    retrieval, zero_shot    by the model's similarity; retrieval by embeddings only, without a matching head
+    probe, knn              on features of the image tower before its projection; sets and recipe of the oblique paper
+    hierarchy               chains of captions from specific to generic, euclip/hierarchies.py
+"""
+
+import argparse
+import csv
+import importlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from common.base.arguments import Parser, accepted
+from common.base.config import ConfigError
+from common.base.files import shown, write_atomically
+from common.data.pairs import EvaluationSets, open_evaluation_sets
+from common.encoders.weights import HEADS_HELP, NOT_STATED, heads_argument
+from common.evaluation.embed import Encoder
+from common.evaluation.knn import evaluate_knn
+from common.evaluation.linear_probe import backbone_encoder
+from common.evaluation.protocol import HEADLINES, Evaluation, data_text, protocol_text
+from common.run.evaluation import this_device, zero_shot_and_retrieval
+from common.run.sources import run_checkpoint
+from euclip.hierarchies import CHANCE, COLUMNS, measure
+from euclip.published import LAYOUTS, open_published, published_config
+from euclip.traversal_data import hierarchy_task
+from oblique_topology.evaluate import PROBE_TEST, PROBE_TRAIN, linear_probe, probe_sets
+
+TASKS = ("retrieval", "zero_shot", "probe", "knn", "hierarchy")
+ROOTED = ("sphere", "elliptic", "euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared")  # geometries
+
+
+class Number(NamedTuple):
+    """A row of the CSV file.
+
+    metric: "task/metric". value, chance: fractions (rsum: a sum); chance "" = not known.
+    n: images; "" where `data` states what was measured.
+    """
+
+    model: str
+    data: str
+    metric: str
+    value: float
+    chance: float | str
+    protocol: str
+    n: int | str
+
+
+class Model(NamedTuple):
+    """A model that a user names, its settings and its encoder."""
+
+    label: str
+    config: Any
+    encoder: Encoder
+    is_run: bool
+
+
+def open_models(options: argparse.Namespace, overrides: Sequence[str], module_for: Callable[[str], str]) -> list[Model]:
+    """The models that a user names.
+
+    Args:
+        module_for: name -> module that evaluates it.
+    Raises:
+        ConfigError, CheckpointError, WeightsError: a model that cannot be evaluated; names it.
+    """
+    if len(set(options.models)) < len(options.models):
+        raise ConfigError(f"a model is named twice: {' '.join(options.models)}; expected each once")
+    device, models = this_device(), []
+    for name in options.models:
+        checkpoint = run_checkpoint(name)
+        if checkpoint is None:
+            config = published_config(overrides, options.geometry)
+            stated = options.layout, options.geometry, options.activation
+            models.append(Model(name, config, open_published(name, *stated, config, device, options.heads), False))
+        else:
+            trained = importlib.import_module(module_for(name).removesuffix("_tasks")).MODELS
+            models.append(Model(name, *trained.load_encoder(checkpoint, device, overrides), True))
+    short = ["/".join(Path(model.label).parts[-2 if model.is_run else -1 :]) for model in models]
+    if len(set(short)) < len(short):
+        return models
+    return [model._replace(label=label) for model, label in zip(models, short)]
+
+
+def check_data(tasks: Sequence[str], data: Any, sets: EvaluationSets) -> None:
+    """Refuses a task whose data are missing.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    probed = probe_sets(data, sets)
+    labelled = "data.root=<folder> and data.labelled=<folder of labelled sets in it>"
+    needs = {
+        "zero_shot": (sets.zero_shot, labelled),
+        "probe": (probed, f"{labelled}, with the sets {PROBE_TRAIN} and {PROBE_TEST}"),
+        "knn": (probed, f"{labelled}, with the sets {PROBE_TRAIN} and {PROBE_TEST}"),
+        "hierarchy": (hierarchy_task(SimpleNamespace(data=data), 1), "data.second_test=<shards with hierarchies>"),
+    }
+    for task in tasks:
+        available, setting = needs.get(task, (True, ""))
+        if not available:
+            raise ConfigError(f"--tasks {task}: the data are missing; expected {setting}")
+
+
+def evaluate_model(model: Model, tasks: Sequence[str], data: Any, sets: EvaluationSets) -> Iterator[Number]:
+    """All numbers of a model.
+
+    Args:
+        data: settings of the test sets.
+        sets: of `open_evaluation_sets`.
+    Raises:
+        ConfigError: a geometry without a root with the task hierarchy.
+    """
+    encoder, method = model.encoder, model.config.method
+    # the same functions as those of every evaluate.py
+    chosen = EvaluationSets(*({} if task not in tasks else getattr(sets, task) for task in ("zero_shot", "retrieval")))
+    results = list(zero_shot_and_retrieval(SimpleNamespace(data=data, method=method), encoder, chosen).values())
+    if "probe" in tasks:
+        results.append(linear_probe(encoder, *probe_sets(data, sets)))
+    if "knn" in tasks:
+        bank, test, _ = probe_sets(data, sets)
+        results.append(evaluate_knn(backbone_encoder(encoder, encoder.model.image_tower), bank, test))
+    for result in results:
+        yield from _numbers(model.label, result)
+    if "hierarchy" in tasks:
+        name = encoder.model.geometry.name
+        if name not in ROOTED:
+            raise ConfigError(
+                f"--tasks hierarchy: geometry {name} of {model.label} has no root; {accepted(name, ROOTED)}"
+            )
+        radius = SimpleNamespace(min_radius=getattr(method, "min_radius", None))
+        what, scores = measure(encoder, SimpleNamespace(data=data, run=model.config.run, method=radius), "")["captions"]
+        for name, value in scores.items():
+            yield Number(model.label, what, f"hierarchy/{name}", value, CHANCE.get(name, ""), "all chains", "")
+
+
+def _numbers(label: str, result: Evaluation) -> Iterator[Number]:
+    protocol = result.protocol
+    about = data_text(protocol), protocol_text(protocol), protocol["num_images"]
+    for metric, value in result.metrics.items():
+        chance = result.chance.get(metric, "")
+        yield Number(label, about[0], f"{protocol['task']}/{metric}", value, chance, *about[1:])
+
+
+def csv_text(numbers: Sequence[Number]) -> str:
+    """A header and one line per number."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([Number._fields, *numbers])
+    return text.getvalue()
+
+
+def table_text(numbers: Sequence[Number]) -> str:
+    """Headline metrics in percent: a line per metric, a column per model."""
+    labels = list(dict.fromkeys(number.model for number in numbers))
+    lines: dict[tuple[str, str, str], dict[str, str]] = {}
+    for number in numbers:
+        if number.metric.partition("/")[2] in {*HEADLINES, *COLUMNS}:
+            chance = "" if number.chance == "" else f"{100 * number.chance:.1f}"
+            lines.setdefault((number.data, number.metric, chance), {})[number.model] = f"{100 * number.value:.1f}"
+    rows = [("data", "metric", "chance", *labels)]
+    rows += [(*key, *(values.get(label, "") for label in labels)) for key, values in lines.items()]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def main(module_for: Callable[[str], str]) -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("words", nargs="+", metavar="MODEL or section.key=value", help="models; data.* and run.*")
+    parser.add_argument(
+        "--tasks", default="retrieval,zero_shot", help=f"some of {','.join(TASKS)}; default: %(default)s"
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="all numbers as CSV; replaces the file")
+    parser.add_argument("--json", action="store_true", help="print only all numbers as JSON")
+    parser.add_argument("--layout", default="transformers", help=f"of weights from elsewhere: {', '.join(LAYOUTS)}")
+    parser.add_argument("--geometry", default="sphere", help="layout open_clip: the geometry of its training")
+    parser.add_argument("--activation", choices=("gelu", "quick_gelu"), help="of a file of weights without a config")
+    parser.add_argument("--heads", type=heads_argument, default=NOT_STATED, metavar="IMAGE,TEXT", help=HEADS_HELP)
+    options = parser.parse_intermixed_args()
+    overrides = [word for word in options.words if re.match(r"\w+\.[\w.]+=", word)]
+    options.models = [word for word in options.words if word not in overrides]
+    tasks = options.tasks.split(",")
+    for task in tasks:
+        if task not in TASKS:
+            raise ConfigError(f"--tasks {options.tasks}: no task {task!r}; {accepted(task, TASKS)}")
+    models = open_models(options, overrides, module_for)
+    data = next((model for model in models if model.is_run), models[0]).config.data
+    sets = open_evaluation_sets(data)
+    check_data(tasks, data, sets)
+    numbers = [number for model in models for number in evaluate_model(model, tasks, data, sets)]
+    if options.csv:
+        write_atomically(options.csv, csv_text(numbers))
+    if options.json:
+        print(json.dumps([number._asdict() for number in numbers], indent=1))
+        return
+    print(table_text(numbers))
+    if options.csv:
+        print(f"all {len(numbers)} numbers with their protocols: {shown(options.csv)}")

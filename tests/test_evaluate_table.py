@@ -1,0 +1,151 @@
+"""One table of a run and of weights from elsewhere: the numbers of each by itself, and what is refused."""
+
+import csv
+import json
+import sys
+
+import open_clip
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import save_file
+
+from common.base.config import ConfigError
+from common.evaluation.protocol import HEADLINES
+from euclip import train
+from scripts import evaluate
+
+SMALL = ("data.num_test=8", "data.num_labelled=8", "run.num_workers=0")
+TRAINED = ("optim.steps=2", "optim.warmup_steps=0", "run.evaluate_every=0", "run.save_every=0", *SMALL)
+LABEL = "my_euclip/seed0"
+TINY = {"width": 32, "layers": 1}
+
+
+def evaluated(*words):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["vlgeometry evaluate", *map(str, words)])
+        evaluate.main()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A smoke run of EuCLIP."""
+    folder = tmp_path_factory.mktemp("run") / "my_euclip" / "seed0"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["train.py", "--scale", "smoke", "--output-dir", str(folder), *TRAINED])
+        train.main()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    """A folder of open_clip with random weights."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("weights") / "stranger"
+    folder.mkdir()
+    content = {
+        "embed_dim": 16,
+        "vision_cfg": {**TINY, "head_width": 16, "image_size": 32, "patch_size": 16},
+        "text_cfg": {**TINY, "heads": 2, "context_length": 16, "vocab_size": 49_408},
+    }
+    save_file(open_clip.CLIP(**content).state_dict(), folder / "open_clip_model.safetensors")
+    pixels = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "resize_mode": "shortest"}
+    configuration = {"model_cfg": content, "preprocess_cfg": pixels}
+    (folder / "open_clip_config.json").write_text(json.dumps(configuration))
+    return folder
+
+
+def numbers_in(evaluation, task):
+    """(data, metric) -> value of the evaluations of a task."""
+    return {
+        (result["protocol"]["data"], metric): value
+        for result in evaluation["evaluations"].values()
+        for metric, value in result["metrics"].items()
+        if result["protocol"]["task"] == task
+    }
+
+
+def test_a_run_and_a_stranger_have_the_numbers_that_each_has_by_itself(run, stranger, tmp_path, capsys):
+    evaluated(stranger, run, "--csv", tmp_path / "table.csv")
+    screen = capsys.readouterr().out
+    with (tmp_path / "table.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert list(rows[0]) == ["model", "data", "metric", "value", "chance", "protocol", "n"]
+    image_size = yaml.safe_load((run / "config.yaml").read_text())["data"]["image_size"]
+    evaluated(stranger, "--json", f"data.image_size={image_size}", *SMALL)
+    separate = {"stranger": json.loads(capsys.readouterr().out)}
+    separate[LABEL] = json.loads((run / "evaluation.json").read_text())
+    assert {row["model"] for row in rows} == set(separate)
+    for model, evaluation in separate.items():
+        for task in ("retrieval", "zero_shot"):
+            table = {
+                (row["data"].partition(" (")[0], row["metric"].partition("/")[2]): float(row["value"])
+                for row in rows
+                if row["model"] == model and row["metric"].startswith(f"{task}/")
+            }
+            assert table
+            assert table.items() <= numbers_in(evaluation, task).items()
+    # the screen has the headlines, a column for each model
+    header, *lines, last = screen.splitlines()
+    assert header.split() == ["data", "metric", "chance", "stranger", LABEL]
+    assert last.startswith(f"all {len(rows)} numbers with their protocols: ")
+    shown = [row for row in rows if row["metric"].partition("/")[2] in HEADLINES]
+    assert 2 * len(lines) == len(shown)
+    first = next(row for row in shown if row["model"] == "stranger")
+    assert lines[0].split()[-2] == f"{100 * float(first['value']):.1f}"
+    assert {row["n"] for row in rows} == {"8"}
+
+
+def test_the_other_tasks_have_numbers_of_both(run, stranger, capsys):
+    evaluated(run, stranger, "--tasks", "probe,knn,hierarchy", "--json")
+    numbers = json.loads(capsys.readouterr().out)
+    for model in ("stranger", LABEL):
+        metrics = {number["metric"]: number for number in numbers if number["model"] == model}
+        for metric in ("linear_probe/acc1", "knn/acc1", "hierarchy/generic_nearer"):
+            assert 0 <= metrics[metric]["value"] <= 1
+            assert 0 < metrics[metric]["chance"] <= 0.5
+        # only EuCLIP has cones
+        assert ("hierarchy/text_inside" in metrics) == (model != "stranger")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tasks", "retrievl"], "--tasks retrievl: no task 'retrievl'; expected one of: .*; did you mean retrieval"),
+        (
+            ["--tasks", "probe", "PHOTOS"],
+            "--tasks probe: the data are missing; expected .*labelled=.*imagenet_train",
+        ),
+        (
+            ["--tasks", "zero_shot", "PHOTOS"],
+            "--tasks zero_shot: the data are missing; expected data.root=<folder>",
+        ),
+        (["--tasks", "hierarchy", "PHOTOS"], "--tasks hierarchy: the data are missing; expected data.second_test=<sh"),
+        (["--tasks", "retrieval", "STRANGER"], "a model is named twice: "),
+    ],
+)
+def test_what_a_task_needs_is_named(words, message, stranger, tmp_path):
+    words = [str(stranger) if word == "STRANGER" else word for word in words]
+    if "PHOTOS" in words:
+        Image.new("RGB", (32, 32)).save(tmp_path / "a.jpg")
+        (tmp_path / "photos.tsv").write_text("filepath\ttitle\na.jpg\ta cat\n")
+        photos = ["data.source=tsv", f"data.root={tmp_path}", "data.test=photos.tsv"]
+        words = [word for word in words if word != "PHOTOS"] + photos
+    with pytest.raises(ConfigError, match=message):
+        evaluated(stranger, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "table"),
+    [
+        (["run"], False),
+        (["run", "data.num_test=4"], False),
+        (["run", "--output", "a.json"], False),
+        (["run", "other"], True),
+        (["run", "--tasks", "knn"], True),
+        (["run", "--csv=a.csv"], True),
+    ],
+)
+def test_several_models_or_tasks_give_a_table(words, table):
+    assert evaluate.is_table(words) is table

@@ -1,0 +1,176 @@
+"""`vlgeometry files`: the lists, the table of docs/library.md, and that the copies work without the repository."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.base.places import ROOT
+from scripts import files
+from scripts.files import needed_by
+
+POOL, EUCLIP, OBLIQUE = "geomm.pool", "euclip.geometry", "common.oblique common.info_nce"
+MOST_LINES = {POOL: 2_000, EUCLIP: 1_100, OBLIQUE: 1_100}
+# what a user writes with the copies; `values` are compared with the repository's
+USES = {
+    POOL: """
+from common.pool import pool_info_nce
+from geomm.geodesic import geodesic_distance
+from geomm.pool import GeodesicPool
+torch.manual_seed(0)
+pool = GeodesicPool(64, 8, branching=(2, 2), num_neighbors=2, attach="knn_local")
+for step in range(3):
+    keys, queries = F.normalize(torch.randn(2, 32, 8), dim=2).unbind()
+    queries.requires_grad_()
+    pool.rebuild(step)
+    candidates = pool.open(keys)
+    loss, _ = pool_info_nce(candidates, queries, torch.tensor(10.0), candidates.columns)
+    loss.backward()
+    pool.insert(keys)
+values += [loss, queries.grad, geodesic_distance(queries.detach(), pool.queue.features, pool.graph())]
+""",
+    EUCLIP: """
+from euclip.geometry import Euclidean, Hyperbolic
+for geometry in (Euclidean(squared=True), Hyperbolic(8, squared=False)):
+    torch.manual_seed(0)
+    features = torch.randn(2, 16, 8, requires_grad=True)
+    images, texts = geometry.embed_image(features[0]), geometry.embed_text(features[1])
+    residual = geometry.entailment_residual(images=images, texts=texts, min_radius=0.1)
+    loss = F.cross_entropy(geometry.similarity(images, texts), torch.arange(16)) + residual.mean()
+    loss.backward()
+    values += [loss, features.grad, *(parameter.grad for parameter in geometry.parameters())]
+""",
+    OBLIQUE: """
+from common.info_nce import contrastive_loss
+from common.oblique import Oblique
+torch.manual_seed(0)
+geometry, features = Oblique(sphere_dim=4), torch.randn(2, 16, 8, requires_grad=True)
+images, texts = geometry.embed_image(features[0]), geometry.embed_text(features[1])
+loss = contrastive_loss(images, texts, geometry, torch.tensor(9.0))
+loss.backward()
+values += [loss, features.grad]
+""",
+}
+PROGRAM = """
+import json, sys
+import torch
+import torch.nn.functional as F
+results = []
+for use in {uses}:
+    values = []
+    exec(use)
+    results.append([value.tolist() for value in values])
+ours = [module.__file__ for module in list(sys.modules.values()) if module.__name__.split(".")[0] in {packages}]
+print(json.dumps([results, ours]))
+"""
+
+
+def used(folder, *modules):
+    """Values of uses in a clean process, and the files of these packages that it has loaded."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    program = PROGRAM.format(uses=[USES[name] for name in modules], packages=files.PACKAGES)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def of_repository():
+    """Values of all uses with the repository's files."""
+    return dict(zip(USES, used(ROOT, *USES)[0]))
+
+
+def printed(capsys, monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["files.py", *map(str, words)])
+    files.main()
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("modules", USES)
+def test_the_copies_give_the_values_of_the_repository(modules, of_repository, tmp_path, capsys, monkeypatch):
+    printed(capsys, monkeypatch, *modules.split(), "--copy", tmp_path)
+    copied = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file()}
+    needed = needed_by(modules.split())
+    assert copied == {*needed.files, *needed.optional_files, "LICENSE"}
+    (values,), loaded = used(tmp_path, modules)
+    assert {Path(file).relative_to(tmp_path).as_posix() for file in loaded} == copied - {"LICENSE"}  # and none too many
+    assert values == of_repository[modules]
+
+
+@pytest.mark.parametrize("modules", USES)
+def test_a_list_is_short_and_has_nothing_that_the_method_does_not_use(modules):
+    needed = needed_by(modules.split())
+    assert needed.lines <= MOST_LINES[modules]
+    assert needed.packages == ["torch"]
+    # compiled loops and exact paths of samples, where a graph is built
+    assert needed.optional_packages == (["numba", "numpy", "scipy"] if modules == POOL else [])
+    paths = [ROOT / file for file in needed.files | needed.optional_files]
+    assert needed.lines == sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+
+def test_the_page_states_the_lists():
+    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| `vlgeometry files ([\w. ]+)` \| (\d+) \| ([\d,]+) \| (.*) \|$", page, re.MULTILINE)
+    assert {modules for modules, *_ in rows} == set(USES)
+    for modules, count, lines, packages in rows:
+        needed = needed_by(modules.split())
+        assert int(count) == len(needed.files) + len(needed.optional_files)
+        assert int(lines.replace(",", "")) == needed.lines
+        assert re.findall(r"\w+", packages.replace("for a graph", "")) == needed.packages + needed.optional_packages
+
+
+def test_a_list_on_the_screen_and_as_json(capsys, monkeypatch):
+    screen = printed(capsys, monkeypatch, POOL).splitlines()
+    needed = needed_by([POOL])
+    assert f"{needed.files['geomm/pool.py']:6}  geomm/pool.py" in screen
+    assert f"{needed.optional_files['common/base/compiled.py']:6}  common/base/compiled.py" in "\n".join(screen)
+    assert screen[-3].split()[0] == str(needed.lines)
+    assert screen[-2] == "packages: torch; imported by functions: numba, numpy, scipy"
+    assert screen[-1].startswith("MIT License, Copyright (c)")
+    content = json.loads(printed(capsys, monkeypatch, POOL, "--json"))
+    assert content.pop("copyright").startswith("Copyright (c)")
+    assert content == {**vars(needed), "lines": needed.lines, "licence": "MIT License"}
+
+
+def test_imports_of_functions_are_optional_and_those_for_type_checkers_do_not_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    (tmp_path / "common" / "sub").mkdir(parents=True)
+    (tmp_path / "common" / "sub" / "__init__.py").write_text("import yaml\n")
+    (tmp_path / "common" / "__init__.py").write_text("")
+    (tmp_path / "common" / "b.py").write_text("import json, PIL.Image\n")
+    (tmp_path / "common" / "c.py").write_text("import torch\n")
+    (tmp_path / "common" / "d.py").write_text("")
+    (tmp_path / "common" / "a.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import common.d\n    import pandas\n"
+        "try:\n    from common import b\nexcept ImportError:\n    pass\n"
+        "class A:\n    def f(self):\n        import common.c, numpy\n        from common.sub import thing\n"
+    )
+    needed = needed_by(["common.a"])
+    assert list(needed.files) == ["common/__init__.py", "common/a.py", "common/b.py"]
+    assert list(needed.optional_files) == ["common/c.py", "common/sub/__init__.py"]
+    assert (needed.packages, needed.optional_packages) == (["PIL"], ["numpy", "torch", "yaml"])
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("geomm.pol", "there is no module geomm.pol; did you mean geomm.pool?"),
+        ("numpy", "there is no module numpy; expected a module such as geomm.pool"),
+    ],
+)
+def test_a_name_that_does_not_exist_has_a_nearest(module, message):
+    with pytest.raises(ValueError) as error:
+        needed_by([module])
+    assert str(error.value) == message
+
+
+def test_a_copy_overwrites_nothing(tmp_path, capsys, monkeypatch):
+    (tmp_path / "LICENSE").write_text("of the project")
+    with pytest.raises(FileExistsError, match="LICENSE exists; expected a folder without these files"):
+        printed(capsys, monkeypatch, POOL, "--copy", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["LICENSE"]
