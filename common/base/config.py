@@ -103,14 +103,15 @@ def override(config: Any, overrides: list[str]) -> Any:
 def entry_arguments(
     description: str, script: Path, config_class: type, default_row: str, scale_files: str = "scale"
 ) -> tuple[Any, argparse.Namespace]:
-    """Command line of a train.py: --config, --scale, --output-dir, --resume [auto], then overrides.
+    """Command line of a train.py: --config, --scale, --output-dir, --resume [auto], --dry-run, then overrides.
 
     Args:
         script: the train.py; rows and scales are read from `configs/` beside it.
         default_row: file name of the row that is trained without --config.
         scale_files: a scale's file is `<scale_files>_<scale>.yaml`.
     Returns:
-        (config, arguments); arguments.row is the row's name, arguments.resume one of None, "last" and "auto".
+        (config, arguments); arguments.row is the row's name, arguments.resume one of None, "last" and "auto",
+        arguments.missing_rows empty, for what a dry run does not train.
     Raises:
         ConfigError: as `load_row`; or the comments that open the row's file name another script.
     """
@@ -124,6 +125,9 @@ def entry_arguments(
         "continue from the last whole checkpoint in the output dir; auto: start from the beginning if none exists"
     )
     parser.add_argument("--resume", nargs="?", choices=("last", "auto"), const="last", help=resume_help)
+    dry_run_help = "build model and data, measure a few steps, print what the run would need; nothing is trained"
+    parser.add_argument("--dry-run", action="store_true", help=dry_run_help)
+    parser.add_argument("--json", action="store_true", help="with --dry-run: print only JSON")
     # behind the flags: overrides, which `make SET=` passes on too
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. optim.steps=500 run.seed=1")
     # argparse would take an override behind a bare --resume for its value
@@ -132,7 +136,9 @@ def entry_arguments(
         f"{word}=last" if word == "--resume" and after not in ("last", "auto") else word for word, after in words
     ]
     arguments = parser.parse_intermixed_args(words_to_parse)
-    arguments.row = Path(arguments.config).stem
+    if arguments.json and not arguments.dry_run:
+        parser.error("--json without --dry-run")
+    arguments.row, arguments.missing_rows = Path(arguments.config).stem, []
     file = row_file(folder, arguments.config)
     _check_script(f"--config {arguments.config}", file, script)
     return load_row(config_class, folder, file, arguments.scale, arguments.overrides, scale_files), arguments

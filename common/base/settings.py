@@ -436,6 +436,9 @@ class OptimConfig:
     epsilon: float = setting(1.0e-8, above=0.0)
     max_gradient_norm: float | None = setting(1.0, above=0.0)  # null = no clipping
     logit_scale_rate: float = setting(1.0, above=0.0)  # of logit scale and curvature, over the weights' rate
+    # decay of an exponential moving average of the weights, which is evaluated and published; null = none
+    ema: float | None = setting(None, above=0.0, below=1.0, decides="weights")
+    compile: bool = setting(False, decides="nothing")  # torch.compile of the towers; needs a C++ compiler
 
     def __post_init__(self) -> None:
         if self.warmup_steps > self.steps:
@@ -466,6 +469,7 @@ class SgdConfig:
     decay_vectors: bool = True  # norms and biases decay too; SimCLR: no
     constant_predictor_rate: bool = False  # SimSiam: the predictor keeps the peak rate throughout
     max_gradient_norm: float | None = setting(None, above=0.0)  # null = no clipping
+    compile: bool = setting(False, decides="nothing")  # torch.compile of the backbones; needs a C++ compiler
 
     @property
     def warmup_steps(self) -> int:

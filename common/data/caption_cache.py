@@ -61,6 +61,10 @@ class CaptionCache:
             features[missing] = self.compute(token_ids[missing]).half().float()
         return features
 
+    def __deepcopy__(self, memo: dict) -> "CaptionCache":
+        """A copy of a model reads the same file."""
+        return self
+
     def keep(self, name: str, ids: torch.Tensor, device: torch.device) -> None:
         """Computes the captions that are not cached yet. Call it on every process: the first computes, the others wait.
 

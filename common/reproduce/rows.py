@@ -261,6 +261,10 @@ def started(paper: PaperCode, config: Any, arguments: argparse.Namespace) -> Any
     """The config of a train.py's command line with the runs that its row starts from; missing ones are trained."""
     row, runs = str(row_file(paper.folder, arguments.config).resolve()), outputs() / "runs"
     parents = Job(paper, row, arguments.scale, config.run.seed, tuple(arguments.overrides), runs).parents()
+    if arguments.dry_run:  # weights of a missing one are random: as many and as large
+        missing = {name: job for name, job in parents.items() if is_missing(job)}
+        arguments.missing_rows = [Path(job.row).stem for job in missing.values()]
+        parents = {name: job for name, job in parents.items() if name not in missing}
     folders = {name.removeprefix("start."): str(run_row(job).files.folder) for name, job in parents.items()}
     return dataclasses.replace(config, start=dataclasses.replace(config.start, **folders)) if folders else config
 

@@ -4,7 +4,10 @@
         model.safetensors       parameters and buffers of the unwrapped model, momentum encoder and queue included
         optimizer.safetensors   AdamW's state, by parameter name
         state.json              step, config, preprocessing, tokenizer, geometry, counts of broken samples
-        SHA256SUMS              of the three files; `sha256sum -c SHA256SUMS` checks it too
+        SHA256SUMS              of these files; `sha256sum -c SHA256SUMS` checks it too
+
+With optim.ema model.safetensors holds the averaged weights, which whoever opens a checkpoint gets. The weights that the
+optimiser updates are in a further file, online.safetensors, from which a run resumes.
 
 The folder is written under a hidden name, flushed to the disk and renamed when complete; only then are older ones
 removed. If its sums do not match, the checkpoint before it is used. The order of samples is a function of the position
@@ -35,6 +38,7 @@ from common.distributed import gather_objects, is_main_process
 
 FORMAT = 2
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+ONLINE = "online.safetensors"  # of a run with optim.ema
 PUBLISHED = ("model.safetensors", "state.json")  # of a model folder, which trains no further (scripts/publish.py)
 SUMS = "SHA256SUMS"
 
@@ -50,19 +54,25 @@ class Checkpoint:
     path: Path
     state: dict[str, Any]
 
-    def model_tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by name, on the CPU."""
-        return _load(self.path / "model.safetensors")
+    def weights(self, is_online: bool = False) -> Path:
+        """File of the weights; `is_online`: of those that the optimiser updates, where the others are an average."""
+        return self.path / (ONLINE if is_online and (self.path / ONLINE).is_file() else "model.safetensors")
 
-    def load_model(self, model: nn.Module, without: tuple[str, ...] = ()) -> None:
+    def model_tensors(self, is_online: bool = False) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by name, on the CPU; `is_online` as in `weights`."""
+        return _load(self.weights(is_online))
+
+    def load_model(self, model: nn.Module, without: tuple[str, ...] = (), is_online: bool = False) -> None:
         """Fills an unwrapped model; names and shapes must agree exactly.
 
         Args:
             without: tensors whose names begin so are left out.
+            is_online: as in `weights`.
         Raises:
             CheckpointError: names the parameters that are missing, left over, of another shape or not finite.
         """
-        tensors = {name: tensor for name, tensor in self.model_tensors().items() if not name.startswith(without)}
+        tensors = self.model_tensors(is_online)
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(without)}
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         # all differences are collected: one message shows what kind of model the folder holds
@@ -81,7 +91,7 @@ class Checkpoint:
             )
         spoilt = _spoilt(tensors, dict(model.named_parameters()))
         if spoilt:  # made elsewhere: `save_checkpoint` writes no such thing
-            raise CheckpointError(f"{self.path / 'model.safetensors'} holds weights that are not finite: {spoilt}")
+            raise CheckpointError(f"{self.weights(is_online)} holds weights that are not finite: {spoilt}")
         model.load_state_dict(tensors)
 
     def load_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -106,13 +116,20 @@ def _load(path: Path) -> dict[str, torch.Tensor]:
 
 
 def save_checkpoint(
-    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], keep: int = 2
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    keep: int = 2,
+    average: nn.Module | None = None,
 ) -> None:
     """Writes folder/step-XXXXXXXX atomically, then removes all but the newest `keep`. Call on every process.
 
     Args:
         model, optimizer: as trained (DDP or FSDP wrapped or not); tensors are gathered before writing.
         state: JSON values that rebuild the model and its preprocessing.
+        average: the model with averaged weights, to be evaluated in its place; None = there is none.
     Raises:
         CheckpointError: on every process, if the disk cannot be written, a parameter is not finite or a buffer holds
             NaN; earlier checkpoints stay.
@@ -122,11 +139,16 @@ def save_checkpoint(
 
     everything = StateDictOptions(full_state_dict=True, cpu_offload=True)
     # all processes gather sharded tensors; only the main process continues below
-    tensors = get_model_state_dict(model, options=everything)
+    tensors = {"model.safetensors": get_model_state_dict(model, options=everything)}
+    if average is not None:
+        tensors = {
+            "model.safetensors": get_model_state_dict(average, options=everything),
+            ONLINE: tensors["model.safetensors"],
+        }
     optimizer_state = get_optimizer_state_dict(model, optimizer, options=everything)
     problem = None
     if is_main_process():
-        spoilt = _spoilt(tensors, optimizer_state["state"])
+        spoilt = _spoilt(tensors.get(ONLINE, tensors["model.safetensors"]), optimizer_state["state"])
         if spoilt:
             problem = (
                 f"not saved: after step {step} these are not finite: {spoilt}; earlier checkpoints in "
@@ -152,12 +174,12 @@ def _spoilt(tensors: Mapping[str, torch.Tensor], weights: Container[str]) -> str
 def _write(
     folder: Path,
     step: int,
-    tensors: dict[str, torch.Tensor],
+    tensors: dict[str, dict[str, torch.Tensor]],
     optimizer_state: dict[str, Any],
     state: dict[str, Any],
     keep: int,
 ) -> str | None:
-    """On the main process; returns what went wrong, as text."""
+    """On the main process; tensors: by file. Returns what went wrong, as text."""
     path = folder / f"step-{step:08d}"
     temporary = folder / f".writing-{path.name}"
     try:
@@ -165,7 +187,8 @@ def _write(
             shutil.rmtree(leftover)
         temporary.mkdir(parents=True)
         # under a hidden name: a crash in the middle leaves no folder that looks like a checkpoint
-        save_file(_without_shared_memory(tensors), temporary / "model.safetensors")
+        for name, weights in tensors.items():
+            save_file(_without_shared_memory(weights), temporary / name)
         flat = {
             f"{name}/{entry}": torch.as_tensor(value)
             for name, entries in optimizer_state["state"].items()
@@ -174,9 +197,10 @@ def _write(
         save_file(_without_shared_memory(flat), temporary / "optimizer.safetensors")
         content = {"format": FORMAT, "step": step, **state, "optimizer_groups": optimizer_state["param_groups"]}
         (temporary / "state.json").write_bytes(utf8(json.dumps(content, indent=1, ensure_ascii=False)))
-        (temporary / SUMS).write_bytes("".join(_sum_lines(temporary)).encode())
+        files = (*FILES, *(name for name in tensors if name not in FILES))
+        (temporary / SUMS).write_bytes("".join(_sum_lines(temporary, files)).encode())
         # a rename may reach the disk before the bytes of the files, so these are flushed first
-        for name in (*FILES, SUMS):
+        for name in (*files, SUMS):
             _flush(temporary / name)
         shutil.rmtree(path, ignore_errors=True)  # of the same step, and damaged: a resume has passed over it
         temporary.rename(path)
@@ -206,8 +230,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: not a checkpoint, a missing or damaged file, an unknown format.
     """
-    is_published = (path / SUMS).is_file() and b"optimizer.safetensors" not in (path / SUMS).read_bytes()
-    files = PUBLISHED if is_published else FILES
+    listed = (path / SUMS).read_bytes() if (path / SUMS).is_file() else None
+    files = PUBLISHED if listed is not None and b"optimizer.safetensors" not in listed else FILES
+    if ONLINE.encode() in (listed or b""):
+        files = (*files, ONLINE)
     missing = [name for name in (*files, SUMS) if not (path / name).is_file()]
     if missing:
         raise CheckpointError(f"{path} is no whole checkpoint: {', '.join(missing)} missing")

@@ -36,11 +36,13 @@ class RunFiles:
 
     identity: row, scale, seed, key and evaluation settings that evaluation.json must hold to belong to this run.
     command: shell line that resumes the run; "" = the one that started it.
+    is_dry: of a dry run, whose folder is a temporary one.
     """
 
     folder: Path
     identity: Mapping[str, Any] = field(default_factory=dict, compare=False)
     command: str = field(default="", compare=False)
+    is_dry: bool = field(default=False, compare=False)
 
     @property
     def title(self) -> str:
@@ -97,6 +99,8 @@ def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
         ValueError: if data.vocabulary or initial weights cannot be read.
     """
     data, content = config.data, _settings_deciding("weights", config)
+    if content.get("optim.ema") is None:  # runs from before the setting keep their key
+        content.pop("optim.ema", None)
     # in the key though a run may go on with another one: a launch may say it, and the results are two
     content["precision"] = precision_of(config.run)
     content["initial_weights"] = initial_fingerprints(config)

@@ -42,6 +42,8 @@ from common.distributed import (
 )
 from common.evaluation.protocol import evaluation_text
 from common.run.checkpoint import saved_step
+from common.run.compilation import without_accelerate
+from common.run.dry_run import dry_run, report_text
 from common.run.folder import (
     RunFiles,
     check_precision,
@@ -68,6 +70,7 @@ def launched_accelerator(**options: Any) -> Accelerator:
     return Accelerator(
         cpu=True if several and not torch.accelerator.is_available() else None,
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+        dynamo_plugin=without_accelerate(),
         **options,
     )
 
@@ -332,6 +335,8 @@ def train_main(
     """
     paper = script.resolve().parent
     config, arguments = entry_arguments(description, script, config_class, default_row, scale_files)
+    if arguments.dry_run:
+        config = replace(config, run=replace(config.run, tracker="none"))
     config = start(config, arguments)
     # from here on an error in one process ends all of them with one message
     join_processes(config.run.process_timeout)
@@ -341,6 +346,15 @@ def train_main(
         files = replace(files, command=command_to_resume())
     # after the data: a tracker or a GPU is not touched by a command that cannot run
     accelerator = start_accelerator(config.run, files.folder)
+    if arguments.dry_run:
+        figures = dry_run(
+            lambda dry: train(config, data_set, dry, False, accelerator, arguments.row),
+            files,
+            arguments.resume is not None,
+            arguments.missing_rows,
+        )
+        accelerator.print(json.dumps(figures, indent=1) if arguments.json else report_text(figures))
+        return
     accelerator.print(
         f"{paper.name}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}"
     )

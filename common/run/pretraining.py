@@ -82,14 +82,14 @@ def train_on_pictures(
         run.save_validation()
         if config.run.test:
             sets, encoder = (training_set, training.test_set), run.encoder
-            trained = run.whole_copy or model
-            evaluate_and_save(paper, config, trained, encoder, sets, files, run.num_steps, run.state, run.provenance)
+            evaluated, steps = run.evaluated_model, run.num_steps
+            evaluate_and_save(paper, config, evaluated, encoder, sets, files, steps, run.state, run.provenance)
 
 
 def _validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
     bank, queries = run.training.bank, run.training.queries
     encoder = run.encoder
-    metrics = monitor(run.whole_copy or run.bare_model, encoder, bank, queries, run.config)
+    metrics = monitor(run.evaluated_model, encoder, bank, queries, run.config)
     return {queries.name: metrics}, {"knn_acc1": "kNN"}
 
 

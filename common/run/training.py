@@ -25,6 +25,7 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from common.accumulation import MicroBatches
 from common.base.config import to_dict
@@ -34,6 +35,9 @@ from common.data.loader import NoBatch
 from common.distributed import world_size
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.run.checkpoint import Checkpoint, save_checkpoint
+from common.run.compilation import compile_towers_
+from common.run.dry_run import measured_steps
+from common.run.ema import averaged
 from common.run.ending import agreed, ending
 from common.run.evaluation import TrainedModels, evaluate_and_save
 from common.run.evaluation_files import save_validation
@@ -61,6 +65,7 @@ class Run:
     provenance: of the code when the run was opened, whatever is edited meanwhile.
     stop: whether a signal has arrived.
     whole_copy: of a model that FSDP2 has sharded, for evaluations.
+    average: of the weights over the steps (optim.ema), for evaluations; None = there is none.
     """
 
     setup: "Setup"
@@ -79,6 +84,7 @@ class Run:
     provenance: dict[str, str]
     stop: StopRequest
     whole_copy: nn.Module | None = None
+    average: AveragedModel | None = None
     validation: Mapping[str, Mapping[str, float]] | None = None  # of the last validation in this process
 
     @property
@@ -92,17 +98,19 @@ class Run:
         Raises:
             Stopped: after a signal, when a checkpoint is saved.
             CheckpointError, TooManyBroken, NonFiniteLoss: see `save_checkpoint`, `BrokenLog`, `Step.update`.
+            Measured: of a dry run, after a few steps.
         """
+        if self.files.is_dry:
+            yield from measured_steps(self)
         done, is_validating = self.journal.first_step, False
         try:
             for number, batch in self.journal.steps(self.batches):
-                # first: dropout of a step must not depend on what ran before it
-                seed_step(self.config.run.seed, number)
-                learning_rate = self.setup.set_rates(self.optimizer, number, self.config.optim)
-                step = Step(self, number, batch, learning_rate)
+                step = self.step(number, batch)
                 yield step
                 done = number + 1
                 # the loop asks for the next step: the last one is complete
+                if self.average is not None:
+                    self.average.update_parameters(self.bare_model)
                 self.journal.step_done(done, batch, step.values)
                 if self.journal.evaluates_at(done):
                     is_validating = True
@@ -119,17 +127,29 @@ class Run:
         if not self.num_steps:
             self._save_if_due(0)
 
+    def step(self, number: int, batch: Any) -> Step:
+        """A step with its learning rate, after `number` updates."""
+        # first: dropout of a step must not depend on what ran before it
+        seed_step(self.config.run.seed, number)
+        return Step(self, number, batch, self.setup.set_rates(self.optimizer, number, self.config.optim))
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The unwrapped model, or what stands in for it in evaluations: its average, or its whole copy."""
+        if self.average is not None:
+            return self.average.module
+        return self.bare_model if self.whole_copy is None else self.whole_copy
+
     @property
     def encoder(self) -> Encoder:
-        """The unwrapped model with its preprocessing, for evaluations. Call on every process."""
+        """The evaluated model with its preprocessing. Call on every process."""
         if self.whole_copy is not None:
             copy_whole_(self.whole_copy, self.bare_model)
         return self._encoder
 
     @cached_property
     def _encoder(self) -> Encoder:
-        model = self.bare_model if self.whole_copy is None else self.whole_copy
-        return self.setup.build_encoder(model, self.config, self.training, self.accelerator.device)
+        return self.setup.build_encoder(self.evaluated_model, self.config, self.training, self.accelerator.device)
 
     def evaluate(self, models: TrainedModels) -> None:
         """Writes validation.json of the trained model; if run.test is true, also evaluation.json and hits.json of the
@@ -166,7 +186,8 @@ class Run:
         state = {**self.state, **self.journal.state(done)}
         optimizer, keep = self.optimizer.optimizer, self.config.run.keep_checkpoints
         save_dependencies(self.files, is_fresh=False)
-        save_checkpoint(self.files.checkpoints, done, self.model, optimizer, state, keep)
+        average = None if self.average is None else self.average.module
+        save_checkpoint(self.files.checkpoints, done, self.model, optimizer, state, keep, average)
 
 
 def encoder_of(model: nn.Module, config: Any, training: TrainingData, device: torch.device) -> Encoder:
@@ -252,8 +273,9 @@ def opened(
     model, started_from = _initial_model(setup, config, training, initial, checkpoint)
     optimizer = setup.build_optimizer(model, config.optim)
     if checkpoint is not None:
-        checkpoint.load_model(model)
+        checkpoint.load_model(model, is_online=True)
     whole_copy = copy.deepcopy(model) if accelerator.distributed_type == DistributedType.FSDP else None
+    compile_towers_(model, config.optim.compile)
     model, optimizer = setup.prepare(accelerator, model, optimizer)
     if checkpoint is not None:
         checkpoint.load_optimizer(model, optimizer.optimizer)
@@ -262,6 +284,7 @@ def opened(
     if whole_copy is not None:
         whole_copy.to(accelerator.device)
     training = training.with_features(whole_copy or bare_model, config, accelerator.device)
+    average = averaged(bare_model, config, checkpoint)
 
     # what it writes
     save_dependencies(files, is_fresh=checkpoint is None)
@@ -269,6 +292,9 @@ def opened(
     journal = Journal(files, config, training, accelerator, checkpoint, label, num_steps)
     if started_from and checkpoint is None:
         journal.announce("initial_weights", start_text(started_from), **started_from)
+    if average is not None and checkpoint is None:
+        text = f"evaluations and model.safetensors: moving average of the weights, decay {config.optim.ema}"
+        journal.announce("ema", text, decay=config.optim.ema)
     facts = {
         "paper": setup.paper,
         "config": to_dict(config),
@@ -302,6 +328,7 @@ def opened(
             provenance=provenance,
             stop=stop,
             whole_copy=whole_copy,
+            average=average,
         )
     write_readme(files, state, bare_model, num_steps, command_to_resume(""), is_finished=True)
     end_run(accelerator)

@@ -1,0 +1,166 @@
+"""optim.ema: the average against loops over saved weights and against timm's, its resume, its evaluations, refusals."""
+
+import copy
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_oblique_topology_train import losses, run
+from timm.utils import ModelEmaV3
+from torch import nn
+
+from common.base.config import ConfigError, load_config, override, to_dict
+from common.data.caption_cache import CaptionCache
+from common.data.pairs import open_evaluation_sets
+from common.evaluation.embed import evaluate_retrieval
+from common.run.checkpoint import ONLINE, last_checkpoint, open_checkpoint, write_published
+from common.run.ema import averaged
+from common.run.folder import run_key
+from common.run.log import read_log
+from oblique_topology.config import Config
+from oblique_topology.evaluate import load_encoder
+
+DECAY, STEPS = 0.6, 6
+AVERAGED = (f"optim.ema={DECAY}", "run.save_every=1", "run.keep_checkpoints=9", "optim.warmup_steps=1")
+
+
+@pytest.fixture(scope="module", params=[(), ("optim.micro_batch_size=9",)], ids=["whole batch", "micro-batches"])
+def runs(request, tmp_path_factory):
+    """A run with the average and one without, of the same settings."""
+    folder = tmp_path_factory.mktemp("ema")
+    with_average = run(folder / "average", *AVERAGED, *request.param)
+    return with_average, run(folder / "plain", *AVERAGED[1:], *request.param), request.param
+
+
+def checkpoints(files):
+    return [open_checkpoint(path) for path in sorted(files.checkpoints.glob("step-*"))]
+
+
+def test_the_average_is_that_of_a_loop_over_the_weights_of_every_step(runs):
+    files, _, _ = runs
+    saved = checkpoints(files)
+    assert len(saved) == STEPS
+    expected = {name: tensor.double() for name, tensor in saved[0].model_tensors(is_online=True).items()}
+    for checkpoint in saved:
+        if checkpoint.state["step"] > 1:
+            for name, tensor in checkpoint.model_tensors(is_online=True).items():
+                expected[name] = DECAY * expected[name] + (1 - DECAY) * tensor.double()
+        averages = checkpoint.model_tensors()
+        assert averages.keys() == expected.keys()
+        for name, tensor in averages.items():
+            torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-5, atol=1e-6)
+    scale = "logit_scale.log_logit_scale"  # a scalar is averaged as weights are
+    online = [checkpoint.model_tensors(is_online=True)[scale].item() for checkpoint in saved]
+    assert len(set(online)) == STEPS
+    assert min(online) < averages[scale].item() < max(online)
+
+
+def test_the_average_changes_no_loss_and_no_weight_that_trains(runs):
+    files, plain, _ = runs
+    assert losses(files) == losses(plain)
+    online, weights = checkpoints(files)[-1].weights(is_online=True), checkpoints(plain)[-1].weights(is_online=True)
+    assert (online.name, weights.name) == (ONLINE, "model.safetensors")
+    assert online.read_bytes() == weights.read_bytes()
+    assert checkpoints(files)[-1].weights().read_bytes() != online.read_bytes()
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_last_bit(runs, tmp_path):
+    files, _, settings = runs
+    run(tmp_path, *AVERAGED, *settings)
+    for step in range(3, STEPS + 1):
+        for file in (tmp_path / "checkpoints" / f"step-{step:08d}").iterdir():
+            file.unlink()
+        (tmp_path / "checkpoints" / f"step-{step:08d}").rmdir()
+    resumed = run(tmp_path, *AVERAGED, *settings, resume=True)
+    assert losses(resumed) == losses(files)
+    for name in ("model.safetensors", ONLINE, "optimizer.safetensors"):
+        one, other = (last_checkpoint(folder.checkpoints).path / name for folder in (resumed, files))
+        assert one.read_bytes() == other.read_bytes()
+    assert (
+        json.loads(resumed.evaluation.read_text())["evaluations"]
+        == (json.loads(files.evaluation.read_text())["evaluations"])
+    )
+
+
+def test_evaluations_are_those_of_the_average_and_the_log_says_so(runs):
+    files, plain, _ = runs
+    config, encoder = load_encoder(last_checkpoint(files.checkpoints), torch.device("cpu"))
+    metrics = evaluate_retrieval(encoder, open_evaluation_sets(config.data).retrieval["test"]).metrics
+    one, other = (
+        json.loads(folder.evaluation.read_text())["evaluations"]["test"]["metrics"] for folder in (files, plain)
+    )
+    assert one == metrics
+    assert one != other
+    events = [record for record in read_log(files.log) if record["event"] == "ema"]
+    assert [record["decay"] for record in events] == [DECAY]
+    assert not [record for record in read_log(plain.log) if record["event"] == "ema"]
+
+
+def test_a_published_model_is_the_average(runs, tmp_path):
+    files, _, _ = runs
+    checkpoint = last_checkpoint(files.checkpoints)
+    write_published(checkpoint, tmp_path / "published")
+    published = open_checkpoint(tmp_path / "published").model_tensors()
+    assert all(torch.equal(tensor, published[name]) for name, tensor in checkpoint.model_tensors().items())
+    assert not (tmp_path / "published" / ONLINE).exists()
+
+
+def test_validation_is_of_the_average(tmp_path):
+    settings = ("run.evaluate_every=3", "run.test=false")
+    one, other = (run(tmp_path / str(number), *more, *settings) for number, more in enumerate((AVERAGED, AVERAGED[1:])))
+    one, other = ([line for line in read_log(files.log) if line["event"] == "evaluate"] for files in (one, other))
+    assert len(one) == len(other) > 0
+    assert one != other
+
+
+def test_it_is_timm_s_average_of_the_parameters():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+    config = SimpleNamespace(optim=SimpleNamespace(ema=0.9))
+    ours, theirs = averaged(model, config, None), ModelEmaV3(model, decay=0.9)
+    for step in range(1, 6):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += torch.randn_like(parameter)
+        ours.update_parameters(model)
+        theirs.update(model, step=step)
+        for one, other in zip(ours.module.parameters(), theirs.module.parameters(), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_batch_normalisation_that_trains_is_refused_and_a_frozen_one_is_not():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    config = SimpleNamespace(optim=SimpleNamespace(ema=0.9))
+    with pytest.raises(ConfigError, match=r"optim\.ema = 0\.9 with batch normalisation that trains \(1\)"):
+        averaged(model, config, None)
+    model[1].requires_grad_(False)
+    assert averaged(model, config, None) is not None
+
+
+def test_sharded_weights_are_refused():
+    model = nn.Linear(3, 4)
+    model.weight.full_tensor = model.weight.clone  # as a DTensor has it
+    with pytest.raises(ConfigError, match=r"optim\.ema = 0\.9 under FSDP"):
+        averaged(model, SimpleNamespace(optim=SimpleNamespace(ema=0.9)), None)
+
+
+@pytest.mark.parametrize("decay", ["0", "1", "1.5", "-0.1", "nan"])
+def test_a_decay_outside_its_bounds_is_refused(decay):
+    with pytest.raises(ConfigError, match=r"optim\.ema"):
+        load_config(Config, [], [f"optim.ema={decay}"])
+
+
+def test_a_run_without_an_average_keeps_the_key_that_it_had_before_the_setting():
+    config = Config()
+    content = to_dict(config)
+    assert content["optim"]["ema"] is None
+    keys = [run_key("oblique_topology", override(config, change), "data") for change in ([], ["optim.ema=0.9"])]
+    assert keys == ["6038e49ed784", keys[1]]  # of Config() before it
+    assert keys[0] != keys[1]
+
+
+def test_a_copy_of_a_model_reads_the_same_cached_captions(tmp_path):
+
+    cache = CaptionCache(tmp_path / "captions.f16", 4, 2, lambda ids: torch.zeros(*ids.shape, 4), 1e6)
+    assert copy.deepcopy(SimpleNamespace(kept=cache)).kept is cache
