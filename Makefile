@@ -82,8 +82,9 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed-run
 install: $(RUN_READY) ## virtual environment and requirements
 	@:
 
+# bytecode is written also where the shell says not to: else each process compiles all tests again, 8 s
 test: $(DEV_READY) ## all tests that need neither GPU nor half a minute each
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not slow and not gpu"
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not slow and not gpu"
 
 test-slow: $(DEV_READY) ## the slow tests
 	$(PY) -m pytest -m "slow and not gpu"

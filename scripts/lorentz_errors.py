@@ -83,9 +83,9 @@ def naive_distance(first: torch.Tensor, second: torch.Tensor, c: torch.Tensor) -
     return torch.acosh((-c * inner).clamp(min=1)) / c.sqrt()
 
 
-def errors(length: float, distance: float, c: float, direction: str = "any") -> tuple[float, ...] | None:
-    """Largest relative error of each form; None: float32 has no such pairs."""
-    pairs = pairs_at(length, distance, c, direction)
+def errors(length: float, distance: float, c: float, direction: str = "any", num: int = 40) -> tuple[float, ...] | None:
+    """Largest relative error of each form over `num` pairs; None: float32 has no such pairs."""
+    pairs = pairs_at(length, distance, c, direction, num)
     if pairs is None:
         return None
     curvature = torch.tensor(c)

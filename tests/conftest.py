@@ -33,9 +33,13 @@ TOGETHER = {
 LONG = (
     "oblique",
     "euclip",
-    "test_resume.py",
     "test_geomm_reproduce.py",
     "test_launch.py",
+    "test_resume.py",
+    "test_sharding.py",
+    "test_photos_scale.py",
+    "test_packages.py",
+    "test_fake_cuda.py",
     "test_contrastive_basics_pretrain.py",
 )
 
@@ -67,6 +71,12 @@ def seeded():
     """Every test starts from the same random state, and with no precision chosen by another's Accelerator."""
     torch.manual_seed(0)
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
+def not_evaluated(monkeypatch):
+    """Runs leave out the final evaluation, most of a run of a few steps, where it is not the point."""
+    monkeypatch.setattr("common.run.training.evaluate_and_save", lambda *arguments: None)
 
 
 @pytest.fixture

@@ -12,3 +12,4 @@ for name in (
     importlib.import_module(name)
 
 importlib.import_module("common.data.scenes").SceneDataset(split="train", size=1, image_size=16)[0]
+importlib.import_module("common.base.dependencies").loaded_files()  # which file is the repository's, for thousands

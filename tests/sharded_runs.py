@@ -25,10 +25,10 @@ def on_cpus() -> None:
     torch._C._get_accelerator = lambda *arguments: torch.device("cpu")
 
 
-def train(module: str, *runs: list[str]) -> None:
-    """main() of the module with each list of arguments in turn."""
+def train(*runs: tuple[str, ...]) -> None:
+    """main() of a module with its arguments, for each run in turn."""
     on_cpus()
-    for arguments in runs:
+    for module, *arguments in runs:
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
         sys.argv = [module, *arguments]
         importlib.import_module(module).main()

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from accelerate import Accelerator
 from PIL import Image
+from runs import logged, row_config, trained
 from tars import write_tar
 
-from common.base.config import load_row
 from common.data import pairs as pairs_module
 from common.data.batches import TrainingView
 from common.data.broken import TooManyBroken
@@ -26,11 +25,8 @@ from common.data.text import build_tokenizer
 from common.evaluation.protocol import evaluation_text
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import evaluate_checkpoint
-from common.run.folder import RunFiles
 from common.run.log import read_log
-from oblique_topology.config import Config
 from oblique_topology.evaluate import MODELS
-from oblique_topology.train import train
 
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
 NUM_TRAIN = 80  # five batches of 16: an epoch meets every sample
@@ -82,19 +78,11 @@ def data(tmp_path, monkeypatch):
 
 
 def config_of(root, *overrides):
-    overrides = [*FEW, f"data.root={root}", *overrides]
-    return load_row(Config, FOLDER, FOLDER / "configs" / "table2_clip.yaml", "smoke", overrides)
+    return row_config("oblique_topology", "table2_clip", *FEW, f"data.root={root}", *overrides)
 
 
 def run(root, *overrides, name="run", resume=False):
-    config = config_of(root, *overrides)
-    files = RunFiles(root.parent / name)
-    train(config, open_training_pairs(config.data, config.run.seed), files, resume, Accelerator(cpu=True), "test")
-    return files
-
-
-def losses(files):
-    return [record["loss"] for record in read_log(files.log) if record["event"] == "train"]
+    return trained("oblique_topology", config_of(root, *overrides), root.parent / name, resume)
 
 
 def broken(files):
@@ -111,8 +99,8 @@ def retrieval(files, role="test"):
 def test_a_few_broken_samples_are_replaced_and_each_is_named_with_its_reason(data):
     shard = write_tar(data / "train.tar", with_faults(*FAULTS))
     files = run(data, "data.max_broken_share=0.2")
-    assert len(losses(files)) == 7
-    assert all(math.isfinite(loss) for loss in losses(files))
+    assert len(logged(files)) == 7
+    assert all(math.isfinite(loss) for loss in logged(files))
     first_epoch = [line for step, line in broken(files) if step <= 5]
     for key, (_, reason) in FAULTS.items():
         assert any(line.startswith(f"{shard} [{key}]: {reason}") for line in first_epoch), key
@@ -149,16 +137,16 @@ def test_a_cut_shard_trains_on_its_complete_samples_and_the_log_opens_with_the_c
     overrides = ("data.train=train{,-1}.tar", "data.max_broken_share=0.02", "run.save_every=3")
     assert len(open_training_pairs(config_of(data, *overrides).data, 0)) == NUM_TRAIN + 20
     files = run(data, *overrides)
-    assert all(math.isfinite(loss) for loss in losses(files))
+    assert all(math.isfinite(loss) for loss in logged(files))
     ((step, line),) = broken(files)
     assert (step, read_log(files.log)[0]["event"]) == (0, "broken")
     assert line.startswith(f"{shard} [second_k020]: shard is cut: second_k020.jpg has 100 of ")
     assert f"samples that cannot be used: 1, named in log.jsonl; the first: {line}" in capsys.readouterr().err
 
-    before = losses(files)
+    before = logged(files)
     shutil.rmtree(files.checkpoints / "step-00000007")
     run(data, *overrides, resume=True)
-    assert (losses(files), broken(files)) == (before, [(0, line)])  # named once, not once per start
+    assert (logged(files), broken(files)) == (before, [(0, line)])  # named once, not once per start
 
 
 def test_broken_test_photographs_are_left_out_with_their_captions_and_counted(data):
@@ -213,7 +201,7 @@ def test_loader_workers_report_broken_samples_as_none_do(data):
         for workers in (0, 2)
     )
     assert broken(in_process) == broken(in_workers)
-    assert losses(in_process) == losses(in_workers)
+    assert logged(in_process) == logged(in_workers)
 
 
 def test_a_broken_sample_whose_name_is_not_utf8_can_be_logged(data):
@@ -233,14 +221,14 @@ def test_names_that_are_no_utf8_train_resume_and_evaluate_as_any_other(data):
     (old / "test.tar").rename(old / "test-\udcfc.tar")
     settings = "run.save_every=3", "run.evaluate_every=3", "data.val=test-\udcfc.tar"
     files = run(old, *settings, name="l\udce4uft")
-    assert losses(files) == losses(plain)
+    assert logged(files) == logged(plain)
     assert retrieval(files)["metrics"] == retrieval(plain)["metrics"]
     assert retrieval(files)["protocol"]["data"] == r"test-\udcfc"
     assert yaml.safe_load(files.config.read_text())["data"]["root"] == str(old)
 
     shutil.rmtree(files.checkpoints / "step-00000007")
     run(old, *settings, name="l\udce4uft", resume=True)
-    assert losses(files) == losses(plain)
+    assert logged(files) == logged(plain)
     checkpoint = named_checkpoint(files.folder)
     assert checkpoint.state["config"]["data"]["root"] == str(old)
     content, _ = evaluate_checkpoint(MODELS, checkpoint, [f"data.root={old}"])

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from refusals import refused
 
 from common.data.scenes import annotation_task
 from common.evaluation.annotated import entailment_metrics, nlvr2_metrics, normalize_answer, vqa_metrics, vqa_score
@@ -114,10 +115,10 @@ def test_entailment_accuracy_is_micro():
     assert metrics["accuracy (neutral)"] == 0
     assert metrics["accuracy (entailment)"] == 1
     assert entailment_metrics(torch.tensor([2]), torch.tensor([2])) == {"accuracy": 1, "accuracy (entailment)": 1}
-    with pytest.raises(ValueError, match=r"labels \[-1, 3\]; expected: 0, 1, 2 for contradiction"):
-        entailment_metrics([0, 3], [-1, 1])
-    with pytest.raises(ValueError, match="2 and 1 items"):
-        entailment_metrics([0, 1], [1])
+    refused(
+        (r"labels \[-1, 3\]; expected: 0, 1, 2 for contradiction", lambda: entailment_metrics([0, 3], [-1, 1])),
+        ("2 and 1 items", lambda: entailment_metrics([0, 1], [1])),
+    )
 
 
 def test_nlvr2_consistency_asks_for_all_pairs_of_a_sentence():

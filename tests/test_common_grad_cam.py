@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 from common.data.scenes import annotation_task
@@ -262,9 +263,8 @@ def test_boxes_in_fractions_are_not_taken_for_pixels_nor_the_other_way_round():
 
 
 def test_bad_boxes_and_heat_are_refused():
-    with pytest.raises(ValueError, match="finite"):
-        box_scores(np.full((3, 3), np.nan), [[0, 0, 1, 1]])
-    with pytest.raises(ValueError, match=r"boxes of shape \(1, 5\)"):
-        box_scores(np.ones((3, 3)), [[0, 0, 1, 1, 0.9]])
-    with pytest.raises(ValueError, match="0 x 3"):
-        resize_heat(torch.ones(2, 2), 0, 3)
+    refused(
+        ("finite", lambda: box_scores(np.full((3, 3), np.nan), [[0, 0, 1, 1]])),
+        (r"boxes of shape \(1, 5\)", lambda: box_scores(np.ones((3, 3)), [[0, 0, 1, 1, 0.9]])),
+        ("0 x 3", lambda: resize_heat(torch.ones(2, 2), 0, 3)),
+    )

@@ -225,9 +225,11 @@ def test_a_table_of_older_form_is_refused_by_name(tmp_path, capsys):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Figures as they are made."""
+    """Figures as they are made, laid out and not written."""
     made = []
-    for module in (drawing, training_figure):
+    for module in (drawing, figures):
+        monkeypatch.setattr(module, "write_picture", lambda figure, path, colors=256: figure.draw_without_rendering())
+    for module in (drawing, figures, training_figure):
         monkeypatch.setattr(module, "Figure", lambda **options: made.append(Figure(**options)) or made[-1])
     return made
 

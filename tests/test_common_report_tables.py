@@ -10,6 +10,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from refusals import refused
 from scipy import stats
 
 from common.base.config import ConfigError
@@ -266,10 +267,10 @@ def test_with_measurements_our_cells_hold_our_numbers_and_not_the_papers():
 
 
 def test_a_bare_number_cannot_be_a_cell_of_ours_nor_a_measurement_one_of_the_papers():
-    with pytest.raises(ValueError, match=r"must be Measured or None, got 91\.0"):
-        Row("x", {}, {"i2t_r1": 91.0}, "measured")
-    with pytest.raises(ValueError, match="paper's cell must be a number"):
-        Row("x", {"i2t_r1": cell(1.0, 2.0)}, {}, "not run")
+    refused(
+        (r"must be Measured or None, got 91\.0", lambda: Row("x", {}, {"i2t_r1": 91.0}, "measured")),
+        ("paper's cell must be a number", lambda: Row("x", {"i2t_r1": cell(1.0, 2.0)}, {}, "not run")),
+    )
     content = json.loads(to_json(made_up_table()))
     content["rows"][1]["ours"]["i2t_r1"] = 91.0
     with pytest.raises(ValueError, match=r"Measured must be an object, got 91\.0"):
@@ -305,10 +306,10 @@ def test_mixing_scales_data_or_protocols_in_a_column_is_an_error_that_names_them
 
 def test_cells_of_another_scale_or_with_seeds_that_the_table_does_not_name_are_errors():
     rows = [Row("x", {}, {"loss": cell(1.0, 2.0, scale="smoke")}, "measured")]
-    with pytest.raises(ValueError, match="cells smoke, table demo"):
-        made_up_table(rows=rows)
-    with pytest.raises(ValueError, match=r"seeds \[1\] are not in \(0,\)"):
-        made_up_table(seeds=(0,))
+    refused(
+        ("cells smoke, table demo", lambda: made_up_table(rows=rows)),
+        (r"seeds \[1\] are not in \(0,\)", lambda: made_up_table(seeds=(0,))),
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 from common.data.tokenizer import WordTokenizer
@@ -193,12 +194,11 @@ def test_hits_equal_topk_without_ties(k):
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="not finite"):
-        classification_hits(torch.tensor([[float("nan"), 0.0]]), torch.tensor([0]))
-    with pytest.raises(ValueError, match="at least 5 classes, got 2"):
-        classification_hits(torch.zeros(1, 2), torch.tensor([0]), k=5)
-    with pytest.raises(ValueError, match=r"labels 0\.\.2; expected: 0\.\.1"):
-        classification_hits(torch.zeros(2, 2), torch.tensor([0, 2]))
+    refused(
+        ("not finite", lambda: classification_hits(torch.tensor([[float("nan"), 0.0]]), torch.tensor([0]))),
+        ("at least 5 classes, got 2", lambda: classification_hits(torch.zeros(1, 2), torch.tensor([0]), k=5)),
+        (r"labels 0\.\.2; expected: 0\.\.1", lambda: classification_hits(torch.zeros(2, 2), torch.tensor([0, 2]))),
+    )
     images, prompts = make()
     with pytest.raises(ValueError, match="'median'; expected: scores, embeddings, normalized_mean"):
         scores_by(images, prompts, "median")

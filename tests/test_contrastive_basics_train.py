@@ -1,25 +1,21 @@
 """Training of the chapter's vision-language rows at smoke scale: losses against a loop by hand, exact resume."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
 from killed_run import assert_same_to_the_last_bit, killed_after
+from runs import logged, row_config, trained
 
-from common.base.config import SCALES, ConfigError, load_row
+from common.base.config import SCALES, ConfigError
 from common.data.pairs import open_training_pairs
 from common.run.checkpoint import last_checkpoint
-from common.run.folder import RunFiles
 from common.run.inputs import as_inputs, batches_from, open_training_data
-from common.run.log import read_log
-from contrastive_basics.config import Config
 from contrastive_basics.evaluate import load_encoder
 from contrastive_basics.model import build_model
-from contrastive_basics.train import train
 
-FOLDER = Path(__file__).resolve().parents[1] / "contrastive_basics"
+PAPER = "contrastive_basics"
 SHORT_END = ("run.evaluate_every=0", "data.num_test=4", "data.num_labelled=4")  # where the evaluation is not the point
 QUEUE = ("method.queue_size=40", "method.ema_momentum=0.9")
 TINY = (
@@ -32,25 +28,12 @@ TINY = (
 pytestmark = pytest.mark.filterwarnings("ignore:scenes")
 
 
-@pytest.fixture
-def not_evaluated(monkeypatch):
-    """Leaves out the final evaluation, most of a run of a few steps, where it is not the point."""
-    monkeypatch.setattr("common.run.training.evaluate_and_save", lambda *arguments: None)
-
-
 def config_of(*overrides, row="table1_ours", scale="smoke"):
-    overrides = ["run.log_every=1", *SHORT_END, *overrides]
-    return load_row(Config, FOLDER, FOLDER / "configs" / f"{row}.yaml", scale, overrides)
+    return row_config(PAPER, row, "run.log_every=1", *SHORT_END, *overrides, scale=scale)
 
 
 def run(folder, *overrides, row="table1_ours", scale="smoke", resume=False):
-    config, files = config_of(*overrides, row=row, scale=scale), RunFiles(folder)
-    train(config, open_training_pairs(config.data, config.run.seed), files, resume, Accelerator(cpu=True), "test")
-    return files
-
-
-def logged(files, name="loss"):
-    return [record[name] for record in read_log(files.log) if record["event"] == "train"]
+    return trained(PAPER, config_of(*overrides, row=row, scale=scale), folder, resume)
 
 
 def weights(files):

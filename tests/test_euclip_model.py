@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from runs import row_config
 
 from common.accumulation import MicroBatches
 from common.base.arguments import rows_of_paper
@@ -33,7 +34,7 @@ SHRUNK = [
 
 
 def config_of(row, scale="paper", *overrides):
-    return load_row(Config, FOLDER, FOLDER / "configs" / f"{row}.yaml", scale, list(overrides))
+    return row_config("euclip", row, *overrides, scale=scale)
 
 
 def on_meta(row, *overrides):

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+from conftest import SmokeParts
 from test_euclip_claims import columns_of_claims
 
 import euclip.stability as stability_part
@@ -106,11 +107,9 @@ def test_a_custom_row_that_does_not_fit_is_refused(part, row, message, tmp_path,
 
 def stability(folder, *overrides):
     """The part's table in a folder of its own, by six steps on little data."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("common.reproduce.command.Command.changes", [])
-        small = ["data.num_labelled=8", "data.num_test=8", "data.num_val=4"]
-        main(["stability", "--scale", "smoke", "--output", str(folder), *small, *overrides])
-    return from_json((folder / "results/euclip/stability/smoke/stability.json").read_text(encoding="utf-8"))
+    small = ("data.num_labelled=4", "data.num_test=4", "data.num_val=4", "run.evaluate_every=0", "run.save_every=0")
+    part = SmokeParts("euclip", folder, (*small, *overrides))("stability")
+    return from_json((part / "stability.json").read_text(encoding="utf-8"))
 
 
 def test_the_stability_part_says_which_runs_went_through_and_trains_none_twice(tmp_path, monkeypatch, capsys):

@@ -13,16 +13,15 @@ from accelerate import Accelerator
 from euclip_formulas import excess, similarity
 from euclip_step import share_of_a_step
 from processes import as_launched, in_processes
+from runs import row_config, trained
 
 from common.base.arguments import rows_of_paper
-from common.base.config import load_row
 from common.data.pairs import open_training_pairs
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.inputs import as_inputs, batches_from, open_training_data
 from common.run.launch import launched_accelerator
 from common.run.log import read_log
-from euclip.config import Config
 from euclip.evaluate import load_encoder
 from euclip.geometry import Hyperbolic
 from euclip.model import build_model
@@ -35,25 +34,15 @@ SMALL_END = ("run.evaluate_every=0", "data.num_test=4", "data.num_labelled=4")  
 
 
 def config_of(row, *overrides):
-    path = FOLDER / "configs" / f"{row}.yaml"
-    return load_row(Config, FOLDER, path, "smoke", ["run.log_every=1", *overrides])
+    return row_config("euclip", row, "run.log_every=1", *overrides)
 
 
 def run(folder, row, *overrides, resume=False):
-    config = config_of(row, *overrides)
-    files = RunFiles(folder)
-    train(config, open_training_pairs(config.data, config.run.seed), files, resume, Accelerator(cpu=True), "test")
-    return files
+    return trained("euclip", config_of(row, *overrides), folder, resume)
 
 
 def lines(files):
     return [record for record in read_log(files.log) if record["event"] == "train"]
-
-
-@pytest.fixture
-def no_evaluation(monkeypatch):
-    """Where training alone is the point."""
-    monkeypatch.setattr("common.run.training.evaluate_and_save", lambda *arguments: None)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +84,7 @@ def first_batch(config):
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_three_steps_of_every_row_begin_with_the_loss_of_loops(row, tmp_path, no_evaluation):
+def test_three_steps_of_every_row_begin_with_the_loss_of_loops(row, tmp_path, not_evaluated):
     records = lines(run(tmp_path, row, *SHORT))
     assert len(records) == 3
     assert all(math.isfinite(record["loss"]) for record in records)
@@ -109,7 +98,7 @@ def test_three_steps_of_every_row_begin_with_the_loss_of_loops(row, tmp_path, no
     assert ("entailment_loss" in records[0]) == bool(config.method.entailment_weight)
 
 
-def test_training_lowers_both_losses(tmp_path, no_evaluation):
+def test_training_lowers_both_losses(tmp_path, not_evaluated):
     settings = ("data.num_train=32", "optim.steps=90", "optim.learning_rate=3.0e-3", "optim.warmup_steps=20")
     records = lines(run(tmp_path, "table4_euclip", *settings, "run.evaluate_every=0", "run.save_every=0"))
     for name, drop in (("contrastive_loss", 0.4), ("entailment_loss", 1.0)):
@@ -134,7 +123,7 @@ def test_the_log_shows_scalars_losses_norms_and_bounds(unbroken):
     assert records[-1]["curvature"] != 1.0
 
 
-def test_norms_in_the_log_are_those_of_the_embeddings(tmp_path, no_evaluation):
+def test_norms_in_the_log_are_those_of_the_embeddings(tmp_path, not_evaluated):
     record = lines(run(tmp_path, "table4_euclip", *SHORT))[0]
     model, images, token_ids = first_batch(config_of("table4_euclip", *SHORT))
     with torch.no_grad():
@@ -145,7 +134,7 @@ def test_norms_in_the_log_are_those_of_the_embeddings(tmp_path, no_evaluation):
     assert (sphere["image_norm"], sphere["text_norm"]) == pytest.approx((1, 1))
 
 
-def test_scalars_stay_within_their_bounds_and_hits_are_counted(tmp_path, no_evaluation):
+def test_scalars_stay_within_their_bounds_and_hits_are_counted(tmp_path, not_evaluated):
     bounds = ("method.logit_scale_max=14.29", "method.curvature_min=0.99", "method.curvature_max=1.01")
     records = lines(run(tmp_path, "table4_meru", *SHORT, *bounds, "optim.learning_rate=0.1"))
     assert max(record["logit_scale"] for record in records) <= 14.29 * (1 + 1e-6)
@@ -154,7 +143,7 @@ def test_scalars_stay_within_their_bounds_and_hits_are_counted(tmp_path, no_eval
     assert len({record["curvature"] for record in records}) > 1
 
 
-def test_the_published_readings_change_the_course_of_a_run(tmp_path, no_evaluation):
+def test_the_published_readings_change_the_course_of_a_run(tmp_path, not_evaluated):
     plain = [record["loss"] for record in lines(run(tmp_path / "plain", "table4_euclip", *SHORT))]
     from_one = [
         record["loss"] for record in lines(run(tmp_path / "one", "table4_euclip", *SHORT, "method.logit_scale_min=1.0"))
@@ -172,7 +161,7 @@ def test_the_published_readings_change_the_course_of_a_run(tmp_path, no_evaluati
 # micro-batches, processes
 
 
-def test_micro_batches_train_as_one_batch(unbroken, tmp_path, no_evaluation):
+def test_micro_batches_train_as_one_batch(unbroken, tmp_path, not_evaluated):
     parts = lines(run(tmp_path, "table4_meru", *SMALL_END, "optim.micro_batch_size=5"))
     for name in ("loss", "entailment_loss", "curvature", "text_scale", "gradient_norm"):
         expected = [record[name] for record in lines(unbroken)]

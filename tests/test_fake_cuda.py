@@ -36,9 +36,19 @@ def test_a_rows_step_is_counted(tmp_path):
     assert f"| {row} | 1 | {step['kernels']} |" in (tmp_path / "README.md").read_text()
 
 
-def test_the_tests_of_a_cuda_device_pass_and_none_is_skipped():
+def passed_on_a_device(*options):
+    """How many tests of a CUDA device pass; none may be skipped."""
     path = os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", "")))
-    command = ["-m", "pytest", "tests/test_cuda.py", "-m", "gpu", "-v", "-p", "no:cacheprovider"]
+    command = ["-m", "pytest", "tests/test_cuda.py", "-m", "gpu", "-v", "-p", "no:cacheprovider", *options]
     done = run(*command, PYTHONPATH=path)
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
     assert "skipped" not in done.stdout
+    return int(re.search(r"(\d+) passed", done.stdout)[1])
+
+
+def test_the_maths_and_rows_of_two_methods_pass_on_a_cuda_device():
+    assert passed_on_a_device("-k", "not a_row_of_each or table4_euclip or clip_geo") > 25
+
+
+@pytest.mark.slow
+def test_the_tests_of_a_cuda_device_pass_and_none_is_skipped():
+    assert passed_on_a_device() > 40

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from processes import in_processes
+from runs import logged, row_config
 from test_common_albef import DIM, masked_batch, tiny_albef, tiny_batch
 
-from common.base.config import ConfigError, load_row
-from common.base.provenance import ROOT
+from common.base.config import ConfigError
 from common.data.order import SampleOrder
 from common.data.pairs import open_training_pairs
 from common.data.scenes.statements import describes
@@ -23,8 +23,6 @@ from common.reproduce.rows import Job, run_row
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.inputs import open_training_data
-from common.run.log import read_log
-from geomm.config import Config
 from geomm.evaluate import load_encoder
 from geomm.grouping import GroupedOrder, Grouping, chain
 from geomm.mafa import Discriminator, Mafa, Mined, mined, negatives, smoothed_targets
@@ -37,8 +35,7 @@ FEW = ("optim.warmup_steps=0", "data.num_val=16", "data.num_test=16", "run.evalu
 
 
 def config_of(row, *overrides, scale="smoke"):
-    folder = ROOT / "geomm"
-    return load_row(Config, folder, folder / "configs" / f"{row}.yaml", scale, list(overrides))
+    return row_config("geomm", row, *overrides, scale=scale)
 
 
 def draw(seed, *shape):
@@ -319,7 +316,7 @@ def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, 
     pairs, files = open_training_pairs(config.data, 0), [RunFiles(tmp_path / name, {}) for name in ("a", "b")]
     train(config, pairs, files[0], False, Accelerator(cpu=True))
     assert smoothings == [0.0] * 2 * 7 + [0.5] * 2 * 8  # none in the first epoch
-    scales = [line["logit_scale"] for line in read_log(files[0].log) if line["event"] == "train"]
+    scales = logged(files[0], "logit_scale")
     assert drawn == [scale for scale in scales for _ in "it"]
     shutil.copytree(files[0].folder, files[1].folder)
     shutil.rmtree(files[1].checkpoints / "step-00000015")
@@ -330,7 +327,7 @@ def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, 
     whole, resumed = (last_checkpoint(run_files.checkpoints).model_tensors() for run_files in files)
     assert int(whole["grouping.epoch"]) == 2
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
-    losses = [[line["loss"] for line in read_log(run_files.log) if line["event"] == "train"] for run_files in files]
+    losses = [logged(run_files) for run_files in files]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 15
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from accelerate import Accelerator
+from runs import logged, row_config
 
 from common.base.config import ConfigError, load_row
 from common.base.provenance import ROOT
@@ -31,8 +32,7 @@ FEW = ("optim.steps=2", "optim.warmup_steps=0", "data.num_train=64", "data.num_v
 
 
 def config_of(row, *overrides, scale="smoke"):
-    folder = ROOT / "geomm"
-    return load_row(Config, folder, folder / "configs" / f"{row}.yaml", scale, list(overrides))
+    return row_config("geomm", row, *overrides, scale=scale)
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_a_run_goes_on_within_a_period_to_the_last_bit(tmp_path):
     assert whole["image_pool.has_graph"]
     for name, tensor in whole.items():
         assert torch.equal(tensor, resumed[name]), name
-    losses = [[line["loss"] for line in read_log(run_files.log) if line["event"] == "train"] for run_files in files]
+    losses = [logged(run_files) for run_files in files]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 7
 

@@ -6,6 +6,7 @@ import numpy as np
 import open_clip
 import pytest
 from PIL import Image
+from refusals import refused
 from timm.data import ImageNetInfo
 
 from common.data.labelled import CLASS_NAMES_FILE, TEMPLATES_FILE, open_labelled_sets
@@ -72,12 +73,11 @@ def test_folders_that_do_not_fit_are_named(tmp_path, prompts):
     with pytest.raises(ValueError, match=r"all has 2 class folders \(n1, n2, ...\) for 3 names \(cat, dog, emu"):
         main([str(tmp_path / "some"), *arguments])
     pictures(tmp_path / "all", ["n3"])
-    with pytest.raises(ValueError, match="all has no class folder 'n9'"):
-        main([str(tmp_path / "some"), *arguments])
-    with pytest.raises(ValueError, match="none has no class folders"):
-        main([str(tmp_path / "none"), *arguments])
-    with pytest.raises(ValueError, match=f"{prompts} has no data set ''"):
-        main([str(tmp_path / "x"), "--source", str(prompts)])
+    refused(
+        ("all has no class folder 'n9'", lambda: main([str(tmp_path / "some"), *arguments])),
+        ("none has no class folders", lambda: main([str(tmp_path / "none"), *arguments])),
+        (f"{prompts} has no data set ''", lambda: main([str(tmp_path / "x"), "--source", str(prompts)])),
+    )
 
 
 NAMES = list(open_clip.IMAGENET_CLASSNAMES)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 from common.base.config import load_row
@@ -119,10 +120,10 @@ def test_alignment_and_uniformity_are_the_numerator_and_denominator_of_equation_
 def test_ratios_stay_finite_where_plain_exponentials_would_not():
     similarity = 8 * torch.rand(6, 6, generator=draws(), dtype=torch.float32)
     assert all(map(math.isfinite, log_ratios(similarity, 100.0).values()))
-    with pytest.raises(ValueError, match=r"got \(2, 3\)"):
-        alignment_and_uniformity(torch.zeros(2, 3), 1.0)
-    with pytest.raises(ValueError, match="at least two pairs"):
-        alignment_and_uniformity(torch.zeros(1, 1), 1.0)
+    refused(
+        (r"got \(2, 3\)", lambda: alignment_and_uniformity(torch.zeros(2, 3), 1.0)),
+        ("at least two pairs", lambda: alignment_and_uniformity(torch.zeros(1, 1), 1.0)),
+    )
 
 
 def constant_similarities(batch, share=0.0):

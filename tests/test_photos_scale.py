@@ -16,18 +16,17 @@ import timm
 import torch
 from accelerate import Accelerator
 from PIL import Image
+from runs import logged, row_config
 from safetensors.torch import load_file
 from torchvision.transforms import functional
 
-from common.base.config import SCALES, ConfigError, load_row
-from common.base.provenance import ROOT
+from common.base.config import SCALES, ConfigError
 from common.data.labelled import open_image_folder
 from common.data.pairs import EvaluationSets, open_training_pairs
 from common.info_nce import symmetric_info_nce
 from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import reading_features
 from common.run.folder import RunFiles
-from common.run.log import read_log
 from euclip.distributions import DrawnPairs
 from euclip.evaluate import load_encoder
 from geomm.readings import ON_PHOTOGRAPHS
@@ -39,12 +38,6 @@ from oblique_topology.loss_landscape import gradient_norms_on_line, losses_on_pl
 STEM, BERT = "tf_efficientnet_lite0", "all-MiniLM-L6-v2"
 LIT = {"oblique_topology": "lit_clip", "euclip": "lit_euclip", "contrastive_basics": "lit_ours"}
 NUM_PICTURES, BATCH = 12, 6
-
-
-def config_of(paper, row, scale, *overrides):
-    folder = ROOT / paper
-    config_class = importlib.import_module(f"{paper}.config").Config
-    return load_row(config_class, folder, folder / "configs" / f"{row}.yaml", scale, list(overrides))
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +70,11 @@ def trained(photographs, weights, tmp_path_factory):
 
     @cache
     def run(paper, row, *overrides):
-        config = config_of(
-            paper, row, "photos", "data.source=tsv", f"data.root={photographs}", "data.train=all.tsv",
+        config = row_config(
+            paper, row, "data.source=tsv", f"data.root={photographs}", "data.train=all.tsv",
             "data.val=all.tsv", "data.test=all.tsv", f"model.weights={weights}", "optim.steps=2",
             "optim.warmup_steps=0", f"optim.global_batch_size={BATCH}", "run.evaluate_every=0", "run.save_every=1",
-            "run.keep_checkpoints=2", "run.log_every=1", *overrides,
+            "run.keep_checkpoints=2", "run.log_every=1", *overrides, scale="photos",
         )  # fmt: skip
         files = RunFiles(tmp_path_factory.mktemp("run"))
         train = importlib.import_module(f"{paper}.train").train
@@ -94,7 +87,7 @@ def trained(photographs, weights, tmp_path_factory):
         return SimpleNamespace(
             config=config,
             files=files,
-            losses=[line["loss"] for line in read_log(files.log) if line["event"] == "train"],
+            losses=logged(files),
             metrics=json.loads(files.evaluation.read_text())["evaluations"]["test"]["metrics"],
             moved={name for name in after if not torch.equal(after[name], before[name])},
             tensors=after,
@@ -224,19 +217,20 @@ def test_the_loss_landscape_moves_what_was_trained_and_costs_count_no_stem(train
     assert losses[0, 0, 0] == pytest.approx(float(symmetric_info_nce(encoder.model.geometry.similarity(image, text))))
     assert gradient_norms_on_line(encoder.model, (images, token_ids), directions[0], [0.0], [1.0])[0, 0] > 0
     few = counted(config, encoder.tokenizer)["vision"]
-    assert few < counted(config_of("oblique_topology", "table2_clip", "photos_scratch"), encoder.tokenizer)["vision"]
+    whole = row_config("oblique_topology", "table2_clip", scale="photos_scratch")
+    assert few < counted(whole, encoder.tokenizer)["vision"]
 
 
 @pytest.mark.parametrize("paper", LIT)
 def test_training_of_the_text_side_is_a_row_of_photos_scale(paper):
-    config = config_of(paper, LIT[paper], "photos")
+    config = row_config(paper, LIT[paper], scale="photos")
     assert (config.model.image.layers, config.model.image.projection) == (0, False)
     with torch.device("meta"):
         assert timm.create_model(config.model.image.stem.name).num_features == config.model.embedding_dim
     for scale in SCALES:
         if scale != "photos":
             with pytest.raises(ConfigError, match=r"layers = 0 without a stem; expected: .* as at scale photos"):
-                config_of(paper, LIT[paper], scale)
+                row_config(paper, LIT[paper], scale=scale)
 
 
 def test_captions_of_a_bert_take_the_place_of_words(trained, weights, photographs, monkeypatch):

@@ -15,7 +15,17 @@ ROWS = {
     "contrastive_basics/configs/vision_moco_v2.yaml": [],
     "geomm/configs/albef_geo.yaml": ["start.row=", "method.queue_size=24"],
 }
-FEW = ["optim.steps=4", "run.log_every=1", "run.evaluate_every=4", "run.save_every=2"]
+STEPS = 4  # the queue of albef_geo is full after two
+FEW = [f"optim.steps={STEPS}", "run.log_every=1", f"run.evaluate_every={STEPS}", "run.save_every=2", "data.num_test=16"]
+HALF = ["run.mixed_precision=bf16", "optim.steps=3", "run.evaluate_every=0"]
+
+
+def command(row, folder, *more):
+    """The module that trains a row, and its arguments."""
+    vision = "/vision_" in row
+    module = f"{row.split('/')[0]}.{'pretrain' if vision else 'train'}"
+    few = ["optim.warmup_share=0.25"] if vision else ["optim.warmup_steps=1", "data.num_val=8", "data.num_labelled=8"]
+    return module, "--config", row, "--scale", "smoke", *FEW, *few, *ROWS[row], "--output-dir", str(folder), *more
 
 
 def losses(folder):
@@ -23,27 +33,32 @@ def losses(folder):
     return [line["loss"] for line in lines if line["event"] == "train"]
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Row -> folder of its runs, and the losses before it was resumed; all rows share two starts of processes."""
+    folders = {row: tmp_path_factory.mktemp("runs") for row in ROWS}
+    whole = [command(row, folder / "sharded") for row, folder in folders.items()]
+    half = [command(row, folder / "bf16", *HALF) for row, folder in folders.items() if "/vision_" not in row]
+    in_processes(2, train, *whole, *half)
+    unbroken = {row: losses(folder / "sharded") for row, folder in folders.items()}
+    for folder in folders.values():
+        shutil.rmtree(folder / "sharded" / "checkpoints" / f"step-{STEPS:08}")
+    in_processes(2, train, *((*run, "--resume") for run in whole))
+    return {row: (folder, unbroken[row]) for row, folder in folders.items()}
+
+
 @pytest.mark.parametrize("row", ROWS)
-def test_a_sharded_run_trains_evaluates_and_resumes(row, tmp_path):
-    module = f"{row.split('/')[0]}.{'pretrain' if '/vision_' in row else 'train'}"
-    warmup = "optim.warmup_share=0.25" if "/vision_" in row else "optim.warmup_steps=1"
-    command = ["--config", row, "--scale", "smoke", *FEW, warmup, *ROWS[row]]
+def test_a_sharded_run_trains_evaluates_and_resumes(row, runs):
+    folder, unbroken = runs[row]
+    assert len(unbroken) == STEPS
+    assert losses(folder / "sharded") == unbroken
+    assert (folder / "sharded" / "evaluation.json").exists()
+    if "/vision_" not in row:
+        assert losses(folder / "bf16")[0] == pytest.approx(unbroken[0], rel=0.05)
+        assert (folder / "bf16" / "evaluation.json").exists()
 
-    def run(name, *more):
-        return [*command, "--output-dir", str(tmp_path / name), *more]
 
-    half = run("bf16", "run.mixed_precision=bf16")
-    has_statistics = "/vision_" in row
-    in_processes(2, train, module, run("sharded"), *([] if has_statistics else [half]))
-    expected = losses(tmp_path / "sharded")
-    assert len(expected) == 4
-    assert (tmp_path / "sharded" / "evaluation.json").exists()
-    if has_statistics:
-        with pytest.raises(ProcessRaisedException, match="half-precision weights do not go with the statistics"):
-            in_processes(2, train, module, half)
-    else:
-        assert losses(tmp_path / "bf16")[0] == pytest.approx(expected[0], rel=0.05)
-        assert (tmp_path / "bf16" / "evaluation.json").exists()
-    shutil.rmtree(tmp_path / "sharded" / "checkpoints" / "step-00000004")
-    in_processes(2, train, module, run("sharded", "--resume"))
-    assert losses(tmp_path / "sharded") == expected
+def test_statistics_of_a_batch_are_refused_in_half_precision(tmp_path):
+    row = "contrastive_basics/configs/vision_moco_v2.yaml"
+    with pytest.raises(ProcessRaisedException, match="half-precision weights do not go with the statistics"):
+        in_processes(2, train, command(row, tmp_path, HALF[0]))

@@ -1,0 +1,31 @@
+"""Runs of rows that tests train in this process, and the values that their logs hold."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from common.base.config import load_row
+from common.base.provenance import ROOT
+from common.data.pairs import open_training_pairs
+from common.run.folder import RunFiles
+from common.run.log import read_log
+
+
+def row_config(paper: str, row: str, *overrides: str, scale: str = "smoke") -> Any:
+    """The config of a row of image-caption pairs, as paper/train.py reads it."""
+    config_class = importlib.import_module(f"{paper}.config").Config
+    return load_row(config_class, ROOT / paper, ROOT / paper / "configs" / f"{row}.yaml", scale, list(overrides))
+
+
+def trained(paper: str, config: Any, folder: Path, resume: bool = False) -> RunFiles:
+    """paper/train.py with a config, on one process."""
+    pairs, files = open_training_pairs(config.data, config.run.seed), RunFiles(folder)
+    importlib.import_module(f"{paper}.train").train(config, pairs, files, resume, Accelerator(cpu=True), "test")
+    return files
+
+
+def logged(files: RunFiles, name: str = "loss") -> list[Any]:
+    """A value of every logged step."""
+    return [record[name] for record in read_log(files.log) if record["event"] == "train"]
