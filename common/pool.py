@@ -38,12 +38,15 @@ class Candidates(Protocol):
     tile: queries that `pool_info_nce` compares at once. It forms their gradient at once too, so no logits wait for the
         backward pass; only the queries get a gradient. None = all, by plain autograd, where others may get one.
     is_linear: whether the gradient of a similarity does not depend on its value, so that it may overwrite it.
+    floor: similarity of a key that no path reaches, read where `tile` is a number; None = all are reached. No logit
+        scale brings a positive at the floor nearer, so such rows give the scale no gradient.
     """
 
     columns: torch.Tensor
     ids: torch.Tensor | None
     tile: int | None
     is_linear: bool
+    floor: float | None
 
     def similarity(self, queries: torch.Tensor) -> torch.Tensor:
         """(batch, ...) embeddings -> (batch, num_columns), larger is closer; only the queries get a gradient."""
@@ -81,6 +84,7 @@ class QueueCandidates:
     matched_key_only: bool = False
     tile: int | None = None  # the similarity is a geometry's, whose scalars train
     is_linear: bool = False
+    floor: float | None = None
 
     @property
     def columns(self) -> torch.Tensor:
@@ -164,12 +168,23 @@ def pool_info_nce(
         gradient = values if candidates.is_linear else torch.empty_like(values)
         for part in _slices(len(values), max(1, LOGITS_AT_ONCE // values.shape[1])):
             leaf = values[part].requires_grad_()
-            loss = _distilled_info_nce(leaf, None if pseudo is None else pseudo[part], hard[part], scale, alpha)
+            of_rows = _scale_of_rows(scale, leaf, columns[rows][part], candidates.floor)
+            loss = _distilled_info_nce(leaf, None if pseudo is None else pseudo[part], hard[part], of_rows, alpha)
             loss = loss * (len(leaf) / len(queries))
             gradient[part], part_of_scale = torch.autograd.grad(loss, (leaf, scale))
             total, scale_gradient = total + loss.detach(), scale_gradient + part_of_scale
         (query_gradient[rows],) = torch.autograd.grad(similarity, tile, gradient)
     return _KnownGradients.apply(total, queries, logit_scale, query_gradient, scale_gradient), torch.cat(logits)
+
+
+def _scale_of_rows(
+    scale: torch.Tensor, similarity: torch.Tensor, columns: torch.Tensor, floor: float | None
+) -> torch.Tensor:
+    """The logit scale, (batch, 1) with a floor: without gradient in rows whose positive is there."""
+    if floor is None:
+        return scale
+    at_floor = similarity.detach().gather(1, columns[:, None]) <= floor
+    return torch.where(at_floor, scale.detach(), scale)
 
 
 @torch.no_grad()

@@ -50,7 +50,8 @@ def main() -> dict[str, float]:
                 1024,
                 32,
                 distance,
-                branching=(4, 4),
+                branching=(16, 2),
+                num_neighbors=3,
                 attach="knn_local_st",
                 graph_update_interval=8,
                 geodesic_from_step=40,  # with random weights paths along the data have no meaning

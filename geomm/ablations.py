@@ -1,51 +1,52 @@
 """Table 7: the graph in other sizes, in the paper's proportions to the sizes of a scale."""
 
-import itertools
-import math
-
-from geomm.config import MethodConfig
+from geomm.config import Config, full_at
 
 DECIDES = "nothing"
 
 CLUSTERS = {"128 clusters": 1 / 2, "192 clusters": 3 / 4, "256 clusters": 1, "384 clusters": 3 / 2}  # of the default's
-NEIGHBORS = {"6 neighbours": 6, "8 neighbours": 8, "10 neighbours": 10, "12 neighbours": 12}
+NEIGHBORS = {"6 neighbours": -1, "8 neighbours": 0, "10 neighbours": 1, "12 neighbours": 2}  # quarters of the default's
 INTERVALS = {"50 steps": 1 / 2, "75 steps": 3 / 4, "100 steps": 1, "125 steps": 5 / 4}  # of the default's
+NUM_GRAPHS = 6  # in the row with the longest interval of Table 7d
 
 
-def branching_of(num_clusters: float, layers: int) -> tuple[int, ...]:
-    """Clusters of each layer within one of the layer above, as equal as possible: (16, 16) of 256, (4, 4, 4) of 64.
+def branching_of(top: int, layers: int) -> tuple[int, ...]:
+    """Clusters of each layer within one of the layer above: the first number is the paper's n_cluster, below are pairs.
 
-    Args:
-        num_clusters: number of bottom centres; without an exact product the nearest one is used.
+    inferred: Sec. 3.3 gives the clusters of the first clustering only; Table 6's memory leaves room for two in each.
     """
-    most = int(2 * num_clusters ** (1 / layers)) + 2
-    ways = itertools.combinations_with_replacement(range(2, most), layers)
-    return min(ways, key=lambda way: (abs(math.prod(way) - num_clusters), way[-1] / way[0]))
+    return top, *(2,) * (layers - 1)
 
 
-def settings_of(table_id: str, method: MethodConfig) -> dict[str, list[str]]:
+def settings_of(table_id: str, config: Config) -> dict[str, list[str]]:
     """Overrides of each row of a table.
 
     Args:
         table_id: "table7a" to "table7d".
-        method: of the default row at the scale.
+        config: of the default row at the scale.
     """
-    clusters, layers = math.prod(method.branching), len(method.branching)
+    method = config.method
+    top, layers = method.branching[0], len(method.branching)
 
-    def branching(count: float, layers: int) -> str:
-        return f"method.branching={list(branching_of(count, layers))}"
+    def branching(top: int, layers: int) -> list[str]:
+        sizes = branching_of(top, layers)
+        return [] if sizes == method.branching else [f"method.branching={list(sizes)}"]
 
     if table_id == "table7a":
-        return {f"{n} layer{'s' if n > 1 else ''}": [] if n == layers else [branching(clusters, n)] for n in (1, 2, 3)}
+        return {f"{n} layer{'s' if n > 1 else ''}": branching(top, n) for n in (1, 2, 3)}
     if table_id == "table7b":
-        return {row: [] if share == 1 else [branching(share * clusters, layers)] for row, share in CLUSTERS.items()}
+        return {row: branching(round(share * top), layers) for row, share in CLUSTERS.items()}
     if table_id == "table7c":
+        step = max(1, method.num_neighbors // 4)
         return {
-            row: [] if count == method.num_neighbors else [f"method.num_neighbors={count}"]
-            for row, count in NEIGHBORS.items()
+            row: [f"method.num_neighbors={method.num_neighbors + quarters * step}"] if quarters else []
+            for row, quarters in NEIGHBORS.items()
         }
-    interval = method.graph_update_interval
+    intervals = {row: max(1, round(share * method.graph_update_interval)) for row, share in INTERVALS.items()}
+    # all rows train as long as the one with the rarest graphs needs
+    steps = max(full_at(config), method.geodesic_from_step) + NUM_GRAPHS * max(intervals.values())
+    longer = [f"optim.steps={steps}"] if steps > config.optim.steps else []
     return {
-        row: [] if share == 1 else [f"method.graph_update_interval={max(1, round(share * interval))}"]
-        for row, share in INTERVALS.items()
+        row: longer + ([] if interval == method.graph_update_interval else [f"method.graph_update_interval={interval}"])
+        for row, interval in intervals.items()
     }

@@ -1,6 +1,7 @@
 """Configuration of GeoMM's models: CLIP against a pool and ALBEF, by the cosine or by a geodesic distance."""
 
 import math
+import warnings
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +17,7 @@ from common.base.settings import (
     setting,
 )
 from common.logit_scale import check_bounds
-from geomm.geodesic import ATTACH, LOCAL
+from geomm.geodesic import ATTACH, GRAPHS, LOCAL
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,12 @@ class DistanceConfig:
     # how a query joins the graph: Eq. 3, its neighbours, these with a local block; _st: gradient of the cosine
     attach: Literal[*ATTACH] = "knn_local_st"
     local: Literal[*LOCAL] = "nearest"  # clusters within which knn_local compares by the angle
-    branching: tuple[int, ...] = (16, 16)  # clusters within one of the layer above, by layer; the paper has two
-    num_neighbors: int = setting(8, at_least=1)  # of a centre in the graph, and centres that knn attaches a query to
+    num_attached: int = setting(8, at_least=1)  # centres that knn attaches a query to
+    # clusters within one of the layer above, by layer; the paper: 256 in the first of two (the second is inferred)
+    branching: tuple[int, ...] = (256, 2)
+    num_neighbors: int = setting(8, at_least=1)  # of a centre in the graph
+    graph: Literal[*GRAPHS] = "neighbors"  # threshold: the closest pairs of centres, as many edges as with neighbours
+    allow_complete: bool = False  # a top layer in which all centres are joined: a control without shortest paths
     graph_update_interval: int = setting(100, at_least=1)  # steps between two graphs
     geodesic_from_step: int = setting(0, at_least=0)  # before it the cosine
     queue_size: int = setting(65_536, at_least=1)  # keys of a pool; one for each modality
@@ -39,6 +44,33 @@ class DistanceConfig:
                 f"method.branching = {list(self.branching)} with method.queue_size = {self.queue_size}; expected: at "
                 "least two clusters in each layer, and no more in all than the queue has rows"
             )
+        if self.needs_graph and self.attach != "angle_st" and not self.allow_complete:
+            self._check_paths()
+
+    @property
+    def needs_graph(self) -> bool:
+        """Whether a graph is built, at the latest before the last step."""
+        return self.distance == "geodesic"
+
+    @property
+    def top_nodes(self) -> tuple[str, int]:
+        """What the nodes of the top layer's graph are, and their number."""
+        return f"method.branching = {list(self.branching)}", self.branching[0]
+
+    def _check_paths(self) -> None:
+        (nodes, count), neighbors = self.top_nodes, self.num_neighbors
+        has = f"method.num_neighbors = {neighbors} with {nodes}"
+        if count <= neighbors + 1:
+            raise ValueError(
+                f"{has}: a graph of {count} nodes is complete, and its paths are the angles; expected: more than "
+                f"{neighbors + 1} nodes in the top layer, or method.allow_complete = true for a control without paths"
+            )
+        if count < 3 * neighbors:
+            warnings.warn(
+                f"{has}: a graph of {count} nodes is nearly complete, and most of its paths are the angles; better: "
+                f"at least {3 * neighbors} nodes in the top layer",
+                stacklevel=4,
+            )
 
 
 def check_graph(method: DistanceConfig, optim: OptimConfig | SgdConfig, full_at: int) -> None:
@@ -48,10 +80,10 @@ def check_graph(method: DistanceConfig, optim: OptimConfig | SgdConfig, full_at:
         full_at: step at whose start the pool is full.
     """
     first = max(full_at, method.geodesic_from_step)
-    if method.distance == "geodesic" and first >= optim.steps:
+    if (method.needs_graph or getattr(method, "scale_factor", 1.0) != 1) and first >= optim.steps:
         raise ValueError(
-            f"method.distance = geodesic with optim.steps = {optim.steps}: the first graph would be that of step "
-            f"{first} (method.geodesic_from_step = {method.geodesic_from_step}, method.queue_size = "
+            f"method.distance = {method.distance} with optim.steps = {optim.steps}: the first graph would be that of "
+            f"step {first} (method.geodesic_from_step = {method.geodesic_from_step}, method.queue_size = "
             f"{method.queue_size} full at step {full_at}), and all steps use the cosine; expected: more steps than "
             f"{first}, a smaller method.queue_size or method.geodesic_from_step, or method.distance = cosine"
         )
@@ -78,6 +110,10 @@ class MethodConfig(DistanceConfig):
     smoothing: float = setting(0.5, at_least=0.0, below=1.0)  # mafa: share of targets of all keys, from epoch 2 on
     hardest_negatives: bool = True  # mafa: for matching; otherwise drawn as in albef
     k_test: int = setting(128, at_least=10)  # candidates that albef's matching head reranks
+    # at the step of the first graph the logit scale is multiplied once: by a number, or so that the softmax of the
+    # geodesic distance is as soft as the cosine's; with the cosine as soft as that of the geodesic distance
+    scale_factor: float = setting(1.0, above=0.0)
+    match_entropy: bool = False
     logit_scale_init: float = setting(1 / 0.07, above=0.0)
     logit_scale_trainable: bool = True
     logit_scale_min: float | None = setting(2.0, above=0.0)  # ALBEF: temperatures from 0.001 to 0.5
@@ -87,6 +123,26 @@ class MethodConfig(DistanceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self)
+        if self.match_entropy and self.scale_factor != 1:
+            raise ValueError(
+                f"method.match_entropy = true with method.scale_factor = {self.scale_factor}; expected: one of them, "
+                "as match_entropy solves for the factor"
+            )
+        if self.distance == "oblique" and self.changes_scale:
+            raise ValueError(
+                "method.match_entropy or method.scale_factor with method.distance = oblique, whose pool has no factor; "
+                "expected: match_entropy = false and scale_factor = 1"
+            )
+
+    @property
+    def needs_graph(self) -> bool:
+        """Also with the cosine, if its factor is solved for."""
+        return self.distance == "geodesic" or self.match_entropy
+
+    @property
+    def changes_scale(self) -> bool:
+        """Whether the logit scale is multiplied at the step of the first graph."""
+        return self.match_entropy or self.scale_factor != 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +165,7 @@ class Config:
                 f"method.queue_size = {queue} with optim.global_batch_size = {batch}; expected: at least a batch"
             )
         if self.has_pools:
-            check_graph(self.method, self.optim, math.ceil(queue / batch))
+            check_graph(self.method, self.optim, full_at(self))
         for key, only in (("micro_batch_size", None), ("loss_tile", 0), ("loss_bf16_product", False)):
             if getattr(self.optim, key) != only:
                 raise ValueError(
@@ -142,3 +198,8 @@ class Config:
                 f"model.image.layers or model.text.layers is 0 with method.base = {self.method.base}, whose fusion "
                 "attends to tokens; expected: at least 1"
             )
+
+
+def full_at(config: Config) -> int:
+    """The step at whose start the pools of a run are full."""
+    return math.ceil(config.method.queue_size / config.optim.global_batch_size)

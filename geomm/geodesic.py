@@ -11,9 +11,10 @@ The paper's Eq. 3 goes through the query's nearest centre. All columns of the qu
 depends on it, and the gradient points along the line to that centre for every positive. So there are several readings:
     nearest        Eq. 3 literally
     knn            the query is a node of the graph: the shortest path through one of its nearest centres
-    knn_local      knn, and the direct angle to the rows of its nearest cluster (or of all attached clusters)
-    nearest_st     the value of nearest with the gradient of the cosine
-    knn_local_st   the value of knn_local with the gradient of the cosine
+    knn_local      knn, and the direct angle to the rows of the query's cluster (or of all attached clusters)
+    nearest_local  nearest, and the direct angle to the rows of the query's cluster
+    <reading>_st   the value of nearest, nearest_local or knn_local with the gradient of the cosine
+    angle_st       no graph: the direct angle to all rows, with the gradient of the cosine; a control
 """
 
 import math
@@ -24,8 +25,18 @@ import torch
 
 from common.vectors import norm, paired_angles, unit
 
-ATTACH = ("nearest", "knn", "knn_local", "nearest_st", "knn_local_st")
+ATTACH = (
+    "nearest",
+    "knn",
+    "nearest_local",
+    "knn_local",
+    "nearest_st",
+    "nearest_local_st",
+    "knn_local_st",
+    "angle_st",
+)
 LOCAL = ("nearest", "attached")
+GRAPHS = ("neighbors", "threshold")
 CUT = 4 * math.pi  # distances are truncated here (Sec. 3.3)
 CHUNK = 4_096  # rows compared with all centres at once
 CHORD_ERROR = 2e-3  # of the difference of two chords whose squares are of float32 products
@@ -151,8 +162,31 @@ def neighbor_graph(centers: torch.Tensor, num_neighbors: int) -> torch.Tensor:
     Returns:
         (num_clusters, num_clusters) angles, symmetric, 0 on the diagonal, inf = no edge.
     """
-    heads, tails, lengths = neighbor_edges(centers, num_neighbors)
-    edges = torch.full((len(centers), len(centers)), torch.inf, dtype=lengths.dtype, device=lengths.device)
+    return _joined(len(centers), *neighbor_edges(centers, num_neighbors))
+
+
+def threshold_graph(centers: torch.Tensor, num_neighbors: int) -> torch.Tensor:
+    """Edges of a graph in which two centres are joined if their angle is at most a radius.
+
+    inferred: the paper thresholds distances in its abstract and states no threshold. Here it is the radius with as many
+    edges as `neighbor_graph` has; arguments and result as there. The graph may have several components.
+    """
+    count = (int(torch.isfinite(neighbor_graph(centers, num_neighbors)).sum()) - len(centers)) // 2
+    pairs = torch.ones(len(centers), len(centers), dtype=torch.bool, device=centers.device).triu(1).nonzero()
+    closest = (centers @ centers.T)[pairs[:, 0], pairs[:, 1]].sort(descending=True, stable=True).indices[:count]
+    heads, tails = pairs[closest].T
+    return _joined(len(centers), heads, tails, paired_angles(centers[heads], centers[tails]))
+
+
+def center_graph(centers: torch.Tensor, num_neighbors: int, kind: str = "neighbors") -> torch.Tensor:
+    """`neighbor_graph` or `threshold_graph`; `kind` is one of GRAPHS, else ValueError."""
+    if kind not in GRAPHS:
+        raise ValueError(f"graph {kind!r} is unknown; expected: {', '.join(GRAPHS)}")
+    return (neighbor_graph if kind == "neighbors" else threshold_graph)(centers, num_neighbors)
+
+
+def _joined(size: int, heads: torch.Tensor, tails: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    edges = torch.full((size, size), torch.inf, dtype=lengths.dtype, device=lengths.device)
     edges[heads, tails] = lengths
     return torch.minimum(edges, edges.T).fill_diagonal_(0.0)
 
@@ -225,7 +259,7 @@ def check_reading(attach: str, local: str) -> None:
 def attached_and_local(attach: str, local: str, num_attached: int, num_clusters: int) -> tuple[int, int]:
     """The number of centres of a query, and the number of their clusters with direct angles."""
     check_reading(attach, local)
-    count = 1 if attach.startswith("nearest") else min(num_attached, num_clusters)
+    count = min(num_attached, num_clusters) if attach.startswith("knn") else 1
     if "local" not in attach:
         return count, 0
     return count, 1 if local == "nearest" else count
@@ -248,12 +282,14 @@ def geodesic_distance(
         queries: (batch, dim), not among the rows.
         rows: (num_rows, dim), the rows of the graph.
         attach: reading, one of ATTACH.
-        num_attached: centres of a query for `knn`; the paper has 8 neighbours.
+        num_attached: centres of a query for `knn`; the paper attaches to one.
         local: rows at the direct angle, for `knn_local`: of the query's "nearest" cluster, or of all "attached" ones.
     Returns:
         (batch, num_rows), >= the angle, inf = no path.
     """
     count, num_local = attached_and_local(attach, local, num_attached, len(graph.paths))
+    if attach == "angle_st":
+        return angles(queries, rows)
     routes, attached, _ = attach_queries(queries, graph, count)
     distances = routes.index_select(1, graph.nearest_center) + graph.offset
     if not num_local:

@@ -14,8 +14,8 @@ import torch
 from common.vectors import paired_angles, unit
 from geomm.geodesic import (
     GeodesicGraph,
+    center_graph,
     nearest_centers,
-    neighbor_graph,
     shortest_paths,
     spherical_kmeans,
 )
@@ -28,26 +28,32 @@ def build_graph(
     iterations: int = 5,
     start: torch.Tensor | None = None,
     seed: int = 0,
+    kind: str = "neighbors",
 ) -> GeodesicGraph:
-    """Clusters rows and joins their centres; deterministic on one machine.
+    """Clusters rows and joins their centres: `cluster_layers`, then `join_layers`; arguments and errors as there."""
+    layers = cluster_layers(rows, branching, iterations, start, seed)
+    return join_layers(rows, layers, branching, num_neighbors, kind)
 
-    Finally all rows are assigned to the nearest of all bottom centres, by the same rule as later rows (inferred: by the
-    tree these two would differ).
+
+def join_layers(
+    rows: torch.Tensor,
+    layers: Sequence[torch.Tensor],
+    branching: Sequence[int],
+    num_neighbors: int = 8,
+    kind: str = "neighbors",
+) -> GeodesicGraph:
+    """The graph of clustered rows.
+
+    All rows are assigned to the nearest of all bottom centres, by the same rule as later rows (inferred: by the tree
+    these two would differ).
 
     Args:
         rows: (num_rows, dim) unit vectors.
-        branching: clusters of each layer within a cluster of the one above; the paper's two layers: (16, 16).
-        num_neighbors: of each centre within its cluster.
-        iterations: of k-means in each layer.
-        start: (prod(branching), dim) centres of an earlier graph to begin with; None = rows drawn with `seed`.
-    Raises:
-        ValueError: more clusters than rows, an invalid branching, or rows that are not finite.
+        layers, branching: of `cluster_layers`.
+        num_neighbors, kind: of the graph among the centres within one cluster, see `center_graph`.
     """
-    check_branching(branching, len(rows), "rows")
-    check_finite(rows)
-    layers = _cluster(rows, branching, iterations, start, torch.Generator().manual_seed(seed))
     nearest, offset = nearest_centers(rows, layers[-1])
-    return GeodesicGraph(layers[-1], path_table(layers, branching, num_neighbors), nearest, offset)
+    return GeodesicGraph(layers[-1], path_table(layers, branching, num_neighbors, kind), nearest, offset)
 
 
 def check_branching(branching: Sequence[int], available: int, what: str) -> None:
@@ -69,14 +75,28 @@ def check_finite(rows: torch.Tensor) -> None:
         )
 
 
-def _cluster(
+def cluster_layers(
     rows: torch.Tensor,
     branching: Sequence[int],
-    iterations: int,
-    start: torch.Tensor | None,
-    generator: torch.Generator,
+    iterations: int = 5,
+    start: torch.Tensor | None = None,
+    seed: int = 0,
 ) -> list[torch.Tensor]:
-    """Centres of each layer, (prod(branching[:layer]), dim): the children of node i are i * b .. i * b + b - 1."""
+    """Centres of each layer from the top, (prod(branching[:layer]), dim); deterministic on one machine.
+
+    The children of node i are i * b .. i * b + b - 1.
+
+    Args:
+        rows: (num_rows, dim) unit vectors.
+        branching: clusters of each layer within a cluster of the one above; ours for the paper: (256, 2).
+        iterations: of k-means in each layer.
+        start: (prod(branching), dim) centres of an earlier graph to begin with; None = rows drawn with `seed`.
+    Raises:
+        ValueError: more clusters than rows, an invalid branching, or rows that are not finite.
+    """
+    check_branching(branching, len(rows), "rows")
+    check_finite(rows)
+    generator = torch.Generator().manual_seed(seed)
     layers = [rows.new_zeros(1, rows.shape[1])]  # all rows are members of this root
     member_of = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
     for depth, width in enumerate(branching):
@@ -98,7 +118,9 @@ def _cluster(
     return layers[1:]
 
 
-def path_table(layers: Sequence[torch.Tensor], branching: Sequence[int], num_neighbors: int) -> torch.Tensor:
+def path_table(
+    layers: Sequence[torch.Tensor], branching: Sequence[int], num_neighbors: int, kind: str = "neighbors"
+) -> torch.Tensor:
     """Distances between all bottom centres by Eq. 2, climbs included.
 
     With U_k(p) the climb of bottom centre p to its layer-k centre z, and q the bottom centre to which z descends by the
@@ -112,7 +134,7 @@ def path_table(layers: Sequence[torch.Tensor], branching: Sequence[int], num_nei
     Args:
         layers: centres of each layer from the top, children of a node in a row.
         branching: children of each node in each layer.
-        num_neighbors: of each centre among its siblings.
+        num_neighbors, kind: of the graph of siblings, see `center_graph`.
     Returns:
         (num_clusters, num_clusters), symmetric, 0 on the diagonal, inf if a path is missing.
     """
@@ -126,7 +148,7 @@ def path_table(layers: Sequence[torch.Tensor], branching: Sequence[int], num_nei
         parent_of = leaf // (num_clusters // math.prod(branching[:depth]))
         place_of = leaf // (num_clusters // len(layers[depth])) % width
         siblings = layers[depth].view(-1, width, bottom.shape[1])
-        paths = torch.stack([shortest_paths(neighbor_graph(centers, num_neighbors)) for centers in siblings])
+        paths = torch.stack([shortest_paths(center_graph(centers, num_neighbors, kind)) for centers in siblings])
         here = paths[parent_of[:, None], place_of[:, None], place_of] + climb[:, None] + climb
         part = (parent_of[:, None] == parent_of) & (place_of[:, None] != place_of)
         table = torch.where(part, here, table)

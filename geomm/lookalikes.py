@@ -109,7 +109,7 @@ def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
     images = images.float()[[index for index, _, _ in triples]]
     true, false = (encoder.texts([triple[side] for triple in triples]).float() for side in (1, 2))
     method = config.method
-    graph = build_graph(keys, method.branching, method.num_neighbors)
+    graph = build_graph(keys, method.branching, method.num_neighbors, kind=method.graph)
     shares = {"cosine": share_distinguished(-(images * true).sum(dim=1), -(images * false).sum(dim=1))}
     clusters = [nearest_centers(texts, graph.cluster_centers) for texts in (true, false)]
     for name in READINGS:
@@ -118,9 +118,7 @@ def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
             parts = []
             for some in torch.arange(len(texts)).split(256):
                 joined = replace(graph, nearest_center=nearest[some], offset=offset[some])
-                parts.append(
-                    geodesic_distance(images[some], texts[some], joined, name, method.num_neighbors).diagonal()
-                )
+                parts.append(geodesic_distance(images[some], texts[some], joined, name, method.num_attached).diagonal())
             distances.append(torch.cat(parts))
         shares[name] = share_distinguished(*distances)
     return shares | {"one_cluster": 100 * float((clusters[0][0] == clusters[1][0]).float().mean())}

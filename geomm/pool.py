@@ -30,7 +30,9 @@ from common.pool import LOGITS_AT_ONCE
 from common.vectors import at_least_float32, check_same_dim, full_precision
 from geomm.geodesic import (
     CUT,
+    GRAPHS,
     GeodesicGraph,
+    angle_normalise,
     angles_of,
     attach_queries,
     attached_and_local,
@@ -38,7 +40,7 @@ from geomm.geodesic import (
     components,
     nearest_centers,
 )
-from geomm.hierarchy import build_graph, check_branching, check_finite
+from geomm.hierarchy import check_branching, check_finite, cluster_layers, join_layers
 
 DISTANCES = ("geodesic", "cosine")
 
@@ -65,6 +67,7 @@ class GeodesicCandidates:
     columns, ids: as in Candidates.
     graph: has the keys' centres and offsets in their slots; None = compare by the cosine.
     attach, num_attached, local: as in `geodesic_distance`.
+    factor: of all similarities, beside the logit scale. A reading `_st` keeps the size of its gradient.
     """
 
     rows: torch.Tensor
@@ -76,6 +79,12 @@ class GeodesicCandidates:
     attach: str
     num_attached: int
     local: str
+    factor: float = 1.0
+
+    @property
+    def floor(self) -> float | None:
+        """As in Candidates: beyond 4 pi."""
+        return None if self.graph is None or self.attach == "angle_st" else -self.factor
 
     @property
     def tile(self) -> int:
@@ -88,7 +97,7 @@ class GeodesicCandidates:
         return self.graph is None or self.attach.endswith("_st")
 
     def similarity(self, queries: torch.Tensor) -> torch.Tensor:
-        """As in Candidates: `geodesic_similarity` with the columns, or cosines; float32 or better."""
+        """As in Candidates: `geodesic_similarity` with the columns, or cosines, times factor; float32 or better."""
         check_same_dim(queries, self.keys)
         with full_precision(queries):
             return _Similarity.apply(at_least_float32(queries), self)
@@ -102,6 +111,8 @@ class GeodesicCandidates:
     def distances(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `geodesic_distance`, (batch, num_columns); and attached, entrance from `attach_queries`."""
         routes, attached, entrance = attach_queries(queries, self.graph, self.counts[0])
+        if self.attach == "angle_st":
+            return self.products(queries).clamp_(-1, 1).acos_(), attached, entrance
         lengths = routes.gather(1, self.clusters.expand(len(routes), -1)).add_(self.graph.offset)
         if self.counts[1] and queries.is_cuda:
             cosines = self.products(queries)
@@ -169,36 +180,50 @@ class GeodesicCandidates:
         return clusters.argsort(stable=True), sizes.cumsum(0) - sizes, sizes
 
     @torch.no_grad()
-    def statistics(self, queries: torch.Tensor) -> dict[str, float]:
+    def statistics(self, queries: torch.Tensor, logit_scale: float) -> dict[str, float]:
         """Statistics of a step for the log; they cost as much as the similarity without gradients.
 
+        Args:
+            queries: (batch, dim) of the step's keys.
         Returns:
-            positive_rank: mean, 1 = the closest. With a graph also, as shares in [0, 1]: unreachable, truncated (longer
-            than 4 pi) of all pairs, positive_unreachable, positive_truncated, positive_local (at the direct angle); and
-            components of the graph, distinct_centers (nearest ones of the batch's queries), mean offset and its 95 %
-            quantile, mean distance of the reachable pairs, the last three in radians.
+            positive_rank: mean, 1 = the closest. entropy: mean of the softmax over all columns, in nats. info_nce: loss
+            with the matched key as the only positive. scale_factor: beside the logit scale. With a graph also
+            info_nce_reachable, without the rows whose positive is unreachable or truncated, if others are left; as
+            shares in [0, 1]: unreachable, truncated (longer than 4 pi) of all pairs, positive_unreachable,
+            positive_truncated, positive_local (at the direct angle); and components of the graph, distinct_centers
+            (nearest ones of the batch's queries), mean offset and its 95 % quantile, mean distance of the reachable
+            pairs, the last three in radians.
         """
         queries, positives = at_least_float32(queries), self.columns[:, None]
         with full_precision(queries):
             if self.graph is None:
-                distances = -self.products(queries)
+                similarity = self.products(queries)
+                distances = -similarity
             else:
                 distances, attached, _ = self.distances(queries)
-        positive = distances.gather(1, positives)
-        rank_of = {"positive_rank": 1 + (distances < positive).sum(dim=1).float().mean()}
+                similarity = angle_normalise(distances).cos()
+            log_shares = (logit_scale * self.factor * similarity).log_softmax(dim=1)
+        positive, losses = distances.gather(1, positives), -log_shares.gather(1, positives)
+        of_all = {
+            "positive_rank": 1 + (distances < positive).sum(dim=1).float().mean(),
+            "entropy": -(log_shares.exp() * log_shares).sum(dim=1).mean(),
+            "info_nce": losses.mean(),
+            "scale_factor": self.factor,
+        }
         if self.graph is None:
-            return {name: float(value) for name, value in rank_of.items()}
+            return {name: float(value) for name, value in of_all.items()}
+        reachable = losses[positive <= CUT]
+        if len(reachable):
+            of_all["info_nce_reachable"] = reachable.mean()
         far, lost = distances.isfinite() & (distances > CUT), distances.isinf()
         offset = self.graph.offset
-        values = rank_of | {
+        is_direct = (attached[:, : self.counts[1]] == self.graph.nearest_center[positives]).any(dim=1)
+        values = of_all | {
             "unreachable": lost.float().mean(),
             "truncated": far.float().mean(),
             "positive_unreachable": lost.gather(1, positives).float().mean(),
             "positive_truncated": far.gather(1, positives).float().mean(),
-            "positive_local": (attached[:, : self.counts[1]] == self.graph.nearest_center[positives])
-            .any(dim=1)
-            .float()
-            .mean(),
+            "positive_local": 1 if self.attach == "angle_st" else is_direct.float().mean(),
             "components": components(self.graph.paths).unique().numel(),
             "distinct_centers": attached[:, 0].unique().numel(),
             "mean_offset": offset.mean(),
@@ -215,9 +240,10 @@ class GeodesicPool(nn.Module):
         capacity: number of keys.
         dim: of an embedding, which is a unit vector.
         distance: "geodesic", or "cosine", which never has a graph.
-        branching: clusters of each layer within one of the layer above; the paper's two layers: (16, 16).
-        num_neighbors: of each centre in the graph, and centres of a query for `knn`; the paper: 8.
-        attach, local: how a query is attached, see geomm/geodesic.py.
+        branching: clusters of each layer within one of the layer above; ours for the paper: (256, 2).
+        num_neighbors: of each centre in the graph; the paper: 8.
+        attach, local, num_attached: how a query is attached, see geomm/geodesic.py.
+        graph: which centres are joined, one of GRAPHS.
         graph_update_interval: steps between two graphs; the paper: 100.
         geodesic_from_step: first step with a graph.
         kmeans_iterations: of each clustering; the paper: 5.
@@ -225,6 +251,8 @@ class GeodesicPool(nn.Module):
         queue: the keys; it starts empty.
         cluster_centers, paths, nearest_center, offset: as in GeodesicGraph, over all slots; 0 before the first graph.
         has_graph: () bool.
+        scale_factor: () of all similarities from the first graph on, see geomm/softness.py; 0 = not set, as 1.
+        top_centers: (branching[0], dim) of the last rebuild on the main process, for `graph_report`; else None.
     Raises:
         ValueError: more clusters than slots, or an unknown distance or reading.
     """
@@ -234,10 +262,12 @@ class GeodesicPool(nn.Module):
         capacity: int,
         dim: int,
         distance: str = "geodesic",
-        branching: Sequence[int] = (16, 16),
+        branching: Sequence[int] = (256, 2),
         num_neighbors: int = 8,
         attach: str = "knn_local_st",
         local: str = "nearest",
+        num_attached: int = 8,
+        graph: str = "neighbors",
         graph_update_interval: int = 100,
         geodesic_from_step: int = 0,
         kmeans_iterations: int = 5,
@@ -245,14 +275,18 @@ class GeodesicPool(nn.Module):
         super().__init__()
         if distance not in DISTANCES:
             raise ValueError(f"distance {distance!r} is unknown; expected: {', '.join(DISTANCES)}")
-        for name, number in (("num_neighbors", num_neighbors), ("graph_update_interval", graph_update_interval)):
+        counts = {"num_neighbors": num_neighbors, "num_attached": num_attached}
+        for name, number in (counts | {"graph_update_interval": graph_update_interval}).items():
             if number < 1:
                 raise ValueError(f"{name} {number}; expected: at least 1")
         check_reading(attach, local)
+        if graph not in GRAPHS:
+            raise ValueError(f"graph {graph!r} is unknown; expected: {', '.join(GRAPHS)}")
         check_branching(branching, capacity, "slots of the queue")
         self.queue = FeatureQueue(capacity, dim, "fill_level")
         self.distance, self.branching, self.num_neighbors = distance, tuple(branching), num_neighbors
-        self.attach, self.local, self.kmeans_iterations = attach, local, kmeans_iterations
+        self.attach, self.local, self.num_attached, self.kind = attach, local, num_attached, graph
+        self.kmeans_iterations, self.top_centers = kmeans_iterations, None
         self.graph_update_interval, self.geodesic_from_step = graph_update_interval, geodesic_from_step
         clusters = math.prod(branching)
         self.register_buffer("cluster_centers", torch.zeros(clusters, dim, dtype=torch.float32))
@@ -260,12 +294,13 @@ class GeodesicPool(nn.Module):
         self.register_buffer("nearest_center", torch.zeros(capacity, dtype=torch.int32))
         self.register_buffer("offset", torch.zeros(capacity, dtype=torch.float32))
         self.register_buffer("has_graph", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("scale_factor", torch.zeros((), dtype=torch.float32))
 
     @classmethod
     def from_config(cls, method: Any, dim: int) -> "GeodesicPool":
         """The pool of a method's settings (geomm/config.py, DistanceConfig)."""
-        names = ("distance", "branching", "num_neighbors", "attach", "local", "graph_update_interval")
-        settings = {name: getattr(method, name) for name in (*names, "geodesic_from_step")}
+        names = ("distance", "branching", "num_neighbors", "attach", "local", "num_attached", "graph")
+        settings = {name: getattr(method, name) for name in (*names, "graph_update_interval", "geodesic_from_step")}
         return cls(method.queue_size, dim, **settings)
 
     def graph(self) -> GeodesicGraph | None:
@@ -273,6 +308,19 @@ class GeodesicPool(nn.Module):
         if not host_number(self.has_graph):
             return None
         return GeodesicGraph(self.cluster_centers, self.paths, self.nearest_center, self.offset)
+
+    @property
+    def factor(self) -> float:
+        """`scale_factor`, and 1 before it is set."""
+        return host_number(self.scale_factor) if host_number(self.scale_factor) else 1.0
+
+    def set_factor_(self, factor: float) -> None:
+        """Sets `scale_factor`; the same on every process."""
+        self.scale_factor.fill_(factor)  # rounded as a checkpoint keeps it
+
+    def factor_is_due(self, step: int) -> bool:
+        """Whether `scale_factor` is to be set at a step: that of the first graph, with or without one."""
+        return self.queue.is_full and step >= self.geodesic_from_step and host_number(self.scale_factor) == 0
 
     @torch.no_grad()
     def rebuild(self, step: int) -> bool:
@@ -292,9 +340,11 @@ class GeodesicPool(nn.Module):
         if is_main_process():
             start = self.cluster_centers if has_graph else None
             with full_precision(keys):
-                graph = build_graph(keys, self.branching, self.num_neighbors, self.kmeans_iterations, start)
+                layers = cluster_layers(keys, self.branching, self.kmeans_iterations, start)
+                graph = join_layers(keys, layers, self.branching, self.num_neighbors, self.kind)
+            self.top_centers = layers[0]
         else:
-            check_finite(keys)  # as in build_graph: fails on all processes, so that none waits for the broadcast
+            check_finite(keys)  # as in cluster_layers: fails on all processes, so that none waits for the broadcast
         for name in ("cluster_centers", "paths", "nearest_center", "offset"):
             buffer = getattr(self, name)
             if graph is not None:
@@ -340,8 +390,9 @@ class GeodesicPool(nn.Module):
             ids,
             graph,
             self.attach,
-            self.num_neighbors,
+            self.num_attached,
             self.local,
+            self.factor,
         )
 
     @torch.no_grad()
@@ -369,7 +420,7 @@ class GeodesicPool(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"distance={self.distance!r}, branching={self.branching}, num_neighbors={self.num_neighbors}, "
-            f"attach={self.attach!r}, local={self.local!r}"
+            f"graph={self.kind!r}, attach={self.attach!r}, local={self.local!r}, num_attached={self.num_attached}"
         )
 
 
@@ -385,9 +436,9 @@ class _Similarity(torch.autograd.Function):
         ctx.candidates = candidates
         if candidates.graph is None:
             ctx.save_for_backward(candidates.rows)  # a view of the queue: checked for writes before the backward pass
-            return candidates.products(queries)
+            return _times(candidates.products(queries), candidates.factor)
         similarities, attached, entrance = candidates.distances(queries)
-        similarities.clamp_(max=CUT).div_(4).cos_()  # angle_normalise, in place
+        _times(similarities.clamp_(max=CUT).div_(4).cos_(), candidates.factor)  # angle_normalise, in place
         if candidates.is_linear:
             ctx.save_for_backward(candidates.rows)
         else:
@@ -397,7 +448,14 @@ class _Similarity(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         with full_precision(gradient):
-            return (_cosine_gradient if ctx.candidates.is_linear else _geodesic_gradient)(ctx, gradient), None
+            if not ctx.candidates.is_linear:
+                return ctx.candidates.factor * _geodesic_gradient(ctx, gradient), None
+            of_queries = _cosine_gradient(ctx, gradient)
+            return of_queries if ctx.candidates.graph is not None else _times(of_queries, ctx.candidates.factor), None
+
+
+def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    return tensor if factor == 1 else tensor.mul_(factor)
 
 
 def _of_products(gradient: torch.Tensor, similarity: torch.Tensor) -> torch.Tensor:
@@ -413,6 +471,7 @@ def _cosine_gradient(ctx, gradient: torch.Tensor) -> torch.Tensor:
 def _geodesic_gradient(ctx, gradient: torch.Tensor) -> torch.Tensor:
     candidates, (_, queries, similarities, attached, entrance) = ctx.candidates, ctx.saved_tensors
     centers = candidates.graph.cluster_centers
+    similarities = similarities if candidates.factor == 1 else similarities / candidates.factor
     of_columns = (1 - similarities * similarities).clamp_(min=0).sqrt_().mul_(gradient).div_(-4)
     of_queries = 0.0
     # columns at the direct angle have their gradient with respect to the inner product, and leave the routes

@@ -1,8 +1,14 @@
-"""Which reading of Eq. 3 trains: all readings from random weights and from trained towers (part `readings`).
+"""What the graph adds: readings of Eq. 3 and hierarchies beside cosines that are as soft (part `readings`).
 
 The paper attaches a query to its nearest centre and does not state how a gradient reaches it. Literally, all columns of
-a query change equally, so that the positive hardly affects the gradient (`geodesic.py`).
+a query change equally, so that the positive hardly affects the gradient (`geodesic.py`). cos(D / 4) also softens the
+softmax (`softness.py`), so that a gain over the plain cosine is not yet the graph's. Controls: the cosine with its
+scale multiplied by several factors, the cosine as soft as a reading, a reading as sharp as the cosine, a complete graph
+on the same centres, and the plain angle.
 """
+
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
@@ -16,105 +22,195 @@ from common.run.log import read_log
 
 DECIDES = "nothing"
 
-READINGS = {  # name -> (config, settings, label)
-    "cosine": ("clip.yaml", (), "cosine"),
-    "angle": (
-        "clip_geo.yaml",
-        ("method.local=attached", "method.num_neighbors=65536"),  # all centres: every key is in an attached cluster
-        "no graph: cos(D / 4) of the plain angle, gradient of the cosine",
-    ),
-    "nearest": ("clip_geo.yaml", ("method.attach=nearest",), "nearest centre (Eq. 3 to the letter)"),
-    "knn": ("clip_geo.yaml", ("method.attach=knn",), "nearest centres"),
-    "knn_local": ("clip_geo.yaml", ("method.attach=knn_local",), "nearest centres, local: nearest cluster"),
-    "knn_local_attached": (
-        "clip_geo.yaml",
-        ("method.attach=knn_local", "method.local=attached"),
-        "nearest centres, local: their clusters",
-    ),
-    "nearest_st": ("clip_geo.yaml", ("method.attach=nearest_st",), "nearest centre, gradient of the cosine"),
-    "knn_local_st": ("clip_geo.yaml", (), "nearest centres, local, gradient of the cosine"),
+READINGS = {  # value of method.attach -> label
+    "nearest": "nearest centre (Eq. 3 to the letter)",
+    "nearest_local": "nearest centre, local",
+    "knn": "nearest centres",
+    "knn_local": "nearest centres, local",
+    "nearest_st": "nearest centre, gradient of the cosine",
+    "nearest_local_st": "nearest centre, local, gradient of the cosine",
+    "knn_local_st": "nearest centres, local, gradient of the cosine",
 }
+STRAIGHT_THROUGH = ("nearest_st", "nearest_local_st", "knn_local_st")  # on every hierarchy
+MATCHED = ("nearest_local_st", "knn_local_st")  # also as sharp as the cosine, and beside a cosine as soft
+FACTORS = (1.0, 0.75, 0.55, 0.4, 0.3, 0.086)  # of the cosine's scale, from the step of the first graph on
+ANGLE = "plain angle without a graph, gradient of the cosine"
 # two projections on cached features: a run takes a minute, and the comparison is of distances, not of towers
 ON_PHOTOGRAPHS = ("model.image.layers=0", "model.text.layers=0")
-STARTS = {"trained": ("from trained towers", ()), "random": ("from random weights", ("start.row=",))}
-METRICS = {
+OVERRIDES = {"photos": ON_PHOTOGRAPHS, "demo": ("data.num_val=1000", "data.num_test=1000")}
+COLUMNS = {
     "mean_recall": ("mean of six recalls", "percent", "higher"),
+    "validation_recall": ("mean of six recalls, validation", "percent", "higher"),
     "i2t_recall_at_1": ("i2t R@1", "percent", "higher"),
     "t2i_recall_at_1": ("t2i R@1", "percent", "higher"),
 }
-AT_THE_END = {  # of the log, mean of both directions
+AT_THE_END = {  # of the last step in the log, mean of both directions
+    "entropy": ("softness: entropy of the softmax", "nats", None),
+    "scale_factor": ("factor on the scale", "multiplier", None),
     "positive_local": ("local positives", "percent", None),
-    "positive_unreachable": ("unreachable positives", "percent", "lower"),
+    "positive_lost": ("unreachable or truncated positives", "percent", "lower"),
+    "unreachable": ("unreachable candidates", "percent", None),
     "distinct_centers": ("nearest centres in a batch", "centres", None),
+}
+OF_GRAPHS = {  # of the last graphs, mean of both pools
+    "hops": ("edges of a path, top layer", "edges", None),
+    "path_over_angle": ("path / angle, top layer", "ratio", None),
+    "components": ("components, top layer", "components", None),
 }
 
 
-def readings(command: Command, code: PaperCode) -> list[Table]:
-    """Retrieval and final state of the pools for each reading and the cosine, by start."""
-    overrides = (*(ON_PHOTOGRAPHS if command.scale == "photos" else ()), *command.overrides)
-    jobs = {
-        f"{start}_{name}": [
-            Job(code, config, command.scale, seed, overrides, command.runs, (*of_start, *settings))
-            for seed in command.seeds
-        ]
-        for start, (_, of_start) in STARTS.items()
-        for name, (config, settings, _) in READINGS.items()
+class Reading(NamedTuple):
+    """A row: its config and settings; in the figure, its panel and its curve there."""
+
+    config: str
+    settings: tuple[str, ...]
+    label: str
+    panel: str = ""
+    curve: str = ""
+
+
+def hierarchies(top: int) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Name -> settings and label, around the default with `top` centres of two each."""
+    pairs = f"{top} x 2 centres"
+    return {
+        "": ((), pairs),
+        "fours": ((f"method.branching=[{top},4]",), f"{top} x 4 centres"),
+        "one_layer": ((f"method.branching=[{top}]",), f"{top} centres"),
+        "threshold": (("method.graph=threshold",), f"{pairs} joined by a threshold"),
+        "complete": (
+            (f"method.num_neighbors={top - 1}", "method.allow_complete=true"),
+            f"{pairs}, complete graph",
+        ),
     }
-    # the common start itself, as a row to compare with
-    jobs["start"] = [Job(code, "towers.yaml", command.scale, seed, overrides, command.runs) for seed in command.seeds]
-    runs = run_rows(jobs)
+
+
+def rows_of(top: int, few: bool = False) -> dict[str, Reading]:
+    """All rows by name.
+
+    Args:
+        top: centres of the top layer at the scale.
+        few: one row of each kind, for a test in seconds.
+    """
+    layouts, factors, others = hierarchies(top), FACTORS, [name for name in READINGS if name not in STRAIGHT_THROUGH]
+    straight, matched = STRAIGHT_THROUGH, MATCHED
+    if few:
+        layouts = {name: layouts[name] for name in ("", "complete")}
+        factors, others, straight, matched = (1.0, 0.3), ["nearest"], ("knn_local_st",), ("knn_local_st",)
+    rows = {}
+    for factor in factors:
+        name, label = ("cosine", "cosine") if factor == 1 else (f"cosine_x{factor:g}", f"cosine, scale x {factor:g}")
+        settings = () if factor == 1 else (f"method.scale_factor={factor:g}",)
+        rows[name] = Reading("clip.yaml", settings, label, "every panel", "cosine, scale x 1 to 0.086")
+
+    def with_controls(name: str, settings: tuple[str, ...], label: str, panel: str, curve: str) -> None:
+        matching, sharp = (*settings, "method.match_entropy=true"), ", as sharp as the cosine"
+        rows[f"{name}_matched"] = Reading("clip_geo.yaml", matching, label + sharp, panel + sharp, curve)
+        rows[f"cosine_as_soft_as_{name}"] = Reading("clip.yaml", matching, f"cosine as soft as: {label}")
+
+    of_angle = ("method.attach=angle_st",)
+    rows["angle_st"] = Reading("clip_geo.yaml", of_angle, ANGLE, "every panel", "the plain angle")
+    with_controls("angle_st", of_angle, ANGLE, "", "")
+    for attach in (*others, *straight):
+        for layout, (of_layout, sizes) in layouts.items():
+            if layout and attach in others:
+                continue
+            name = f"{attach}_{layout}" if layout else attach
+            settings, label = (f"method.attach={attach}", *of_layout), f"{READINGS[attach]}; {sizes}"
+            panel = attach if attach in straight else ""
+            rows[name] = Reading("clip_geo.yaml", settings, label, panel, sizes)
+            if attach in matched:
+                with_controls(name, settings, label, attach, sizes)
+    return rows
+
+
+def readings(command: Command, code: PaperCode) -> list[Table]:
+    """Retrieval, softness and graphs of each row, all from the same trained towers."""
+    overrides = (*OVERRIDES.get(command.scale, ()), *command.overrides)
+    top = code.config("clip_geo.yaml", command.scale, overrides).method.branching[0]
+    rows = rows_of(top, few=command.scale == "smoke")
+    # the common start itself is a row to compare with
+    trained = {"start": Reading("towers.yaml", (), "the trained towers themselves")} | rows
+    runs = run_rows(
+        {
+            name: [
+                Job(code, row.config, command.scale, seed, overrides, command.runs, row.settings)
+                for seed in command.seeds
+            ]
+            for name, row in trained.items()
+        }
+    )
     if not is_main_process():
         return []
-    values = {
-        (name, metric): [100 * run.evaluations["test"]["metrics"][metric] for run in of_seeds]
-        for name, of_seeds in runs.items()
-        for metric in METRICS
-    }
-    # the state of the pools at the last step; the cosine has no graph, and its columns stay empty
+    values = {}
     for name, of_seeds in runs.items():
-        last = [[line for line in read_log(run.files.log) if line["event"] == "train"][-1] for run in of_seeds]
-        values[name, "logit_scale"] = [line["logit_scale"] for line in last]
-        for key, (_, unit, _) in AT_THE_END.items():
-            if all(f"i2t_{key}" in line for line in last):
-                share = 100 if unit == "percent" else 1
-                values[name, key] = [share * (line[f"i2t_{key}"] + line[f"t2i_{key}"]) / 2 for line in last]
+        figures = [figures_of(run) for run in of_seeds]
+        for column in figures[0]:
+            if all(column in of_run for of_run in figures):
+                values[name, column] = [of_run[column] for of_run in figures]
     first = next(iter(runs.values()))[0]
+    settings = {name: " ".join((row.config, *row.settings)) for name, row in trained.items()}
     findings = Findings(
         name="readings",
-        caption=f"Readings of Eq. 3: CLIP against a pool after {first.config.optim.steps} steps, by start.",
+        caption=f"Readings of Eq. 3 and controls: CLIP against a pool, {steps_of(runs)} steps from trained towers.",
         data=f"{first.training_data}; ranked on {stand_in_for(command, runs, 'test')}",
         measured_on=str(stand_in_for(command, runs, "test")),
-        protocol="test set by the cosine; log of the last step",
-        settings={"rows": {name: " ".join((config, *settings)) for name, (config, settings, _) in READINGS.items()}},
-        rows={"start": "the trained towers themselves"}
-        | {
-            f"{start}_{name}": f"{label}, {description}"
-            for start, (description, _) in STARTS.items()
-            for name, (_, _, label) in READINGS.items()
-        },
-        columns={**METRICS, "logit_scale": ("temperature's inverse", "multiplier", None), **AT_THE_END},
+        protocol="test set by the cosine; log of the last step and of the last graphs",
+        settings={"rows": settings, "overrides": list(overrides)},
+        rows={name: row.label for name, row in trained.items()},
+        columns={**COLUMNS, "logit_scale": ("logit scale", "multiplier", None), **AT_THE_END, **OF_GRAPHS},
         values=values,
-    )
-    plot_curves(
-        [
-            Curves(description, "step", "mean rank of the positive", _ranks(runs, start), log_y=True)
-            for start, (description, _) in STARTS.items()
+        notes=[
+            "Softness is measured at the last step. The validation recall chooses a default; no test number does.",
+            "As sharp as the cosine, and a cosine as soft as a reading: at the step of the first graph both have the "
+            "same mean entropy of the softmax (geometric mean of the factors of both directions).",
         ],
-        command.folder(code.name) / "readings_curves.png",
-        across=len(STARTS),
     )
+    plot_softness(rows, values, command.folder(code.name) / "readings_softness.png")
     return [write_findings(command, code.name, findings, runs)]
 
 
-def _ranks(runs: dict[str, list[RowRun]], start: str) -> dict[str, list[tuple[float, list[float]]]]:
-    """Course of the positive's mean rank among the pool's keys, mean of both directions, one value per seed."""
-    curves = {}
-    for name, (_, _, label) in READINGS.items():
-        logs = [_rank_by_step(run) for run in runs[f"{start}_{name}"]]
-        curves[label] = [(float(step), [log[step] for log in logs]) for step in logs[0]]
-    return curves
+def steps_of(runs: Mapping[str, list[RowRun]]) -> int:
+    """Steps of a row; all train equally long, but for the start."""
+    return next(of_seeds[0].config.optim.steps for name, of_seeds in runs.items() if name != "start")
 
 
-def _rank_by_step(run: RowRun) -> dict[int, float]:
-    lines = [line for line in read_log(run.files.log) if "i2t_positive_rank" in line]
-    return {line["step"]: (line["i2t_positive_rank"] + line["t2i_positive_rank"]) / 2 for line in lines}
+def figures_of(run: RowRun) -> dict[str, float]:
+    """Column -> value of one run; shares in percent."""
+    metrics, lines = run.evaluations["test"]["metrics"], read_log(run.files.log)
+    figures = {column: 100 * metrics[column] for column in COLUMNS if column in metrics}
+    for of_set in run.validation.values():
+        if "mean_recall" in of_set:
+            figures["validation_recall"] = 100 * of_set["mean_recall"]
+    last = [line for line in lines if line["event"] == "train"][-1]
+    figures["logit_scale"] = last["logit_scale"]
+    for side in ("i2t", "t2i"):
+        if f"{side}_positive_unreachable" in last:
+            lost = last[f"{side}_positive_unreachable"] + last[f"{side}_positive_truncated"]
+            last[f"{side}_positive_lost"] = lost
+    for column, (_, unit, _) in AT_THE_END.items():
+        if f"i2t_{column}" in last:
+            share = 100 if unit == "percent" else 1
+            figures[column] = share * (last[f"i2t_{column}"] + last[f"t2i_{column}"]) / 2
+    graphs = {line["pool"]: line for line in lines if line["event"] == "graph"}  # the last one of each pool
+    if graphs:
+        figures |= {column: sum(graph[column] for graph in graphs.values()) / len(graphs) for column in OF_GRAPHS}
+    return figures
+
+
+def plot_softness(rows: Mapping[str, Reading], values: Mapping[tuple[str, str], list[float]], path) -> None:
+    """Recall over softness: the cosine's curve, and a point for each hierarchy, in a panel for each reading."""
+    points = {
+        name: (sum(values[name, "entropy"]) / len(values[name, "entropy"]), values[name, "mean_recall"])
+        for name in rows
+    }
+
+    def curves(panel: str) -> dict[str, list[tuple[float, list[float]]]]:
+        drawn: dict[str, list[tuple[float, list[float]]]] = {}
+        for name, row in rows.items():
+            if row.panel in ("every panel", panel):
+                drawn.setdefault(row.curve, []).append(points[name])
+        return {label: sorted(of_label) for label, of_label in drawn.items()}
+
+    panels = dict.fromkeys(row.panel for row in rows.values() if row.panel.startswith(STRAIGHT_THROUGH))
+    x_label, y_label = "entropy of the softmax, nats", "mean of six recalls, percent"
+    plot_curves([Curves(panel, x_label, y_label, curves(panel)) for panel in panels], path, across=min(3, len(panels)))

@@ -63,7 +63,7 @@ def table7(command: Command, letter: str) -> list[Table]:
     table_id = f"table7{letter}"
     source = CODE.printed(table_id)
     row = source["rows"][0]["config"]
-    settings, more = settings_of(table_id, _config(command, row).method), {}
+    settings, more = settings_of(table_id, _config(command, row)), {}
     if letter == "a" and command.trains(row) and is_main_process():
         more = costs(
             command, {method: _config(command, row, changes) for method, changes in settings.items()}, memory=False
@@ -107,8 +107,11 @@ def _by_distance(method: DistanceConfig, nodes: str) -> str:
         return "by the cosine"
     start = f", from step {method.geodesic_from_step} on" if method.geodesic_from_step else ""
     local = f", local: {method.local}" if method.local != DistanceConfig.local else ""
+    joined = f"{method.num_neighbors} neighbours"
+    if method.graph == "threshold":
+        joined = f"joined by a threshold with as many edges as {joined}"
     return (
-        f"by the geodesic distance ({method.attach}{local}, {nodes}{method.num_neighbors} neighbours, a graph every "
+        f"by the geodesic distance ({method.attach}{local}, {nodes}{joined}, a graph every "
         f"{method.graph_update_interval} steps{start})"
     )
 

@@ -11,9 +11,11 @@ If a row starts from another one, that is trained first unless it exists.
 import copy
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -31,12 +33,14 @@ from common.run.folder import RunFiles
 from common.run.inputs import TrainingData, open_training_data
 from common.run.journal import Journal
 from common.run.launch import run_or_explain, train_main
-from common.run.training import Setup, opened
+from common.run.training import Run, Setup, opened
 from geomm.config import Config
 from geomm.evaluate import MODELS, PAPER, evaluated_sets, reevaluate
+from geomm.graph_report import pool_report
 from geomm.grouping import GroupedOrder
 from geomm.mafa import smoothing_at
 from geomm.model import WordMask, build_model, start_, start_discriminator_
+from geomm.softness import match_
 
 DEFAULT_ROW = "clip_geo.yaml"
 
@@ -99,14 +103,19 @@ def train(
             ids = step.ids if method.targets == "ids" else None
 
             # Alg. 2: a new graph every graph_update_interval steps; then the loss on the columns as they will be
-            for pool in (model.image_pool, model.text_pool):
-                pool.rebuild(step.number)
+            for name, pool in (("image", model.image_pool), ("text", model.text_pool)):
+                if pool.rebuild(step.number) and accelerator.is_main_process:
+                    run.journal.log.write("graph", step=step.number + 1, pool=name, **pool_report(pool))
             model.update_momentum_encoders(method.ema_momentum)
             alpha = distillation_weight(step.number, steps_per_epoch, method.distillation)
             if grouping is not None:
                 alpha = smoothing_at(step.number, steps_per_epoch, method.smoothing)
             masked, counts = mask(step.batch.token_ids) if isinstance(model, Albef) else ((), {})
-            losses = run.model(*views, step.token_ids, *masked, alpha, ids, **counts)
+            inputs = *views, step.token_ids, *masked, alpha, ids
+            if method.changes_scale and model.text_pool.factor_is_due(step.number):
+                facts = set_factor_(run, inputs, counts, step.number)
+                run.journal.log.write("scale_factor", step=step.number + 1, **facts)
+            losses = run.model(*inputs, **counts)
 
             step.backward(None, losses.parts, **losses.logged)
             if step.is_logged:  # before the update, which changes the model that the statistics are about
@@ -131,6 +140,24 @@ def start_from_others_(model: QueueClip, config: Config, journal: Journal) -> No
     model.start_momentum_()
 
 
+def set_factor_(run: Run, inputs: Sequence[Any], counts: Mapping[str, int], step: int) -> dict[str, Any]:
+    """Multiplies the logit scale at the step of the first graph, see geomm/softness.py; call on every process.
+
+    Args:
+        inputs, counts: arguments of the model; a match computes the step's embeddings once before the loss.
+    Returns:
+        For the log.
+    """
+    model, method = run.bare_model, run.config.method
+    if not method.match_entropy:
+        for pool in (model.image_pool, model.text_pool):
+            pool.set_factor_(method.scale_factor)
+        return {"scale_factor": method.scale_factor}
+    device = run.accelerator.device
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        return match_(model, run.model(*inputs, **counts), step)
+
+
 def of_the_pools(model: QueueClip, losses: Losses, ids: torch.Tensor | None) -> dict[str, float]:
     """Statistics of a step's queries and candidates by direction; plain queues have none."""
     queries = {
@@ -141,7 +168,7 @@ def of_the_pools(model: QueueClip, losses: Losses, ids: torch.Tensor | None) -> 
         f"{side}_{name}": value
         for side, (embeddings, candidates) in queries.items()
         if hasattr(candidates, "statistics")
-        for name, value in candidates.statistics(embeddings).items()
+        for name, value in candidates.statistics(embeddings, model.logit_scale().item()).items()
     }
 
 

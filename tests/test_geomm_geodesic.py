@@ -19,6 +19,7 @@ from geomm.geodesic import (
     angle_normalise,
     angles,
     attach_queries,
+    center_graph,
     components,
     first_k,
     geodesic_distance,
@@ -29,6 +30,7 @@ from geomm.geodesic import (
     sample_distance,
     shortest_paths,
     spherical_kmeans,
+    threshold_graph,
 )
 
 
@@ -123,6 +125,31 @@ def test_paths_are_a_metric_above_the_angle_and_shrink_with_more_neighbours():
         assert (paths <= through + 1e-12).all()
         assert last is None or (paths <= last + 1e-12).all()
         last = paths
+
+
+@pytest.mark.parametrize("num_neighbors", [1, 3, 6])
+def test_a_threshold_joins_the_closest_pairs_and_may_leave_pieces(num_neighbors):
+    """By brute force over all pairs; the other graph gives the number of edges."""
+    for centers in (draw(3, 30, 6), unit(draw(4, 5, 8).repeat_interleave(6, 0) + 0.2 * draw(5, 30, 8))):
+        count = int(torch.isfinite(neighbor_graph(centers, num_neighbors)).sum() - 30) // 2
+        pairs = sorted(
+            itertools.combinations(range(30), 2), key=lambda pair: -float(centers[pair[0]] @ centers[pair[1]])
+        )
+        edges = threshold_graph(centers, num_neighbors)
+        joined = {(i, j) for i, j in itertools.combinations(range(30), 2) if torch.isfinite(edges[i, j])}
+        assert joined == set(pairs[:count])
+        assert torch.equal(edges, edges.T)
+        assert (edges.diagonal() == 0).all()
+        radius = edges[torch.isfinite(edges)].max()
+        assert ((angles(centers, centers) <= radius - 1e-9) <= torch.isfinite(edges)).all()
+        assert torch.equal(edges, center_graph(centers, num_neighbors, "threshold"))
+        pieces = networkx.Graph(list(joined))
+        pieces.add_nodes_from(range(30))
+        groups = components(shortest_paths(edges))
+        assert len(groups.unique()) == networkx.number_connected_components(pieces)
+    assert len(groups.unique()) > 1  # tight groups are joined within, and no path leads from one to another
+    assert torch.isinf(shortest_paths(edges)).any()
+    assert threshold_graph(centers[:1], num_neighbors).tolist() == [[0.0]]
 
 
 def test_two_centres_in_one_place_keep_their_edge():
@@ -243,7 +270,7 @@ def by_hand(query, rows, graph, attach, count, local):
     """Eq. 3 and its readings for one query, column by column."""
     centers, paths = graph.cluster_centers, graph.paths
     to = [math.acos(float(query @ center)) for center in centers]
-    order = sorted(range(len(to)), key=to.__getitem__)[: 1 if attach == "nearest" else count]
+    order = sorted(range(len(to)), key=to.__getitem__)[: 1 if attach.startswith("nearest") else count]
     here = order[: 0 if "local" not in attach else 1 if local == "nearest" else count]
     lengths = []
     for row in rows:
@@ -255,7 +282,7 @@ def by_hand(query, rows, graph, attach, count, local):
 
 
 @pytest.mark.parametrize("local", ["nearest", "attached"])
-@pytest.mark.parametrize("attach", ["nearest", "knn", "knn_local"])
+@pytest.mark.parametrize("attach", ["nearest", "knn", "nearest_local", "knn_local"])
 def test_every_reading_column_by_column(attach, local):
     rows, queries = draw(8, 80, 5), draw(9, 6, 5)
     graph = graph_of(rows, 12, 2)
@@ -280,7 +307,7 @@ def test_one_attached_centre_is_eq_3_and_all_of_them_the_angle():
         now = geodesic_distance(queries, rows, graph, "knn", count)
         assert (now <= last).all()
         last = now
-    with pytest.raises(ValueError, match=r"attach 'all' is unknown; expected: nearest, knn, knn_local, "):
+    with pytest.raises(ValueError, match=r"attach 'all' is unknown; expected: nearest, knn, nearest_local, "):
         geodesic_distance(queries, rows, graph, "all")
     with pytest.raises(ValueError, match=r"local 'both' is unknown; expected: nearest, attached"):
         geodesic_distance(queries, rows, graph, local="both")
@@ -315,7 +342,10 @@ def test_the_straight_through_readings_have_the_others_values_and_the_cosines_gr
     rows, queries, weights = draw(15, 50, 8), draw(16, 7, 8), torch.randn(7, 50, dtype=torch.float64)
     graph, queries = graph_of(rows), queries.requires_grad_()
     actual = geodesic_similarity(queries, rows, graph, attach, 3)
-    plain = geodesic_similarity(queries, rows, graph, attach.removesuffix("_st"), 3)
+    if attach == "angle_st":
+        plain = angle_normalise(angles(queries, rows)).cos()
+    else:
+        plain = geodesic_similarity(queries, rows, graph, attach.removesuffix("_st"), 3)
     torch.testing.assert_close(actual, plain, rtol=1e-12, atol=1e-12)
     (actual * weights).sum().backward()
     assert torch.equal(queries.grad, weights @ rows) == attach.endswith("_st")

@@ -1,14 +1,28 @@
-"""geomm/hierarchy.py: the table against the paper's recursion, point by point; layers, warm start, refusals."""
+"""geomm/hierarchy.py: the table against the paper's recursion, point by point; layers, warm start, refusals; and
+geomm/graph_report.py: what a graph is like, against networkx."""
 
 import dataclasses
+import itertools
 import math
+import statistics
 
+import networkx
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from common.geometry import paired_angles, unit
-from geomm.geodesic import angles, nearest_centers, neighbor_graph, shortest_paths, spherical_kmeans
+from geomm.geodesic import (
+    angles,
+    center_graph,
+    nearest_centers,
+    neighbor_graph,
+    shortest_paths,
+    spherical_kmeans,
+)
+from geomm.graph_report import FEW_ROWS, path_statistics, pool_report, unreachable_share
 from geomm.hierarchy import build_graph, path_table
+from geomm.pool import GeodesicPool
 
 
 def draw(seed, *shape, dtype=torch.float64):
@@ -22,8 +36,9 @@ def angle(first, second):
 class Tree:
     """Eq. 2 as the specification writes it: no table, one pair of points at a time."""
 
-    def __init__(self, layers, branching, num_neighbors):
-        self.layers, self.branching, self.num_neighbors = layers, branching, num_neighbors
+    def __init__(self, layers, branching, num_neighbors, kind):
+        self.layers, self.branching, self.num_neighbors, self.kind = layers, branching, num_neighbors, kind
+        self.paths = [{} for _ in layers]
 
     def children(self, layer, node):
         return range(node * self.branching[layer], (node + 1) * self.branching[layer])
@@ -38,8 +53,10 @@ class Tree:
 
     def path(self, layer, first, second):
         nodes = list(self.children(layer, first // self.branching[layer]))
-        paths = shortest_paths(neighbor_graph(self.layers[layer][nodes], self.num_neighbors))
-        return float(paths[nodes.index(first), nodes.index(second)])
+        if nodes[0] not in self.paths[layer]:
+            edges = center_graph(self.layers[layer][nodes], self.num_neighbors, self.kind)
+            self.paths[layer][nodes[0]] = shortest_paths(edges)
+        return float(self.paths[layer][nodes[0]][nodes.index(first), nodes.index(second)])
 
     def climb(self, point, places, layer):
         """From a point up to its centre of a layer; places[k] is its node of layer k."""
@@ -61,15 +78,15 @@ class Tree:
         return self.climb(first, here, layer) + path + self.climb(second, there, layer)
 
 
-@pytest.mark.parametrize("num_neighbors", [1, 3])
+@pytest.mark.parametrize(("num_neighbors", "kind"), [(1, "neighbors"), (3, "neighbors"), (1, "threshold")])
 @pytest.mark.parametrize("branching", [(12,), (4, 3), (3, 2, 2), (2, 1, 3, 2)])
-def test_the_table_is_the_papers_recursion_point_by_point(branching, num_neighbors):
+def test_the_table_is_the_papers_recursion_point_by_point(branching, num_neighbors, kind):
     points = draw(0, 14, 6)
     layers = [draw(1 + depth, math.prod(branching[: depth + 1]), 6) for depth in range(len(branching))]
-    tree = Tree(layers, branching, num_neighbors)
+    tree = Tree(layers, branching, num_neighbors, kind)
     leaf = torch.tensor([tree.places(point)[-1] for point in points])
     offset = paired_angles(points, layers[-1][leaf])
-    table = path_table(layers, branching, num_neighbors)
+    table = path_table(layers, branching, num_neighbors, kind)
     distances = offset[:, None] + table[leaf[:, None], leaf] + offset
     for i in range(14):
         for j in range(i, 14):
@@ -137,3 +154,53 @@ def test_rows_that_are_not_finite_are_refused(number):
     rows[[7, 9], 2] = number
     with pytest.raises(ValueError, match=r"2 of the 40 keys in the pool hold NaN .* first of them key 7"):
         build_graph(rows, (4,))
+
+
+@pytest.mark.parametrize(("num_neighbors", "kind"), [(3, "neighbors"), (2, "threshold"), (29, "neighbors")])
+def test_figures_of_a_graph_are_those_of_networkx(num_neighbors, kind):
+    centers = unit(draw(15, 6, 5).repeat_interleave(5, 0) + 0.3 * draw(16, 30, 5))
+    edges = center_graph(centers, num_neighbors, kind)
+    graph = networkx.Graph()
+    graph.add_nodes_from(range(30))
+    graph.add_weighted_edges_from(
+        (i, j, float(edges[i, j])) for i, j in itertools.combinations(range(30), 2) if torch.isfinite(edges[i, j])
+    )
+    routes = dict(networkx.all_pairs_dijkstra(graph))
+    hops, lengths, direct = [], [], []
+    for i, j in itertools.combinations(range(30), 2):
+        if j in routes[i][0]:
+            hops.append(len(routes[i][1][j]) - 1)
+            lengths.append(routes[i][0][j])
+            direct.append(angle(centers[i], centers[j]))
+    expected = {
+        "nodes": 30,
+        "edges": graph.number_of_edges(),
+        "longest_edge": max(length for _, _, length in graph.edges.data("weight")),
+        "components": networkx.number_connected_components(graph),
+        "hops": statistics.fmean(hops),
+        "path_over_angle": statistics.fmean(length / angle for length, angle in zip(lengths, direct)),
+        "rank_correlation": spearmanr(lengths, direct).statistic,
+    }
+    assert path_statistics(centers, edges) == pytest.approx(expected, rel=1e-6)
+    assert kind == "neighbors" or expected["components"] > 1
+    paths = shortest_paths(edges)
+    assert unreachable_share(paths) == pytest.approx(1 - 2 * len(hops) / (30 * 29))
+    if num_neighbors == 29:  # the law of a complete layer: its paths are the angles
+        torch.testing.assert_close(paths, angles(centers, centers).fill_diagonal_(0), rtol=0, atol=1e-7)
+        figures = [expected[name] for name in ("hops", "path_over_angle", "rank_correlation")]
+        assert figures == pytest.approx([1, 1, 1])
+
+
+def test_a_pool_reports_its_top_layer_and_clusters_counted_one_by_one():
+    pool = GeodesicPool(200, 6, branching=(20, 3), num_neighbors=4, num_attached=2)
+    pool.insert(draw(17, 200, 6, dtype=torch.float32))
+    assert pool.rebuild(0)
+    tops, report = pool.top_centers, pool_report(pool)
+    below = pool.cluster_centers.view(20, 3, 6)  # children stand beside their parent
+    assert ((below @ tops[:, :, None]).mean(dim=1) > (below @ tops.T).mean(dim=1).median()).float().mean() > 0.8
+    sizes = [sum(int(center) // 3 == top for center in pool.nearest_center) for top in range(20)]
+    assert report["small_clusters"] == sum(size < FEW_ROWS for size in sizes)
+    assert 0 < report["small_clusters"] < 20
+    assert {name: report[name] for name in ("unreachable", "nodes")} == {"unreachable": 0, "nodes": 20}
+    assert report["path_over_angle"] == path_statistics(tops, neighbor_graph(tops, 4))["path_over_angle"] > 1.01
+    assert path_statistics(draw(18, 2, 4), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))["hops"] == 1  # no order of one pair

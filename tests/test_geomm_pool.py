@@ -32,7 +32,9 @@ def draw(seed, *shape, dtype=torch.float64):
 
 def full_pool(attach="knn_local", capacity=CAPACITY, dim=DIM, **settings):
     """A pool of float64 with a graph, whose pointer stands three slots before the end."""
-    pool = GeodesicPool(capacity, dim, attach=attach, **{"branching": (4, 3), "num_neighbors": 2, **settings}).double()
+    pool = GeodesicPool(
+        capacity, dim, attach=attach, **{"branching": (4, 3), "num_neighbors": 2, "num_attached": 2, **settings}
+    ).double()
     pool.insert(draw(0, capacity - 3, dim), torch.arange(capacity - 3))
     pool.insert(draw(1, capacity, dim), torch.arange(capacity) + capacity)
     assert int(pool.queue.pointer) == capacity - 3
@@ -49,7 +51,8 @@ def after(pool, keys):
 
 def test_columns_are_those_of_a_list_over_three_and_a_half_revolutions():
     """And what is attached as it enters is what a new search over all rows would find."""
-    pool = GeodesicPool(CAPACITY, DIM, branching=(5,), num_neighbors=2, graph_update_interval=7).double()
+    sizes = {"branching": (5,), "num_neighbors": 2, "num_attached": 2}
+    pool = GeodesicPool(CAPACITY, DIM, **sizes, graph_update_interval=7).double()
     ring, written, rebuilt = [None] * CAPACITY, 0, []
     generator = torch.Generator().manual_seed(5)
     step = 0
@@ -118,19 +121,19 @@ def test_values_and_gradients_are_those_of_plain_autograd(attach, local, monkeyp
     torch.testing.assert_close(queries.grad.double(), ours.grad, rtol=1e-4, atol=1e-3)
 
 
-def test_with_all_centres_attached_and_local_no_graph_is_left():
+@pytest.mark.parametrize(
+    "settings", [{"attach": "angle_st"}, {"attach": "knn_local_st", "num_attached": 65_536, "local": "attached"}]
+)
+def test_the_angle_or_all_centres_attached_and_local_leave_no_graph(settings):
     """The control among the readings: a quarter of the plain angle, with the gradient of the cosine."""
-    pool, keys, queries = (
-        full_pool("knn_local_st", num_neighbors=65_536, local="attached"),
-        draw(2, BATCH, DIM),
-        draw(3, 6, DIM),
-    )
+    pool, keys, queries = full_pool(**settings), draw(2, BATCH, DIM), draw(3, 6, DIM)
     rows, _, _ = after(pool, keys)
     actual = pool.open(keys).similarity(queries.requires_grad_())
     expected = (queries.detach() @ rows.T).arccos().div(4).cos()
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     weights = draw(4, 6, CAPACITY)
     torch.testing.assert_close(torch.autograd.grad((actual * weights).sum(), queries)[0], weights @ rows)
+    assert pool.open(keys).statistics(queries[:BATCH], 14.0)["positive_local"] == 1
 
 
 def test_a_step_may_overwrite_every_row_of_a_cluster():
@@ -186,7 +189,7 @@ def test_the_loss_in_tiles_is_info_nce_of_all_logits(attach, kind, tile, monkeyp
         torch.testing.assert_close(pool_info_nce(candidates, queries, scale, targets, keys, alpha)[0], losses[0])
 
 
-@pytest.mark.parametrize("attach", ["nearest", "knn", "knn_local", "nearest_st", "knn_local_st", "cosine"])
+@pytest.mark.parametrize("attach", [*ATTACH, "cosine"])
 def test_no_more_than_the_logits_of_a_batch_are_held_at_once(attach):
     batch, capacity = 64, 65_536
     distance, attach = ("cosine", "nearest") if attach == "cosine" else ("geodesic", attach)
@@ -324,7 +327,7 @@ def test_positives_without_a_path_have_a_finite_loss_and_no_gradient_and_are_cou
     assert torch.isfinite(loss)
     assert torch.isfinite(queries.grad).all()
     assert (of_batch.diagonal() == -14).all()
-    statistics = candidates.statistics(queries)
+    statistics = candidates.statistics(queries, 14.0)
     assert statistics["positive_unreachable"] == 1
     assert statistics["unreachable"] == pytest.approx(float(torch.isinf(expected).double().mean()), abs=1e-6)
     assert statistics["components"] == len(components(graph.paths).unique())
@@ -339,7 +342,7 @@ def test_statistics_are_those_of_the_distances():
     rows, graph, slots = after(pool, keys)
     distances = geodesic_distance(queries, rows, graph, num_attached=2)
     positives, nearest = distances.gather(1, slots[:, None]), (queries @ graph.cluster_centers.T).argmax(dim=1)
-    statistics = pool.open(keys).statistics(queries)
+    statistics = pool.open(keys).statistics(queries, 14.0)
     expected = {
         "positive_rank": (distances < positives).sum(dim=1).add(1).double().mean(),
         "truncated": ((distances > CUT) & distances.isfinite()).double().mean(),
@@ -351,7 +354,7 @@ def test_statistics_are_those_of_the_distances():
     assert 0 < expected["positive_local"] < 1
     for name, value in expected.items():
         assert statistics[name] == pytest.approx(float(value), rel=1e-6), name
-    assert full_pool(distance="cosine").open(keys).statistics(queries)["positive_rank"] >= 1
+    assert full_pool(distance="cosine").open(keys).statistics(queries, 14.0)["positive_rank"] >= 1
 
 
 def two_processes(global_batch):
@@ -439,7 +442,9 @@ def test_a_cast_to_half_precision_does_not_round_the_graph():
         ({"distance": "euclidean"}, r"distance 'euclidean' is unknown; expected: geodesic, cosine"),
         ({"attach": "all"}, r"attach 'all' is unknown; expected: nearest, knn, "),
         ({"local": "both"}, r"local 'both' is unknown; expected: nearest, attached"),
+        ({"graph": "mutual"}, r"graph 'mutual' is unknown; expected: neighbors, threshold"),
         ({"num_neighbors": 0}, r"num_neighbors 0; expected: at least 1"),
+        ({"num_attached": 0}, r"num_attached 0; expected: at least 1"),
         ({"graph_update_interval": 0}, r"graph_update_interval 0; expected: at least 1"),
     ],
 )

@@ -1,9 +1,11 @@
 """Every part of GeoMM at smoke scale, end to end: tables beside the paper's numbers, and the readings of Eq. 3."""
 
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,16 +25,17 @@ from common.report.table import Measured, from_json
 from common.reproduce.command import Command
 from common.run.checkpoint import last_checkpoint
 from common.run.log import read_log
-from geomm.ablations import branching_of
+from geomm.ablations import branching_of, settings_of
 from geomm.config import Config
 from geomm.cost import Steps, seconds_of_100_steps
 from geomm.evaluate import load_encoder
 from geomm.finetune import code_of
 from geomm.hierarchy_error import deviation, ways_of
 from geomm.lookalikes import share_distinguished
-from geomm.readings import READINGS, STARTS
+from geomm.readings import AT_THE_END, OF_GRAPHS, figures_of, rows_of
 from geomm.reproduce import PARTS, _note, main
 from geomm.table3 import WITHOUT, learnt
+from geomm.train import CODE as CODE_OF_GEOMM
 from oblique_topology.reproduce import CODE
 from scripts.parts import parts_of
 
@@ -193,15 +196,15 @@ def test_the_columns_of_two_data_sets_come_from_two_runs(geomm):
 def test_every_graph_of_table_7_is_another_run_and_says_its_sizes(geomm):
     notes = {row.method: row.note for part in "abcd" for row in table_of(geomm, f"table7{part}").rows}
     assert len(notes) == 15
-    for row, sizes in {"1 layer": "6 centres", "2 layers": "2 x 3 centres", "3 layers": "2 x 2 x 2 centres",
-                      "384 clusters": "3 x 3 centres", "12 neighbours": "12 neighbours",
+    for row, sizes in {"1 layer": "8 centres", "2 layers": "8 x 2 centres", "3 layers": "8 x 2 x 2 centres",
+                      "384 clusters": "12 x 2 centres", "12 neighbours": "4 neighbours",
                       "50 steps": "every 1 steps"}.items():  # fmt: skip
         assert sizes in notes[row]
     settings = {
         str(from_dict(Config, yaml.safe_load(path.read_text()), "run").method)
         for path in geomm.folder.glob("runs/geomm/finetuned_crowded_albef_then_geo-smoke-*/seed0/config.yaml")
     }
-    assert len(settings) == 1 + 2 + 2 + 4 + 1  # default; 7a; 7b, where 128 and 192 are alike; 7c; 7d, where but 50 are
+    assert len(settings) == 1 + 2 + 3 + 3 + 1  # default; 7a; 7b; 7c; 7d, where all but 50 are alike
 
 
 def test_costs_are_those_of_steps_and_a_cosine_pays_for_no_graph(geomm, monkeypatch):
@@ -248,12 +251,29 @@ def test_grounding_stands_beside_guesses_and_its_pictures_show_every_model(geomm
 
 
 @pytest.mark.parametrize(
-    ("clusters", "layers", "expected"),
-    [(256, 1, (256,)), (256, 2, (16, 16)), (256, 3, (4, 8, 8)), (64, 3, (4, 4, 4)), (128, 2, (8, 16)),
-     (192, 2, (12, 16)), (384, 2, (16, 24)), (48, 2, (6, 8)), (96, 2, (8, 12)), (6, 3, (2, 2, 2))],
-)  # fmt: skip
-def test_clusters_are_spread_evenly_over_layers(clusters, layers, expected):
-    assert branching_of(clusters, layers) == expected
+    ("scale", "layers", "clusters", "neighbours", "intervals", "steps"),
+    [
+        ("smoke", [[8], None, [8, 2, 2]], [4, 6, 8, 12], [1, 2, 3, 4], [1, 2, 2, 2], 3 + 6 * 2),
+        ("demo", [[64], None, [64, 2, 2]], [32, 48, 64, 96], [4, 5, 6, 7], [12, 19, 25, 31], 32 + 6 * 31),
+        ("paper", [[256], None, [256, 2, 2]], [128, 192, 256, 384], [6, 8, 10, 12], [50, 75, 100, 125], 11_075),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:method.num_neighbors")  # the smallest graphs of smoke scale
+def test_table_7_varies_one_size_in_the_papers_proportions(scale, layers, clusters, neighbours, intervals, steps):
+    def methods(letter):
+        default = CODE_OF_GEOMM.config("finetuned_crowded_albef_then_geo.yaml", scale)
+        rows = settings_of(f"table7{letter}", default).values()
+        configs = [CODE_OF_GEOMM.config("finetuned_crowded_albef_then_geo.yaml", scale, row) for row in rows]
+        assert {config.optim.steps for config in configs} == {steps if letter == "d" else default.optim.steps}
+        return [config.method for config in configs]
+
+    default = [clusters[2], 2]
+    assert [list(method.branching) for method in methods("a")] == [sizes or default for sizes in layers]
+    assert [list(method.branching) for method in methods("b")] == [[count, 2] for count in clusters]
+    assert [method.num_neighbors for method in methods("c")] == neighbours
+    assert len({method.num_attached for method in methods("c")}) == 1  # only the graph changes
+    assert [method.graph_update_interval for method in methods("d")] == intervals
+    assert branching_of(64, 1) == (64,)
 
 
 def test_an_exact_distance_deviates_nowhere_and_a_scaled_one_only_in_size():
@@ -308,39 +328,73 @@ def test_a_row_says_by_which_distance(geomm):
     notes = {row.method: row.note for row in table_of(geomm, "table2").rows}
     assert "pool of 40 compared by the cosine; starts from row albef" in notes["ALBEF"]
     assert (
-        "by the geodesic distance (knn_local_st, 2 x 3 centres, 2 neighbours, a graph every 2 steps); starts"
+        "by the geodesic distance (knn_local_st, 8 x 2 centres, 2 neighbours, a graph every 2 steps); starts"
         in notes["Geo-ALBEF"]
     )
     settings = "method.local=attached", "start.part=towers"
     note = _note(Command("table1", "smoke", (0,), settings, Path("out"), Path("out")), "clip_geo.yaml")
-    assert "(knn_local_st, local: attached, 2 x 3 centres, " in note
+    assert "(knn_local_st, local: attached, 8 x 2 centres, " in note
     assert note.endswith("; starts from the towers of row towers")
 
 
-def test_every_reading_is_trained_from_both_starts_and_towers_once(geomm):
-    table = table_of(geomm, "readings")
-    assert len(table.rows) == 1 + len(READINGS) * len(STARTS)
-    assert table.rows[0].method == "the trained towers themselves"
+def test_every_row_of_the_readings_is_trained_from_the_same_towers_and_stands_in_the_table(geomm):
+    table, rows = table_of(geomm, "readings"), rows_of(8, few=True)
+    assert [row.method for row in table.rows] == [
+        "the trained towers themselves",
+        *(row.label for row in rows.values()),
+    ]
     assert len(list(geomm.folder.glob("runs/geomm/towers-*"))) == 1
     for row in table.rows:
         assert 0 < row.ours["mean_recall"].mean <= 100
-        assert ("positive_local" in row.ours) != row.method.startswith(("cosine", "the trained towers"))
+        assert 0 < row.ours["entropy"].mean <= math.log(40) + 1e-5
+        is_geodesic = not row.method.startswith(("cosine", "the trained towers"))
+        assert ("positive_local" in row.ours) == ("hops" in row.ours) == is_geodesic
+    cells = {row.method: row.ours for row in table.rows}
+    assert cells["cosine, scale x 0.3"]["scale_factor"].mean == pytest.approx(0.3)
+    complete = cells[rows["knn_local_st_complete"].label]
+    assert [complete[name].mean for name in ("hops", "path_over_angle", "components")] == pytest.approx([1, 1, 1])
+    drawn = read_plotted(geomm("readings") / "readings_softness.png")
+    cosine = [point for point in drawn if point["curve"] == "cosine, scale x 1 to 0.086"]
+    assert {point["panel"] for point in cosine} == {"knn_local_st", "knn_local_st, as sharp as the cosine"}
+    expected = [(cells[row.label]["entropy"].mean, cells[row.label]["mean_recall"].mean)
+                for row in (rows["cosine"], rows["cosine_x0.3"])]  # fmt: skip
+    of_panel = [number for point in cosine[:2] for number in (point["x"], point["mean"])]
+    assert of_panel == pytest.approx([number for point in sorted(expected) for number in point], rel=1e-4)
+
+
+def test_figures_of_a_run_are_those_of_its_log_and_of_its_validation(tmp_path):
+    lines = [
+        {"event": "graph", "step": 1, "pool": "image", **dict.fromkeys(OF_GRAPHS, 9.0)},
+        {"event": "graph", "step": 3, "pool": "image", "hops": 2.0, "path_over_angle": 1.5, "components": 1},
+        {"event": "graph", "step": 3, "pool": "text", "hops": 3.0, "path_over_angle": 1.1, "components": 3},
+        {"event": "train", "step": 3, "logit_scale": 14.0}
+        | {f"{side}_{name}": value for side, value in (("i2t", 0.1), ("t2i", 0.3)) for name in AT_THE_END}
+        | {f"{side}_positive_{name}": 0.2 for side in ("i2t", "t2i") for name in ("unreachable", "truncated")},
+    ]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = SimpleNamespace(
+        files=SimpleNamespace(log=log),
+        evaluations={"test": {"metrics": {"mean_recall": 0.5}}},
+        validation={"scenes/val": {"mean_recall": 0.4}},
+    )
+    figures = figures_of(run)
+    assert (figures["hops"], figures["path_over_angle"], figures["components"]) == pytest.approx((2.5, 1.3, 2))
+    assert (figures["mean_recall"], figures["validation_recall"]) == pytest.approx((50, 40))
+    assert (figures["entropy"], figures["positive_local"], figures["positive_lost"]) == pytest.approx((0.2, 20, 40))
 
 
 def test_readings_of_one_start_differ_from_the_first_graph_on(geomm):
     geomm("readings")
-    losses, folder = {}, ROOT / "geomm"
-    for name, (row, settings, _) in READINGS.items():
-        method = load_row(Config, folder, folder / "configs" / row, "smoke", list(settings)).method
-        for run in geomm.folder.glob(f"runs/geomm/{Path(row).stem}-smoke-*/seed0"):
+    losses, folder, rows = {}, ROOT / "geomm", rows_of(8, few=True)
+    for name, row in rows.items():
+        method = load_row(Config, folder, folder / "configs" / row.config, "smoke", list(row.settings)).method
+        for run in geomm.folder.glob(f"runs/geomm/{Path(row.config).stem}-smoke-*/seed0"):
             if config_of(Config, run / "config.yaml").method == method:
-                lines = [line for line in read_log(run / "log.jsonl") if line["event"] in ("start", "train")]
-                losses[name, lines[0]["event"] == "start"] = [line["loss"] for line in lines if "loss" in line]
-    assert len(losses) == len(READINGS) * len(STARTS)
-    for started in (False, True):
-        of_start = [losses[name, started] for name in READINGS]
-        assert len({line[0] for line in of_start}) == 1  # no pool is full yet
-        assert len({line[-1] for line in of_start}) >= len(READINGS) - 2  # a value and its straight-through form agree
+                losses[name] = [line["loss"] for line in read_log(run / "log.jsonl") if line["event"] == "train"]
+    assert losses.keys() == rows.keys()
+    assert len({of_row[0] for of_row in losses.values()}) == 1  # no pool is full yet
+    assert len({of_row[-1] for of_row in losses.values()}) == len(rows)
 
 
 def test_a_row_of_another_paper_is_not_taken(geomm, tmp_path):

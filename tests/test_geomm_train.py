@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -139,8 +140,25 @@ def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
     ("overrides", "message"),
     [
         (["method.branching=[9, 5]"], r"method.branching = \[9, 5\] with method.queue_size = 40"),
+        (
+            ["method.num_neighbors=7"],
+            r"num_neighbors = 7 with method.branching = \[8, 2\]: a graph of 8 nodes is complete, .* more than 8 nodes",
+        ),
+        (
+            ["method.scale_factor=0.5", "method.match_entropy=true"],
+            "match_entropy = true with method.scale_factor = 0.5",
+        ),
+        (["method.distance=oblique", "method.scale_factor=2"], "distance = oblique, whose pool has no factor"),
+        (
+            ["method.distance=cosine", "method.match_entropy=true", "method.num_neighbors=7"],
+            "a graph of 8 nodes is complete",
+        ),
+        (
+            ["method.distance=cosine", "method.scale_factor=2", "method.queue_size=96"],
+            "the first graph would be that of",
+        ),
         (["method.branching=[8, 1]"], "at least two clusters in each layer"),
-        (["method.queue_size=15", "method.branching=[3]"], r"queue_size = 15 with optim.global_batch_size = 16"),
+        (["method.queue_size=15", "method.branching=[6]"], r"queue_size = 15 with optim.global_batch_size = 16"),
         (["method.queue_size=81"], r"steps = 6: the first graph would be that of step 6 .* 81 full at step 6\), "),
         (["method.geodesic_from_step=6"], r"step 6 \(method.geodesic_from_step = 6, .* expected: more steps than 6"),
         (["method.attach=far"], "method.attach.*far.*knn_local"),
@@ -157,6 +175,18 @@ def test_what_does_not_fit_is_refused_by_key(overrides, message):
         config_of("albef_geo", *overrides)
 
 
+def test_a_complete_graph_is_a_control_and_a_nearly_complete_one_is_warned_of():
+    assert config_of("clip_geo", "method.num_neighbors=7", "method.allow_complete=true").method.allow_complete
+    assert config_of("clip_geo", "method.num_neighbors=7", "method.attach=angle_st")  # which needs no path
+    with pytest.warns(UserWarning, match=r"num_neighbors = 3 with .*\[8, 2\]: a graph of 8 nodes is nearly complete"):
+        config_of("clip_geo", "method.num_neighbors=3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config_of("clip_geo", "method.num_neighbors=2", "method.branching=[6, 2]")
+        for scale in ("demo", "paper"):
+            config_of("clip_geo", scale=scale)
+
+
 def test_a_graph_of_the_last_step_suffices_and_neither_cosine_nor_task_needs_one():
     last = ("method.queue_size=80", "method.geodesic_from_step=5")
     assert config_of("albef_geo", *last).method.distance == "geodesic"
@@ -168,7 +198,8 @@ def test_a_graph_of_the_last_step_suffices_and_neither_cosine_nor_task_needs_one
 @pytest.mark.usefixtures("two_threads")
 def test_a_run_goes_on_within_a_period_to_the_last_bit(tmp_path):
     config = config_of("albef_geo", *FEW, "start.row=", "optim.steps=7", "run.save_every=5", "run.keep_checkpoints=2",
-                       "method.graph_update_interval=3", "method.queue_size=40")  # fmt: skip
+                       "method.graph_update_interval=3", "method.queue_size=40",
+                       "method.match_entropy=true")  # fmt: skip
     pairs = open_training_pairs(config.data, 0)
     files = [RunFiles(tmp_path / name, {"seed": 0}) for name in ("whole", "resumed")]
     train(config, pairs, files[0], False, Accelerator(cpu=True))
@@ -177,6 +208,11 @@ def test_a_run_goes_on_within_a_period_to_the_last_bit(tmp_path):
     train(config, pairs, files[1], True, Accelerator(cpu=True))
     whole, resumed = (last_checkpoint(run_files.checkpoints).model_tensors() for run_files in files)
     assert whole["image_pool.has_graph"]
+    assert whole["image_pool.scale_factor"] == whole["text_pool.scale_factor"] > 0
+    events = [[line for line in read_log(run_files.log) if line["event"] in ("graph", "scale_factor")]
+              for run_files in files]  # fmt: skip
+    assert events[0] == events[1]
+    assert [line["step"] for line in events[0]] == [4, 4, 4, 7, 7]
     for name, tensor in whole.items():
         assert torch.equal(tensor, resumed[name]), name
     losses = [logged(run_files) for run_files in files]

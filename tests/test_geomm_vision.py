@@ -42,7 +42,8 @@ def config_of(name, *overrides, scale="smoke"):
 
 def settings(**changes):
     """Of the distance, with as few neighbours as leave a graph with gaps."""
-    named = [f"method.{key}={value}" for key, value in {"num_neighbors": 3, **changes}.items()]
+    sizes = {"num_prototypes": PROTOTYPES, "num_neighbors": 3, "num_attached": 3}
+    named = [f"method.{key}={value}" for key, value in {**sizes, **changes}.items()]
     return config_of("swav_geo", *named).method
 
 
@@ -269,6 +270,7 @@ def test_a_run_leaves_frozen_prototypes_as_they_are(tmp_path):
         ("moco_v2_geo", "method.queue_size=81", r"optim.steps = 6: the first graph would be that of step 6 \("),
         ("swav_geo", "method.geodesic_from_step=6", r"step 6 \(method.geodesic_from_step = 6, "),
         ("moco_v2", "method.distance=oblique", "distance.*oblique.*cosine.*geodesic"),
+        ("swav_geo", "method.num_neighbors=6", r"num_neighbors = 6 with method.num_prototypes = 7: a graph of 7 nodes"),
         ("moco_v2", "method.batch_norm_parts=3", "does not split into method.batch_norm_parts = 3"),
         ("moco_v2", "method.queue_size=4 method.branching=[2,2]", r"expected: at least the \d+ keys of a step"),
     ],
@@ -292,5 +294,5 @@ def test_table_5_stands_beside_random_weights(tmp_path):
         assert row.ours["epochs_100"] is None  # of ResNet-50 on ImageNet
         assert 0 <= row.ours["linear_probe"].mean <= 100
         assert row.ours["knn"].chance == pytest.approx(10)
-    assert "pool of 40 compared by the geodesic distance (knn_local_st, 2 x 3 centres" in table.rows[2].note
+    assert "pool of 40 compared by the geodesic distance (knn_local_st, 8 x 2 centres" in table.rows[2].note
     assert "7 prototypes compared by the cosine" in table.rows[3].note

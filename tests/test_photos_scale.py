@@ -96,7 +96,8 @@ def trained(photographs, weights, tmp_path_factory):
     return run
 
 
-OF_POOL = ("start.row=", "method.queue_size=6", "method.branching=[2,2]", "method.k_test=10")
+SIZES = ("method.queue_size=6", "method.branching=[2,2]", "method.allow_complete=true")
+OF_POOL = ("start.row=", *SIZES, "method.k_test=10")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_a_linear_probe_on_a_stem_that_is_held_still_reads_the_trained_class_tok
 
 
 def test_geomm_s_readings_train_two_matrices_on_kept_features(trained, photographs):
-    settings = ("start.row=", "method.queue_size=6", "method.branching=[2,2]")
+    settings = ("start.row=", *SIZES)
     run = trained("geomm", "clip_geo", *ON_PHOTOGRAPHS, *settings)
     assert kept_features(photographs).keys() >= {(1280, 1, 1)}
     learnt = {name for name in run.moved if name.startswith("encoders.")}

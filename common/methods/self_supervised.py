@@ -19,8 +19,9 @@ right by `share_buffers` before an evaluation.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -49,8 +50,13 @@ class Method(nn.Module):
 
     synchronised = True
 
-    def start_step(self, step: int) -> None:
-        """First call of a step, on every process: normalises or rebuilds what changes between steps."""
+    def start_step(self, step: int) -> Mapping[str, Any]:
+        """First call of a step, on every process: normalises or rebuilds what changes between steps.
+
+        Returns:
+            Facts for the log, empty if there are none; only the main process needs them.
+        """
+        return {}
 
     def update_momentum_encoder(self, ema_momentum: float | None) -> None:
         """Before the keys of a step; a method without a momentum encoder has nothing to do."""
@@ -92,9 +98,10 @@ class MoCo(Method):
         step = self.contrast(first_views, second_views, shuffle_seed if self.shuffle_keys else None)
         return StepLoss(moco_loss(step.logits, step.columns), step.keys)
 
-    def start_step(self, step: int) -> None:
+    def start_step(self, step: int) -> Mapping[str, Any]:
         """Rebuilds what the pool derives from its keys, if it is due."""
         self.contrast.pool.rebuild(step)
+        return {}
 
     def update_momentum_encoder(self, ema_momentum: float | None) -> None:
         """theta_k <- m theta_k + (1 - m) theta_q, parameters only."""

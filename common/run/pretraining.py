@@ -63,7 +63,8 @@ def train_on_pictures(
             )
             labels = step.batch.labels.to(step.device, non_blocking=True)
 
-            model.start_step(step.number)
+            if facts := model.start_step(step.number):
+                run.journal.log.write("graph", step=step.number + 1, **facts)
             # before the keys, with the weights that the queries use; MoCo's code does it between the two
             if method.ema_momentum is not None:
                 momentum = ema_momentum_at(step.number, run.num_steps, method.ema_momentum, method.ema_schedule)

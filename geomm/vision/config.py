@@ -28,6 +28,13 @@ class VisionMethodConfig(DistanceConfig):
     code_queue: int = setting(0, at_least=0)  # SwAV: past images that share in the codes; for small batches
     small_views: int = setting(0, at_least=0)  # SwAV: multi-crop, of 96 pixels beside 224; the paper has none
 
+    @property
+    def top_nodes(self) -> tuple[str, int]:
+        """SwAV's nodes are its prototypes."""
+        if self.name == "swav":
+            return f"method.num_prototypes = {self.num_prototypes}", self.num_prototypes
+        return super().top_nodes
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.ema_momentum is None) == (self.name == "moco_v2"):

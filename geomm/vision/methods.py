@@ -4,16 +4,30 @@ Two more differences from MoCo v2, in both rows: the pool starts empty, and the 
 (GeoMM, Alg. 2).
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 
+from common.distributed import is_main_process
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
 from common.methods.momentum_contrast import MomentumContrast, mlp_head
 from common.methods.self_supervised import Method, MoCo, RandomWeights, build_backbone, with_head
+from geomm.graph_report import pool_report
 from geomm.pool import GeodesicPool
 from geomm.vision.config import VisionConfig
 from geomm.vision.swav import Prototypes, Swav, swav_head
+
+
+class GeodesicMoCo(MoCo):
+    """MoCo that reports each new graph of its pool."""
+
+    def start_step(self, step: int) -> Mapping[str, Any]:
+        """Rebuilds the pool's graph if it is due; then facts about it."""
+        pool = self.contrast.pool
+        return pool_report(pool) if pool.rebuild(step) and is_main_process() else {}
 
 
 def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
@@ -24,7 +38,8 @@ def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
     logit_scale = LogitScale(method.logit_scale, maximum=None, trainable=False)
     if method.name == "moco_v2":
         encoder, pool = with_head(backbone, mlp_head(width, dim)), GeodesicPool.from_config(method, dim)
-        built = MoCo(MomentumContrast(encoder, Sphere(), logit_scale, pool, method.symmetric), method.shuffle_keys)
+        contrast = MomentumContrast(encoder, Sphere(), logit_scale, pool, method.symmetric)
+        built = GeodesicMoCo(contrast, method.shuffle_keys)
     elif method.name == "swav":
         built = Swav(
             with_head(backbone, swav_head(width, dim)),

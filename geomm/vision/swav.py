@@ -6,12 +6,13 @@ does not state how its distance enters (inferred): SwAV has no distance of two i
 the only member of its cluster, and an image joins them as any query joins a graph (`geodesic_similarity`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from common.distributed import broadcast_, gather_without_gradient, local_rows
+from common.distributed import broadcast_, gather_without_gradient, is_main_process, local_rows
 from common.feature_queue import FeatureQueue
 from common.geometry import at_least_float32, full_precision, unit
 from common.host_numbers import host_number, write_number_
@@ -19,7 +20,8 @@ from common.info_nce import info_nce
 from common.logit_scale import LogitScale
 from common.methods.self_supervised import Method, StepLoss
 from geomm.config import DistanceConfig
-from geomm.geodesic import GeodesicGraph, geodesic_similarity, neighbor_graph, shortest_paths
+from geomm.geodesic import GeodesicGraph, center_graph, geodesic_similarity, shortest_paths
+from geomm.graph_report import path_statistics, unreachable_share
 from geomm.pool import graph_is_due
 
 
@@ -51,10 +53,16 @@ class Prototypes(nn.Module):
         """Recomputes the paths if they are due, as in `GeodesicPool.rebuild`; call on every process."""
         if not graph_is_due(self.method, host_number(self.has_paths), step):
             return False
-        self.paths.copy_(shortest_paths(neighbor_graph(self.weight, self.method.num_neighbors)))
+        self.paths.copy_(shortest_paths(center_graph(self.weight, self.method.num_neighbors, self.method.graph)))
         broadcast_(self.paths)
         write_number_(self.has_paths, True)
         return True
+
+    @torch.no_grad()
+    def report(self) -> dict[str, Any]:
+        """What the graph is like: `path_statistics` and `unreachable_share`."""
+        edges = center_graph(self.weight, self.method.num_neighbors, self.method.graph)
+        return path_statistics(self.weight, edges) | {"unreachable": unreachable_share(self.paths)}
 
     def similarity(self, embeddings: torch.Tensor) -> torch.Tensor:
         """(batch, dim) unit vectors -> (batch, count), cosines or `geodesic_similarity`; gradients reach both sides."""
@@ -66,9 +74,7 @@ class Prototypes(nn.Module):
             clusters = torch.arange(count, device=device, dtype=torch.int32)
             graph = GeodesicGraph(self.weight, self.paths, clusters, torch.zeros(count, device=device))
             method = self.method
-            return geodesic_similarity(
-                embeddings, self.weight, graph, method.attach, method.num_neighbors, method.local
-            )
+            return geodesic_similarity(embeddings, self.weight, graph, method.attach, method.num_attached, method.local)
 
 
 class Swav(Method):
@@ -101,11 +107,11 @@ class Swav(Method):
         dim = 2 * prototypes.weight.shape[1]  # both views of a picture in one row
         self.queue = FeatureQueue(code_queue, dim, "fill_level") if code_queue else None
 
-    def start_step(self, step: int) -> None:
-        """Normalises the prototypes, and recomputes their paths if they are due."""
+    def start_step(self, step: int) -> Mapping[str, Any]:
+        """Normalises the prototypes, and recomputes their paths if they are due; then facts about these."""
         if step > self.frozen_steps:
             self.prototypes.normalise_()
-        self.prototypes.rebuild(step)
+        return self.prototypes.report() if self.prototypes.rebuild(step) and is_main_process() else {}
 
     def hold(self, step: int) -> None:
         """Freezes the prototypes in the first steps: no gradient, no weight decay."""
