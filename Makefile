@@ -89,8 +89,8 @@ test: $(DEV_READY) ## all tests that need neither GPU nor half a minute each
 test-slow: $(DEV_READY) ## the slow tests
 	$(PY) -m pytest -m "slow and not gpu"
 
-test-gpu: $(DEV_READY) ## the tests that need a CUDA device
-	$(PY) -m pytest -m gpu
+test-gpu: $(DEV_READY) ## the tests that need a CUDA device; those not yet passed (outputs/test-gpu.txt) first
+	TEST_RESULTS=outputs/test-gpu.txt $(PY) -m pytest -m gpu -vv
 
 lint: $(DEV_READY) ## ruff, format and lint
 	$(PY) -m ruff format --check .
@@ -100,7 +100,7 @@ format: $(DEV_READY) ## ruff, rewriting files
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-benchmark: $(DEV_READY) ## performance as ratios against the alternative a user would pick
+benchmark: $(DEV_READY) ## performance as ratios; with a GPU its rows, in minutes; continues if interrupted
 	$(PY) scripts/benchmark.py $(if $(value RESULTS),--output $(call typed,RESULTS)/benchmark)
 
 scenes: $(RUN_READY) ## contact sheets of the embedded data set, and the ceiling of its captions

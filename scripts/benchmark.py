@@ -3,12 +3,17 @@
     make benchmark
     python scripts/benchmark.py --only retrieval training --repeats 9 --output outputs/benchmark
     python scripts/benchmark.py --quick                     every row at toy size, in seconds: is it wired up?
+    python scripts/benchmark.py --fresh                     measures again what an interrupted run has measured
 
 Seconds depend on the machine and its load; the ratios are what to quote. Both sides of a row run in turn, the order
 changing every time, so that a slow minute of the machine hits both; the row shows the median of the pairwise ratios and
 their range. A whole run is written to results/benchmark/<machine class>.json and .md, a part to outputs/benchmark.
+With a CUDA device a whole run has the rows that need one, in minutes. Each row is written to
+outputs/benchmark/<machine class>.jsonl when it is done, from where the same command continues after an interruption.
 """
 
+import argparse
+import contextlib
 import json
 import os
 import platform
@@ -47,6 +52,15 @@ BENCHMARKS = (
     | EUCLIP_BENCHMARKS
     | GEOMM_BENCHMARKS
 )
+
+# the most telling first; further rows of a GPU follow
+GPU_ROWS = ("training_gpu", "loss_gpu_32768", "step_geo_albef_gpu")
+
+
+def default_rows() -> list[str]:
+    """With a CUDA device the rows that need one, the most telling first; else all, where those are skipped."""
+    of_gpu = [name for name in (*GPU_ROWS, *BENCHMARKS) if name in BENCHMARKS and "_gpu" in name]
+    return list(dict.fromkeys(of_gpu)) if torch.cuda.is_available() else list(BENCHMARKS)
 
 
 def machine() -> dict[str, object]:
@@ -108,10 +122,11 @@ def markdown(about: dict[str, object], rows: list[Row], skipped: dict[str, str],
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--only", nargs="*", default=list(BENCHMARKS), help=", ".join(BENCHMARKS))
+    parser.add_argument("--only", nargs="*", default=default_rows(), help=", ".join(BENCHMARKS))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--output", type=Path, default=None, help="folder; default: see above")
     parser.add_argument("--quick", action="store_true", help="toy sizes; the figures mean nothing")
+    parser.add_argument("--fresh", action="store_true", help="do not continue an interrupted run")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.only if name not in BENCHMARKS]
     if unknown:
@@ -120,27 +135,62 @@ def main() -> None:
         raise ConfigError(f"--repeats {arguments.repeats}; expected at least 1")
     output = arguments.output
     if output is None:
-        whole = not arguments.quick and set(arguments.only) == set(BENCHMARKS)
+        whole = not arguments.quick and set(arguments.only) == set(default_rows())
         output = ROOT / ("results" if whole else "outputs") / "benchmark"
     about, rows, skipped = machine(), [], {}
+    progress = Progress(ROOT / "outputs" / "benchmark" / f"{machine_class(about['threads'])}.jsonl", about, arguments)
     print(f"{about['hardware']}, revision {about['git_revision']}")
     for name in arguments.only:
         torch.manual_seed(0)
         torch.set_num_threads(about["threads"])  # numba's threads change it
         try:
-            with tempfile.TemporaryDirectory() as folder:
-                row = measure(name, BENCHMARKS[name](arguments.quick, Path(folder)), arguments.repeats)
+            row, before = progress.rows.get(name), "before: " if name in progress.rows else ""
+            if row is None:
+                with tempfile.TemporaryDirectory() as folder:
+                    row = measure(name, BENCHMARKS[name](arguments.quick, Path(folder)), arguments.repeats)
+                progress.write(row)
         except Skipped as reason:
             skipped[name] = str(reason)
-            print(f"{name}: skipped, {reason}")
+            print(f"{name}: skipped, {reason}", flush=True)
             continue
         rows.append(row)
         verdict = "met" if row.met else "not met"
-        print(f"{name}: {row.kind} ratio {row.ratio:.2f} ({row.low:.2f} to {row.high:.2f}), goal {row.goal} {verdict}")
-        if not arguments.quick:  # what an interrupted run leaves
-            write(ROOT / "outputs" / "benchmark", about, rows, skipped, arguments.quick)
+        ratio = f"{row.kind} ratio {row.ratio:.2f} ({row.low:.2f} to {row.high:.2f})"
+        print(f"{before}{name}: {ratio}, goal {row.goal} {verdict}", flush=True)
     place = write(output, about, rows, skipped, arguments.quick)
+    if not arguments.quick and progress.rows.keys() <= set(arguments.only):  # nothing is left to continue
+        progress.path.unlink(missing_ok=True)
     print(f"-> {place}.json, {place}.md")
+
+
+class Progress:
+    """Rows of a run that is not complete: a line of JSON each, written as soon as the row is measured.
+
+    rows: by name, those of an earlier run on the same machine, revision and settings; none with --quick or --fresh.
+    """
+
+    def __init__(self, path: Path, about: dict[str, object], arguments: argparse.Namespace) -> None:
+        self.path, self.quick = path, arguments.quick
+        self.setting = {key: value for key, value in about.items() if key != "load_at_start"}
+        self.setting["repeats"] = arguments.repeats
+        self.rows: dict[str, Row] = {}
+        if self.quick or not path.is_file():
+            return
+        if arguments.fresh:
+            path.unlink()
+            return
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # the last line may be cut
+                content = json.loads(line)
+                if content["setting"] == self.setting:
+                    self.rows[content["row"]["name"]] = Row(**content["row"])
+
+    def write(self, row: Row) -> None:
+        if self.quick:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"row": asdict(row), "setting": self.setting}) + "\n")
 
 
 def write(folder: Path, about: dict[str, object], rows: list[Row], skipped: dict[str, str], quick: bool) -> Path:

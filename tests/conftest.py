@@ -43,6 +43,9 @@ LONG = (
     "test_contrastive_basics_pretrain.py",
 )
 
+# a file for the results of `make test-gpu`, or None
+RESULTS = Path(os.environ["TEST_RESULTS"]).absolute() if os.environ.get("TEST_RESULTS") else None
+
 
 def group_of(file: str) -> str:
     """The tests that stay in one process: those of a file, and of the files it shares runs with."""
@@ -50,8 +53,20 @@ def group_of(file: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long ones first."""
+    """The long ones first; of a CUDA device rows first, and before all what has not passed yet."""
     items.sort(key=lambda item: (*LONG, group_of(item.path.name)).index(group_of(item.path.name)))
+    if RESULTS:
+        lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
+        passed = {line.partition(" ")[2] for line in lines if line.startswith("passed ")}
+        items.sort(key=lambda item: (item.nodeid in passed, "test_a_row_of_each_method" not in item.nodeid))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Writes a test's result as soon as it has one: a run that is cut short keeps what it has tried."""
+    if RESULTS and (report.when == "call" or report.outcome != "passed"):
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        with RESULTS.open("a", encoding="utf-8") as file:
+            file.write(f"{report.outcome} {report.nodeid}\n")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 
 import open_clip
 import pytest
@@ -193,20 +194,51 @@ def test_only_a_whole_run_goes_to_the_committed_results(tmp_path, monkeypatch):
     assert len(list((tmp_path / "results" / "benchmark").iterdir())) == 2
 
 
-def test_an_interrupted_run_leaves_its_rows(tmp_path, monkeypatch):
+def test_an_interrupted_run_continues_after_its_last_row(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "ROOT", tmp_path)
-    clock = Clock(monkeypatch, [1.0] * 9, [1.0] * 9)
+    clock, calls = Clock(monkeypatch, [1.0] * 9, [1.0] * 9), []
 
-    def interrupted(quick, folder):
-        raise KeyboardInterrupt
+    def compared(name, quick, folder):
+        calls.append(name)
+        if calls == ["row0", "row1"]:
+            raise KeyboardInterrupt
+        return clock.compare("time")
 
-    rows = {"row0": lambda quick, folder: clock.compare("time"), "row1": interrupted}
-    monkeypatch.setattr(benchmark, "BENCHMARKS", rows)
+    monkeypatch.setattr(benchmark, "BENCHMARKS", {name: partial(compared, name) for name in ("row0", "row1")})
     with pytest.raises(KeyboardInterrupt):
         run_main(monkeypatch, "--repeats", "1")
-    (kept,) = (tmp_path / "outputs" / "benchmark").glob("*.json")
-    assert [row["name"] for row in json.loads(kept.read_text())["rows"]] == ["row0"]
+    (kept,) = (tmp_path / "outputs" / "benchmark").iterdir()
+    kept.write_text(kept.read_text() + '{"row": {"na')  # killed while it wrote
     assert not (tmp_path / "results").exists()
+    run_main(monkeypatch, "--repeats", "1")
+    assert calls == ["row0", "row1", "row1"]
+    assert "before: row0: time ratio 1.00" in capsys.readouterr().out
+    (written,) = (tmp_path / "results" / "benchmark").glob("*.json")
+    assert [row["name"] for row in json.loads(written.read_text())["rows"]] == ["row0", "row1"]
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("change", [["--fresh"], ["--repeats", "2"], ["revision"]])
+def test_rows_of_a_fresh_run_other_repeats_and_another_revision_are_measured_again(tmp_path, monkeypatch, change):
+    monkeypatch.setattr(benchmark, "ROOT", tmp_path)
+    clock, calls = Clock(monkeypatch, [1.0] * 9, [1.0] * 9), []
+    rows = {"row0": lambda *_: calls.append("row0") or clock.compare("time"), "row1": lambda *_: 1 / (len(calls) - 1)}
+    monkeypatch.setattr(benchmark, "BENCHMARKS", rows)
+    with pytest.raises(ZeroDivisionError):
+        run_main(monkeypatch, "--repeats", "1")
+    if change == ["revision"]:
+        monkeypatch.setattr(benchmark, "git_revision", lambda: "another")
+        change = []
+    run_main(monkeypatch, "--repeats", "1", "--only", "row0", *change)
+    assert calls == ["row0", "row0"]
+
+
+def test_with_a_gpu_a_whole_run_has_its_rows_the_most_telling_first(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert benchmark.default_rows()[:3] == list(benchmark.GPU_ROWS)
+    assert sorted(benchmark.default_rows()) == sorted(name for name in benchmark.BENCHMARKS if "gpu" in name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert benchmark.default_rows() == list(benchmark.BENCHMARKS)
 
 
 def test_the_class_of_a_machine_is_its_gpu_or_its_threads(monkeypatch):

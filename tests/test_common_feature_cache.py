@@ -86,13 +86,14 @@ def test_other_weights_pictures_or_preprocessing_are_computed_again_and_another_
     assert len(pictures.drawn) == before
     FeatureCache(tmp_path, "other", pooled, (3, 2, 2)).of(pictures, TRANSFORM, training=False)
     cache(tmp_path).of(pictures, ImageTransform(SIZE, "squeeze"), training=False)
+    cache(tmp_path).of(pictures, ImageTransform(SIZE, resize_with="torchvision"), training=False)
     other = Pictures(9)
     cache(tmp_path).of(other, TRANSFORM, training=False)
-    assert len(pictures.drawn) == 3 * before
-    assert len(list(tmp_path.glob("*.npy"))) == 4
+    assert len(pictures.drawn) == 4 * before
+    assert len(list(tmp_path.glob("*.npy"))) == 5
     for crop_scale in (None, (0.4, 0.5)):  # of crops, it does
         cache(tmp_path, views=(0,)).of(pictures, ImageTransform(SIZE, crop_scale=crop_scale), training=True)
-    assert len(pictures.drawn) == 5 * before
+    assert len(pictures.drawn) == 6 * before
 
 
 def test_what_is_interrupted_goes_on_and_a_torn_end_is_written_again(tmp_path):

@@ -11,6 +11,7 @@ import pickle
 import datasets
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tars import jpeg, write_tar
 from torch.utils.data import ConcatDataset, DataLoader
@@ -18,6 +19,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 from common.data.broken import BrokenSample, TooManyBroken
 from common.data.hugging_face import open_hugging_face
 from common.data.karpathy import open_karpathy
+from common.data.loader import Loader, default_processes
 from common.data.shards import open_shards
 from common.data.tsv import open_tsv
 
@@ -491,3 +493,21 @@ def test_the_fingerprint_of_shards_is_the_hash_of_their_members_in_order(tmp_pat
         digest.update(hashlib.sha256(body).digest())
     for index_dir in (None, tmp_path / "index", tmp_path / "index"):
         assert open_shards(path, index_dir=index_dir).fingerprint == digest.hexdigest()
+
+
+def test_loader_processes_follow_the_cores_where_no_number_is_set(monkeypatch):
+    def chosen(cores, num_samples=10_000, trainers=1, gpu=False):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
+        return default_processes(num_samples)
+
+    assert [chosen(cores) for cores in (1, 2, 16)] == [0, 1, 1]
+    assert [chosen(cores, gpu=True) for cores in (1, 2, 6, 64)] == [0, 1, 5, 8]
+    assert [chosen(16, trainers=trainers, gpu=True) for trainers in (4, 8, 16, 32)] == [3, 1, 0, 0]
+    assert chosen(16, num_samples=100, gpu=True) == 0
+    chosen(2)
+    for size, processes in ((1_000, 0), (4_000, 1)):
+        loader = Loader(range(size), "numbers", None, list, batch_size=500)
+        assert loader.loader.num_workers == processes
+        assert [number for batch in loader for number in batch] == list(range(size))

@@ -53,6 +53,7 @@ from contrastive_basics.vision.config import VisionConfig
 from euclip.config import Config as EuclipConfig
 from geomm.downstream.config import TaskConfig
 from geomm.vision.config import VisionConfig as GeommVisionConfig
+from oblique_topology import train
 from oblique_topology.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,6 +98,38 @@ def test_clock_counts_steps_and_the_time_spent_waiting(fake_time):
     for reading in readings:  # three steps of 40 ms each, 10 of them waiting
         assert reading["samples_per_second"] == pytest.approx(250)
         assert reading["data_wait_share"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("wait", "share"), [(0.009, 0.0), (0.03, 0.5)])
+def test_a_long_wait_is_known_after_fifty_steps(fake_time, wait, share):
+    clock = StepClock(global_batch_size=10)
+    waits = []
+    for number in clock.timed(slow_batches(60, wait, fake_time)):
+        fake_time.sleep(0.03)
+        if number % 10 == 9:
+            clock.read()
+            waits.append(clock.long_wait())
+    assert waits == [0, 0, 0, 0, pytest.approx(share), 0]
+
+
+def test_a_run_with_a_slow_source_warns_once_and_names_the_settings(tmp_path, monkeypatch, capsys):
+    real = TrainingView.__getitems__
+
+    def slow(view, positions):
+        time.sleep(0.2)
+        return real(view, positions)
+
+    monkeypatch.setattr(TrainingView, "__getitems__", slow)
+    monkeypatch.setattr("common.run.journal.WAIT_STEPS", 2)
+    settings = ("optim.steps=6", "optim.warmup_steps=0", "run.log_every=1", "run.test=false", "run.evaluate_every=0")
+    command = ["train.py", "--scale", "smoke", "--output-dir", str(tmp_path), *settings, "optim.global_batch_size=8"]
+    monkeypatch.setattr(sys, "argv", command)
+    train.main()
+    warnings = [line["text"] for line in read_log(tmp_path / "log.jsonl") if line["event"] == "warning"]
+    waits = [text for text in warnings if "waits for data" in text]
+    assert len(waits) == 1
+    assert "more than 25% over at least 2 steps; to wait less: more loader processes (run.num_workers, now " in waits[0]
+    assert waits[0] in capsys.readouterr().err
 
 
 def test_an_evaluation_between_steps_is_not_counted(fake_time):
@@ -488,6 +521,7 @@ def test_cache_key_depends_on_config_data_and_code(monkeypatch):
     assert run_key("contrastive_basics", config, "data") != key
     assert run_key(PAPER, override(config, ["run.seed=1"]), "data") != key
     assert run_key(PAPER, override(config, ["run.mixed_precision=bf16"]), "data") != key
+    assert run_key(PAPER, override(config, ["data.resize_with=torchvision"]), "data") != key
     assert run_key(PAPER, override(config, ["run.num_workers=2", "run.log_every=3"]), "data") == key
     automatic = override(config, ["run.mixed_precision=auto"])
     for instructions, same_as in (({}, "no"), ({"avx512_bf16": True}, "bf16"), ({"bf16": True}, "bf16")):

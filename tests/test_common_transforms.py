@@ -10,7 +10,9 @@ from little_memory import at_most
 from PIL import Image
 from scipy import stats
 from torchvision import transforms as tv
+from torchvision.transforms.v2 import functional as v2
 
+from common.data.shards import open_shards
 from common.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform, normalize, random_crop_box
 
 
@@ -40,10 +42,68 @@ def test_squeeze_is_pillows_bicubic_resize(shape):
     assert np.array_equal(ImageTransform(32, "squeeze").eval(picture(*shape)).numpy(), expected)
 
 
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("mode", ["crop", "squeeze"])
+@pytest.mark.parametrize("shape", [(256, 341), (61, 37), (20, 90), (500, 33), (64, 64), (7, 5)])
+def test_torchvisions_resize_is_that_of_its_tensors_and_close_to_pillows(shape, mode, interpolation):
+    options = {"interpolation": interpolation, "resized": 72}
+    ours = ImageTransform(64, mode, resize_with="torchvision", **options).eval(picture(*shape))
+    assert (ours.shape, ours.dtype, ours.is_contiguous()) == ((3, 64, 64), torch.uint8, True)
+    tensor, how = v2.pil_to_tensor(picture(*shape)), tv.InterpolationMode(interpolation)
+    theirs = v2.center_crop(v2.resize(tensor, [72] if mode == "crop" else [72, 72], how, antialias=True), [64, 64])
+    # by weights in fixed point on a CPU with AVX2; torchvision computes in floats on others
+    assert (ours.int() - theirs.int()).abs().max() <= (torch.backends.cpu.get_cpu_capability() == "DEFAULT")
+    # bilinear enlarging by a ratio of small numbers gives halves, which both round in their way; the passes along both
+    # axes are rounded separately, which shows where a tall image is squeezed
+    average = 0.25 if shape == (500, 33) and mode == "squeeze" else 0.06 if interpolation == "bilinear" else 0.02
+    check_close(ours, ImageTransform(64, mode, **options).eval(picture(*shape)), average)
+
+
+def test_torchvisions_resize_of_random_crops_and_grey_images_is_close_to_pillows():
+    for seed, shape in enumerate([(256, 341), (90, 50), (30, 40)]):
+        for image in (picture(*shape, seed), picture(*shape, seed).convert("L")):
+            views = [
+                ImageTransform(64, crop_scale=(0.2, 1.0), flip_probability=0.5, resize_with=name).train(image, seed)
+                for name in ("pillow", "torchvision")
+            ]
+            check_close(*views, average=0.02)
+    grey = ImageTransform(64, resize_with="torchvision").eval(picture(90, 50).convert("L"))
+    assert torch.equal(grey, grey[:1].expand(3, -1, -1))
+
+
+def test_torchvisions_resize_of_noise_is_close_to_pillows():
+    noise = np.random.default_rng(0).integers(0, 256, (120, 160, 3), dtype=np.uint8)
+    for size in (48, 120, 200):
+        resized = [ImageTransform(size, resize_with=name).eval(noise) for name in ("pillow", "torchvision")]
+        check_close(*resized)
+
+
+def test_torchvisions_resize_of_photographs_is_close_to_pillows(data_dir):
+    photographs = open_shards([str(path) for path in sorted((data_dir / "flickr8k").glob("*.tar"))[:1]])
+    for image in (photographs[index]["image"] for index in range(20)):
+        for size, mode in ((224, "crop"), (224, "squeeze"), (64, "squeeze"), (336, "crop")):
+            for source in (image, image.convert("L")):
+                resized = [
+                    ImageTransform(size, mode, resize_with=way).eval(source) for way in ("pillow", "torchvision")
+                ]
+                check_close(*resized)
+
+
+def check_close(one: torch.Tensor, other: torch.Tensor, average: float = 0.01) -> None:
+    difference = (one.int() - other.int()).abs().float()
+    assert difference.mean() <= average
+    assert difference.max() <= 2
+
+
 def test_an_array_and_a_pillow_image_of_the_same_pixels_give_the_same():
     for shape in ((32, 32), (40, 60)):
         image = picture(*shape)
-        for transform in (ImageTransform(32), ImageTransform(32, "squeeze"), ImageTransform(32, crop_scale=(0.3, 0.9))):
+        for transform in (
+            ImageTransform(32),
+            ImageTransform(32, "squeeze"),
+            ImageTransform(32, crop_scale=(0.3, 0.9)),
+            ImageTransform(32, crop_scale=(0.3, 0.9), resize_with="torchvision"),
+        ):
             assert torch.equal(transform.eval(np.asarray(image)), transform.eval(image))
             assert torch.equal(transform.train(np.asarray(image), 5), transform.train(image, 5))
 
@@ -59,7 +119,15 @@ def test_an_array_of_the_right_size_passes_unchanged_as_a_copy():
 
 
 @pytest.mark.parametrize("shape", [(1, 65_500), (65_500, 1), (3, 20_000)])
-@pytest.mark.parametrize("transform", [ImageTransform(224), ImageTransform(224, "squeeze")])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        ImageTransform(224),
+        ImageTransform(224, "squeeze"),
+        ImageTransform(224, resize_with="torchvision"),
+        ImageTransform(224, "squeeze", resize_with="torchvision"),
+    ],
+)
 def test_a_line_of_pixels_takes_little_memory_and_shows_its_centre(shape, transform):
     line = np.zeros((*shape, 3), dtype=np.uint8)
     np.moveaxis(line, np.argmax(shape), 0)[max(shape) // 4 : -max(shape) // 4] = 200  # the middle half
@@ -167,6 +235,7 @@ def test_normalize_gives_zero_at_the_mean_and_one_a_deviation_above():
     [
         ImageTransform(48),
         ImageTransform(64, "squeeze", (0.2, 1.0), 0.5, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
+        ImageTransform(48, resize_with="torchvision"),
         ImageTransform(size=32, crop_scale=[1, 1], mean=[0, 0, 0], std=[1, 1, 1]),  # as JSON and YAML give them
     ],
 )
@@ -192,6 +261,7 @@ def test_json_gives_an_equal_transform(transform):
         (lambda: ImageTransform(8, mean=(1.0, 2.0, 0.0)), "mean is (1.0, 2.0, 0.0)"),
         (lambda: ImageTransform(8, std=(1.0, 0.0, 1.0)), "std is (1.0, 0.0, 1.0)"),
         (lambda: ImageTransform(8, std=(1.0, float("nan"), 1.0)), "std is"),
+        (lambda: ImageTransform(8, resize_with="pil"), "resize_with is 'pil'; expected one of: pillow, torchvision"),
         (lambda: ImageTransform(8).eval(np.zeros((8, 8), np.uint8)), "uint8 of shape (8, 8)"),
         (lambda: ImageTransform(8).eval(np.zeros((3, 8, 8), np.uint8)), "shape (3, 8, 8)"),
         (lambda: ImageTransform(8).eval(np.zeros((8, 8, 3), np.float32)), "float32"),

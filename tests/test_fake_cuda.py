@@ -36,19 +36,33 @@ def test_a_rows_step_is_counted(tmp_path):
     assert f"| {row} | 1 | {step['kernels']} |" in (tmp_path / "README.md").read_text()
 
 
-def passed_on_a_device(*options):
-    """How many tests of a CUDA device pass; none may be skipped."""
+def passed_on_a_device(results, *options):
+    """The names of the tests of a CUDA device that pass, in their order; none may be skipped."""
     path = os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", "")))
     command = ["-m", "pytest", "tests/test_cuda.py", "-m", "gpu", "-v", "-p", "no:cacheprovider", *options]
-    done = run(*command, PYTHONPATH=path)
+    done = run(*command, PYTHONPATH=path, TEST_RESULTS=str(results))
     assert "skipped" not in done.stdout
-    return int(re.search(r"(\d+) passed", done.stdout)[1])
+    written = results.read_text().splitlines()
+    assert len(written) == len(set(written)) == int(re.search(r"(\d+) passed", done.stdout)[1])
+    return written
 
 
-def test_the_maths_and_rows_of_two_methods_pass_on_a_cuda_device():
-    assert passed_on_a_device("-k", "not a_row_of_each or table4_euclip or clip_geo") > 25
+def test_the_maths_and_rows_of_two_methods_pass_on_a_cuda_device(tmp_path):
+    passed = passed_on_a_device(tmp_path / "results.txt", "-k", "not a_row_of_each or table4_euclip or clip_geo")
+    assert len(passed) > 25
+    assert passed[0].startswith("passed tests/test_cuda.py::test_a_row_of_each_method")
 
 
 @pytest.mark.slow
-def test_the_tests_of_a_cuda_device_pass_and_none_is_skipped():
-    assert passed_on_a_device() > 40
+def test_the_tests_of_a_cuda_device_pass_and_none_is_skipped(tmp_path):
+    assert len(passed_on_a_device(tmp_path / "results.txt")) > 40
+
+
+@pytest.mark.slow
+def test_rows_of_the_benchmark_run_on_a_cuda_device(tmp_path):
+    path = os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", "")))
+    names = ["training_gpu", "loss_gpu_32768"]
+    command = ["scripts/benchmark.py", "--quick", "--repeats", "1", "--output", str(tmp_path), "--only", *names]
+    run(*command, PYTHONPATH=path)
+    (written,) = tmp_path.glob("*.json")
+    assert [row["name"] for row in json.loads(written.read_text())["rows"]] == names

@@ -112,7 +112,7 @@ class TrainingView(Dataset):
 def training_batches(
     view: Dataset,
     positions: BatchPositions,
-    num_workers: int,
+    num_workers: int | None,
     pin_memory: bool,
     name: str = "training data",
     timeout: float = TIMEOUT,

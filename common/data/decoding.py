@@ -59,7 +59,8 @@ def decode_picture(
             image.draft("RGB", (decode_size, decode_size))  # only JPEG has it, others ignore it
         if image.mode == "F" or image.mode.startswith("I"):
             image = _upper_eight_bits(image)
-        return image.convert("RGB")  # decodes to the end, whatever the mode
+        image.load()  # decodes to the end; convert would copy an RGB image once more
+        return image if image.mode == "RGB" else image.convert("RGB")
     except (Unusable, MemoryError):
         raise
     except UnidentifiedImageError:  # its own message names an object in memory, another one each time

@@ -52,7 +52,7 @@ class FeatureCache:
     views: tuple[str | int, ...] = (CENTRE,)
     max_bytes: float = 20e9
     batch_size: int = 64
-    num_workers: int = 0
+    num_workers: int | None = 0
 
     def of(self, pictures: Any, transform: ImageTransform, training: bool) -> tuple["Cached", "CachedTransform"]:
         """A set of images and its transform, as cached; computes what is missing.

@@ -23,6 +23,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from common.base.signals import is_stop_requested, leave_signals_to_trainer
 
 TIMEOUT = 600.0  # seconds that a batch may take, where no setting says otherwise
+FEW = 2_000  # samples: decoded in seconds, which loader processes would not shorten much
+MOST_PROCESSES = 8  # chosen without a setting
 TURN = 1.0  # seconds of waiting between two looks at signals and processes
 _SHARED_MEMORY = Path("/dev/shm")
 _MEANINGS = {
@@ -110,12 +112,34 @@ def tensors_of(item: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(part)
 
 
+def usable_cores() -> int:
+    """Cores that this process may use; trainers on this machine share them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // _trainers())
+
+
+def default_processes(num_samples: int) -> int:
+    """Loader processes where run.num_workers is null; samples, order and augmentation do not depend on them.
+
+    None for few samples or on one core. On a CPU training itself uses all cores, and one process prepares the next
+    batches meanwhile; beside a GPU all cores but the trainer's.
+    """
+    cores = usable_cores()
+    if num_samples < FEW or cores == 1:
+        return 0
+    return min(cores - 1, MOST_PROCESSES) if torch.cuda.is_available() else 1
+
+
+def _trainers() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 class Loader:
     """Batches of a data set in order, from loader processes that leave signals to the trainer.
 
     Args:
         name: of what is loaded, for messages.
-        num_workers: loader processes, 0 = none.
+        num_workers: loader processes, 0 = none; None = `default_processes`.
         collate: samples -> batch, of tensors, dataclasses, lists and tuples.
         prefetch: batches that each process has ready.
         timeout: seconds that a batch may take, where there are loader processes.
@@ -126,15 +150,17 @@ class Loader:
         self,
         data_set: Dataset,
         name: str,
-        num_workers: int,
+        num_workers: int | None,
         collate: Callable[[Any], Any] = default_collate,
         prefetch: int = 2,
         timeout: float = TIMEOUT,
         **options: Any,
     ) -> None:
+        if num_workers is None:
+            num_workers = default_processes(len(data_set))
         self.label, self.timeout = f"the loader of {name} (run.num_workers={num_workers})", timeout
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # trainers on this machine, each with a loader
-        room = shutil.disk_usage(_SHARED_MEMORY).free / processes if _SHARED_MEMORY.is_dir() else float("inf")
+        # each trainer on this machine has a loader
+        room = shutil.disk_usage(_SHARED_MEMORY).free / _trainers() if _SHARED_MEMORY.is_dir() else float("inf")
         self.loader = DataLoader(
             data_set,
             num_workers=num_workers,

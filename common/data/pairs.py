@@ -233,4 +233,4 @@ def _name_and_split(data: DataConfig, role: str, root: Path) -> tuple[str, str |
 
 def image_transform(data: DataConfig) -> ImageTransform:
     """Pixels of one size; saved with the checkpoint, so that evaluation cannot silently use another one."""
-    return ImageTransform(size=data.image_size, mode=data.resize, crop_scale=data.crop_scale)
+    return ImageTransform(data.image_size, data.resize, data.crop_scale, resize_with=data.resize_with)

@@ -77,7 +77,7 @@ class Encoder:
     context_length: int
     batch_size: int
     device: torch.device
-    num_workers: int = 0
+    num_workers: int | None = 0
     cache: FeatureCache | None = None
     ranking_gb: float = RunConfig.ranking_gb
 

@@ -98,7 +98,7 @@ class TrainedModels:
                 f"{model.geometry.name!r}"
             )
         checkpoint.load_model(model, self.training_only)
-        transform = ImageTransform.from_json(state["transform"])
+        transform = replace(ImageTransform.from_json(state["transform"]), resize_with=config.data.resize_with)
         return config, _encoder(model, transform, tokenizer, trained.data.context_length, config.run, device)
 
     def reevaluate(self, checkpoint: Checkpoint, config: Any, files: RunFiles, accelerator: Accelerator) -> None:

@@ -104,6 +104,8 @@ def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
     # in the key though a run may go on with another one: a launch may say it, and the results are two
     content["precision"] = precision_of(config.run)
     content["initial_weights"] = initial_fingerprints(config)
+    if content.get("data.resize_with") == "pillow":  # a run from before this setting keeps its key
+        del content["data.resize_with"]
     if isinstance(data, DataConfig) and data.tokenizer != "words":  # those are counted in the training set
         content["tokenizer"] = build_tokenizer(data, training_pairs=None).fingerprint
     return hash_of({"paper": paper, "config": content, "data": data_fingerprint})

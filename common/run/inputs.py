@@ -218,12 +218,14 @@ def batches_from(
         steps: of the run, None = config.optim.steps.
     """
     last, order, run = config.optim.steps if steps is None else steps, training.order, config.run
-    pin_memory = accelerator.device.type == "cuda"
+    pin_memory, num_workers = accelerator.device.type == "cuda", run.num_workers
+    if num_workers is None and (config.data.source in ("scenes", "cifar10") or getattr(training, "cache", None)):
+        num_workers = 0  # nothing to decode
 
     def loader(start: int, stop: int) -> Loader:
         positions = BatchPositions(order, start, stop, accelerator.process_index, accelerator.num_processes)
         name = training.description
-        return training_batches(training.view, positions, run.num_workers, pin_memory, name, run.data_timeout)
+        return training_batches(training.view, positions, num_workers, pin_memory, name, run.data_timeout)
 
     # the order of later epochs is known already: one loader serves the whole run
     if not order.by_epoch:

@@ -11,12 +11,16 @@ from accelerate import Accelerator
 from tqdm import tqdm
 
 from common.data.broken import BrokenSample, BrokenSamples
+from common.data.loader import usable_cores
 from common.diagnosis import Watch
 from common.distributed import gather_objects
 from common.run.checkpoint import Checkpoint
 from common.run.folder import RunFiles, save_config
 from common.run.inputs import Training, validates
 from common.run.log import RunLog, read_log
+
+WAIT_SHARE = 0.25  # of the time that steps take; a run that waits longer for data is warned of once
+WAIT_STEPS = 50
 
 # of a step's values, what the progress bar shows: name, short name, format
 _SHOWN = (("loss", "loss", ".3f"), ("logit_scale", "scale", ".1f"), ("projection_channel_std", "std", ".3f"))
@@ -85,6 +89,7 @@ class StepClock:
 
     def __init__(self, global_batch_size: int) -> None:
         self.global_batch_size = global_batch_size
+        self._window = (0, 0.0, 0.0)  # steps, seconds, seconds of waiting since the last `long_wait`
         self._restart()
 
     def timed(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -111,9 +116,19 @@ class StepClock:
             "samples_per_second": (self._steps + 1) * self.global_batch_size / elapsed,
             "data_wait_share": self._waited / elapsed,
         }
+        now = (self._steps + 1, elapsed, self._waited)
+        self._window = tuple(before + more for before, more in zip(self._window, now))
         self._restart()
         self._steps = -1  # the step that reads is counted when the next batch is asked for
         return figures
+
+    def long_wait(self) -> float:
+        """Share of the time of at least `WAIT_STEPS` read steps that was spent waiting; 0 up to `WAIT_SHARE`."""
+        steps, elapsed, waited = self._window
+        if steps < WAIT_STEPS:
+            return 0.0
+        self._window = (0, 0.0, 0.0)
+        return waited / elapsed if waited > WAIT_SHARE * elapsed else 0.0
 
     def pause(self) -> None:
         """The time until the next step (an evaluation, a checkpoint) does not count."""
@@ -155,6 +170,7 @@ class Journal:
         self.broken = BrokenLog(self.log, config.data.max_broken_share, training.lost_at_open(), before.get("broken"))
         self.clock = StepClock(config.optim.global_batch_size)
         self.watch = Watch(config.optim.warmup_steps, before.get("watch"))
+        self._warned_of_wait = False
         self.beside_bar: dict[str, str] = {}  # the newest values
         self._undrawn = False  # whether the log has lines that the curves lack
         self._cannot_draw = False
@@ -218,6 +234,7 @@ class Journal:
         # only here a value is read from the device
         values = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
         speed = self.clock.read()
+        self._warn_of_wait(done, self.clock.long_wait())
         samples = done * self.config.optim.global_batch_size
         record = {"step": done, "samples_seen": samples, **values, **speed}
         self.log.write("train", **record)
@@ -226,6 +243,22 @@ class Journal:
         self.accelerator.log(record, step=done)
         self.beside_bar |= {short: format(values[name], how) for name, short, how in _SHOWN if name in values}
         self.progress.set_postfix(self.beside_bar)
+
+    def _warn_of_wait(self, done: int, share: float) -> None:
+        if not share or self._warned_of_wait:
+            return
+        self._warned_of_wait = True
+        data, number = self.config.data, self.config.run.num_workers
+        ways = f"more loader processes (run.num_workers, now {'null' if number is None else number}; the trainer has "
+        ways += f"{usable_cores()} cores)"
+        if data.source != "scenes" and getattr(data, "resize_with", "") == "pillow":
+            ways += ", data.resize_with=torchvision"
+        text = (
+            f"step {done}: training waits for data for {share:.0%} of the time, more than {WAIT_SHARE:.0%} over at "
+            f"least {WAIT_STEPS} steps; to wait less: {ways}"
+        )
+        self.log.write("warning", step=done, text=text)
+        self._print(text)
 
     def evaluates_at(self, done: int) -> bool:
         """Whether the validation sets are evaluated after so many updates."""

@@ -60,7 +60,8 @@ def loaders(paths: list[Path], size: int, batch: int, num_workers: int) -> tuple
     Their shuffles are off: no buffer has to be filled. Both make the same batches of pixels and token ids.
     """
     pairs = open_shards([str(path) for path in paths])
-    prepare = Prepare(ImageTransform(size=size), WordTokenizer.from_captions(pairs.all_captions(), 1, 10_000))
+    transform = ImageTransform(size, resize_with="torchvision")  # as at scale paper
+    prepare = Prepare(transform, WordTokenizer.from_captions(pairs.all_captions(), 1, 10_000))
     order = SampleOrder(len(pairs), batch, 0)
     view = TrainingView(pairs, order, prepare.transform, prepare.tokenizer, prepare.context_length)
     ours = training_batches(view, BatchPositions(order, 0, len(pairs) // batch), num_workers, pin_memory=False)
