@@ -181,11 +181,8 @@ class ImageTransform:
         return cls(**content)
 
 
-_LATER = {
-    "interpolation": "bicubic",
-    "resized": None,
-    "resize_with": "pillow",
-}  # fields that older checkpoints and evaluations lack
+# fields that older checkpoints and evaluations lack
+_LATER = {"interpolation": "bicubic", "resized": None, "resize_with": "pillow"}
 
 
 def random_crop_box(
