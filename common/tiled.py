@@ -11,6 +11,8 @@ autograd there, too.
 Partners are compared by the geometry's `paired_similarity`, which keeps the digits of close pairs, and all others by
 its `similarity` or its chords. The partners' values are written over the diagonal.
 
+On CUDA the tiles of a batch can be left to two Triton kernels (`kernel`, triton_info_nce.py), 10 B^2 d.
+
 With W processes each has its rows and walks them against the columns of all, which arrive one tile at a time: no
 process holds more than its share, its gradient and a tile. Column sums are combined over processes, and the gradient of
 a tile's columns is summed on the process that has them.
@@ -20,9 +22,12 @@ averaging over processes, as DDP and FSDP2 do it, and not before: tiles and oper
 up. A loop without DDP must average them itself.
 """
 
+import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from operator import methodcaller
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -36,6 +41,12 @@ from common.query_sums import QuerySums
 from common.sharded import whole
 from common.vectors import at_least_float32, full_precision, one_matrix
 
+if TYPE_CHECKING:
+    from common.triton_info_nce import PairKernels
+
+LOG = logging.getLogger(__name__)
+KERNELS = ("torch", "auto", "triton")
+KERNEL_TARGETS = ((8, 0), (9, 0))  # compute capabilities for which the tests compile the Triton kernels
 TILE = 512  # rows and columns: on a CPU a tile stays in the cache; a GPU wants 4096 or more
 
 
@@ -49,15 +60,17 @@ def geometry_loss(
     distillation: Distillation | None = None,
     tile: int = 0,
     bf16_product: bool = False,
+    kernel: str = "torch",
 ) -> torch.Tensor:
     """InfoNCE as training calls it: `contrastive_loss` at once (tile 0) or in tiles of that many rows.
 
     Raises:
-        ValueError: as `tiled_contrastive_loss`; bf16_product without tiles.
+        ValueError: as `tiled_contrastive_loss`; bf16_product or the kernel triton without tiles.
     """
-    if tile or bf16_product:
+    if tile or bf16_product or kernel == "triton":
+        sides = image_embeddings, text_embeddings
         return tiled_contrastive_loss(
-            image_embeddings, text_embeddings, geometry, logit_scale, ids, queue, distillation, tile, bf16_product
+            *sides, geometry, logit_scale, ids, queue, distillation, tile, bf16_product, kernel
         )
     return contrastive_loss(image_embeddings, text_embeddings, geometry, logit_scale, ids, queue, distillation)
 
@@ -72,6 +85,7 @@ def tiled_contrastive_loss(
     distillation: Distillation | None = None,
     tile: int = TILE,
     bf16_product: bool = False,
+    kernel: str = "torch",
 ) -> torch.Tensor:
     """The value and the gradients of `contrastive_loss`, in memory that grows with B and not with B^2.
 
@@ -85,11 +99,14 @@ def tiled_contrastive_loss(
         bf16_product: for geometries that are an inner product: multiply in bfloat16, forward and backward, and add in
             float32. An inner product of unit vectors is then off by up to 0.004, a gradient by some parts in a
             thousand; partners are still compared in float32. Faster on CUDA only.
+        kernel: "triton": Triton kernels compare the batch, and tiles only a queue; "auto": where they have the case;
+            "torch": never. A process then holds the texts of all processes and their gradient, and column sums: a
+            number for each column and 64 or 128 rows, for at most 32,768 rows at once.
     Returns:
         Scalar in nats: this process's share of the global loss.
     Raises:
         ValueError: a tile below 1, bf16_product for another geometry, a geometry of two matrices, shapes that do not
-            fit.
+            fit; kernel "triton" for what it does not have, the message names it.
     """
     check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
@@ -122,6 +139,7 @@ def tiled_contrastive_loss(
         image_keys=distillation.image_keys.detach() if alpha else None,  # with alpha 0 no target follows the keys
         text_keys=distillation.text_keys.detach() if alpha else None,
         tile=tile,
+        kernels=_kernels_for(kernel, geometry, image_embeddings, ids, alpha, bf16_product),
     )
     return _TiledContrastiveLoss.apply(inputs, image_embeddings, text_embeddings, logit_scale, *parameters)
 
@@ -317,6 +335,49 @@ def _comparison(geometry: Geometry, scalars: tuple[torch.Tensor, ...], bf16_prod
     return (_Chords if isinstance(geometry, ChordGeometry) else _Comparison)(_Methods(geometry), scalars)
 
 
+def _kernels_for(
+    kernel: str,
+    geometry: Geometry,
+    embeddings: torch.Tensor,
+    ids: torch.Tensor | None,
+    alpha: float,
+    bf16_product: bool,
+) -> "PairKernels | None":
+    """The Triton kernels, if `kernel` asks for them and they have the case; None = tiles of torch operations.
+
+    Raises:
+        ValueError: kernel "triton" for another case, or no kernel of that name.
+    """
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel = {kernel!r}; expected one of: {', '.join(KERNELS)}")
+    if kernel == "torch":
+        return None
+    is_interpreted = kernel == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    try:
+        if embeddings.device.type == "cuda":
+            capability = torch.cuda.get_device_capability(embeddings.device)
+            if torch.version.cuda is None or capability not in KERNEL_TARGETS:
+                raise ValueError(f"compute capability {capability}; the kernel is compiled for CUDA's {KERNEL_TARGETS}")
+        elif not is_interpreted:
+            raise ValueError(f"embeddings on {embeddings.device.type}; the kernel runs on CUDA")
+        if ids is not None or alpha:
+            raise ValueError("ids or distillation; the kernel has one positive a row, its partner")
+        if embeddings.dtype == torch.float64:
+            raise ValueError("embeddings in float64; the kernel computes in float32")
+        try:
+            from common.triton_info_nce import pair_kernels
+        except ImportError as error:
+            raise ValueError(f"no package triton ({error}); pip install triton") from error
+        kernels = pair_kernels(geometry, embeddings.shape[1:].numel(), bf16_product)
+    except ValueError as error:
+        if kernel == "triton":
+            raise ValueError(f"kernel = triton (optim.loss_kernel) with {error}; expected: auto or torch") from error
+        LOG.info("the loss runs in tiles of torch operations (optim.loss_kernel = auto): %s", error)
+        return None
+    LOG.info("the loss runs in Triton kernels (optim.loss_kernel = %s)", kernel)
+    return kernels
+
+
 # The walks
 
 
@@ -326,6 +387,7 @@ class _Inputs:
 
     ids, all_ids: (batch,) of the rows, and of the columns of all processes.
     image_keys, text_keys: of the momentum model; None where alpha is 0.
+    kernels: those that compare the batch; None = tiles.
     """
 
     images: torch.Tensor
@@ -339,6 +401,7 @@ class _Inputs:
     image_keys: torch.Tensor | None
     text_keys: torch.Tensor | None
     tile: int
+    kernels: "PairKernels | None"
 
     @property
     def batch(self) -> int:
@@ -353,11 +416,22 @@ class _Inputs:
 
     def column_tiles(self) -> Iterator[tuple[int, slice]]:
         """(source, its texts) of every process in turn; all processes are at the same tile."""
+        if self.kernels is not None:
+            return iter(())
         return ((source, cols) for source in range(world_size()) for cols in self.ranges(self.batch))
 
     def columns_of(self, source: int, cols: slice) -> slice:
         """Where a process's columns are among those of all."""
         return slice(source * self.batch + cols.start, source * self.batch + cols.stop)
+
+    @property
+    def local_columns(self) -> slice:
+        """Where this process's columns are, and how far a row's partner is from the row."""
+        return self.columns_of(rank(), slice(0, self.batch))
+
+    def all_texts(self) -> tuple[torch.Tensor, ...]:
+        """Operands of the texts of all processes."""
+        return self.side(gather_without_gradient(self.texts), is_text=True).values
 
     def side(self, embeddings: torch.Tensor, is_text: bool) -> _Side:
         """Operands as constants."""
@@ -423,6 +497,13 @@ def _first_walk(inputs: _Inputs) -> tuple[torch.Tensor, _WalkSums]:
     """The loss, and the sums from which the second walk forms residuals."""
     sums = _WalkSums.empty(inputs)
     images = inputs.side(inputs.images, is_text=False)
+    if inputs.kernels is not None:
+        local = inputs.local_columns
+        sums.rows.others, sums.columns.others = inputs.kernels.sums(
+            images.values, inputs.all_texts(), inputs.multipliers.values, local.start
+        )
+        for side_sums, at in ((sums.rows, slice(None)), (sums.columns, local)):
+            side_sums.count[at] = 1  # the partner is the only positive
     for source, cols in inputs.column_tiles():
         texts, text_keys = (inputs.received(side, source, cols) for side in (inputs.texts, inputs.text_keys))
         at = inputs.columns_of(source, cols)
@@ -476,6 +557,8 @@ def _second_walk(
     text_gradients = totals(inputs.texts, is_text=True)
     partner_residuals = torch.zeros_like(sums.partners)
 
+    if inputs.kernels is not None:
+        partner_residuals = _add_gradients_of_kernels_(inputs, sums, images, text_gradients, multipliers, weights)
     for source, cols in inputs.column_tiles():
         texts, text_keys = (inputs.received(side, source, cols) for side in (inputs.texts, inputs.text_keys))
         texts = _Side.of(texts.values, text_gradients is not None)
@@ -538,6 +621,39 @@ def _second_walk(
         for embeddings, gradients in ((inputs.images, images.gradients), (inputs.texts, text_gradients))
     ]
     return [total if needs else None for total, needs in zip([*totals, *(total for _, total in scalars)], needed)]
+
+
+def _add_gradients_of_kernels_(
+    inputs: _Inputs,
+    sums: _WalkSums,
+    images: _Side,
+    text_gradients: tuple[torch.Tensor, ...] | None,
+    multipliers: _Side,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """Adds what all tiles of the batch would add; returns the partners' residuals, (batch,)."""
+    local, texts = inputs.local_columns, inputs.all_texts()
+    lse = [torch.logaddexp(side.others, side.partners) for side in (sums.rows, sums.columns)]
+    factors = [weights[rank()].expand(inputs.batch).contiguous(), weights.repeat_interleave(inputs.batch)]
+
+    def gradients(x: tuple[torch.Tensor, ...], y: tuple[torch.Tensor, ...], order: int, shift: int):
+        return inputs.kernels.gradients(x, y, multipliers.values, lse[::order], factors[::order], shift)
+
+    if images.gradients is not None or multipliers.gradients is not None:
+        of_images, of_multipliers = gradients(images.values, texts, 1, local.start)
+        for side, parts in ((images, of_images), (multipliers, of_multipliers)):
+            for total, part in zip(side.gradients or (), parts):
+                total += part
+    if text_gradients is not None:
+        for total, part in zip(text_gradients, gradients(texts, images.values, -1, -local.start)[0]):
+            if world_size() > 1:
+                dist.all_reduce(part)
+            total += part[local]
+    likelihoods = [
+        torch.sigmoid(side.others[at] - side.partners[at])
+        for side, at in ((sums.rows, slice(None)), (sums.columns, local))
+    ]
+    return -weights[rank()] * sum(likelihoods)
 
 
 def _require_gradients(tensors: Iterable[torch.Tensor]) -> bool:

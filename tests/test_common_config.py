@@ -3,6 +3,7 @@
 import dataclasses
 import pickle
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from common.base.config import (
     to_dict,
 )
 from common.base.fields import home_expanded, settings_of
-from common.base.settings import TAKEN_BY, DataConfig, MixedSet
+from common.base.settings import TAKEN_BY, DataConfig, MixedSet, OptimConfig
+from common.tiled import KERNELS
 from contrastive_basics.config import Config as BasicsConfig
 from contrastive_basics.config import PublicConfig
 from contrastive_basics.vision.config import VisionConfig
@@ -444,11 +446,18 @@ def test_another_source_sets_back_the_names_of_the_one_before(tmp_path):
     assert load_config(Config, [named_first], ["data.source=tsv"]).data.train == "x.tsv"
 
 
-def test_bf16_products_without_tiles_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"optim\.loss_bf16_product = true with optim\.loss_tile = 0; expected: tiles"
-    ):
-        override(Config(), ["optim.loss_bf16_product=true"])
+@pytest.mark.parametrize("change", ["loss_bf16_product=true", "loss_kernel=triton"])
+def test_what_needs_tiles_is_refused_without_them(change):
+    stated = change.replace("=", " = ")
+    with pytest.raises(ConfigError, match=rf"optim\.{stated} with optim\.loss_tile = 0; expected: tiles"):
+        override(Config(), [f"optim.{change}"])
+    optim = override(Config(), [f"optim.{change}", "optim.loss_tile=8"]).optim
+    assert optim.tiles["tile"] == 8
+
+
+def test_kernels_of_the_loss_are_those_of_the_setting():
+    hints = typing.get_type_hints(OptimConfig)
+    assert typing.get_args(hints["loss_kernel"]) == KERNELS
 
 
 def test_other_data_sections_have_other_sources(tmp_path):

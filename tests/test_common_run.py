@@ -537,8 +537,8 @@ CHANGES = [  # what a run may go on with
     "data.root=/b", "data.train=/a/a.json", "data.val=c.json", "data.test=c.json", "data.second_test=c.json",
     "data.images=/b", "data.labelled=labels", "data.max_broken_share=0.5", "optim.micro_batch_size=64",
     "model.image.stem.weights=/b", "model.image.stem.cache_gb=3", "data.mixture=[{root: /c}]",
-    "optim.loss_tile=32", "optim.compile=true", "run.log_every=3", "run.diagnose_every=5", "run.num_workers=7",
-    "method.prompt_average=embeddings", "data.val_share=0.2",
+    "optim.loss_tile=32", "optim.loss_kernel=auto", "optim.compile=true", "run.log_every=3", "run.diagnose_every=5",
+    "run.num_workers=7", "method.prompt_average=embeddings", "data.val_share=0.2",
 ]  # fmt: skip
 
 
@@ -565,7 +565,8 @@ NOTHING = [
     "data.labelled", "data.winogavil", "model.init", "model.image.init", "model.text.init", "model.weights",
     "start.run", "start.discriminator_run", "model.image.stem.weights", "model.image.stem.cache_gb",
     "model.text.stem.weights", "model.text.stem.cache_gb", "data.vocabulary", "data.max_broken_share",
-    "data.num_val", "data.val_share", "optim.micro_batch_size", "optim.loss_tile", "optim.compile", "run",
+    "data.num_val", "data.val_share", "optim.micro_batch_size", "optim.loss_tile", "optim.loss_kernel",
+    "optim.compile", "run",
 ]  # fmt: skip
 EVALUATION = [
     "data.num_test", "data.num_labelled", "data.gallery", "data.averages", "method.prompt_average", "evaluation",

@@ -173,9 +173,14 @@ def test_micro_batches_train_as_one_batch_with_a_queue(tmp_path, not_evaluated):
 def test_the_loss_in_tiles_trains_as_the_loss_at_once_with_ids_and_a_queue(tmp_path, not_evaluated):
     method = (*QUEUE, "method.targets=ids", "data.num_train=40")  # pictures come back while they are in the queue
     whole = run(tmp_path / "whole", *method)
-    for number, overrides in enumerate((["optim.loss_tile=64"], ["optim.loss_tile=5", "optim.micro_batch_size=6"])):
+    in_tiles = (["optim.loss_tile=64", "optim.loss_kernel=auto"], ["optim.loss_tile=5", "optim.micro_batch_size=6"])
+    for number, overrides in enumerate(in_tiles):
         files = run(tmp_path / str(number), *method, *overrides)
         assert logged(files) == pytest.approx(logged(whole), rel=1e-6 if number == 0 else 1e-5)
+        notes = [record["text"] for record in read_log(files.log) if record["event"] == "note"]
+        assert [note.partition(" (")[0] for note in notes] == ["the loss runs in tiles of torch operations"] * (
+            1 - number
+        )
 
 
 def test_late_interaction_in_tiles_is_refused():

@@ -429,6 +429,8 @@ class OptimConfig:
     # the same loss in tiles of so many rows and columns; 0 = B x B at once
     loss_tile: int = setting(0, at_least=0, decides="nothing")
     loss_bf16_product: bool = False  # with loss_tile, on CUDA: tiles of an inner product by factors in bfloat16
+    # with loss_tile, on CUDA: Triton kernels instead, for the cases that they have; triton refuses the others
+    loss_kernel: Literal["torch", "auto", "triton"] = setting("torch", decides="nothing")
     learning_rate: float = setting(1.0e-3, above=0.0)  # peak
     final_learning_rate: float = setting(0.0, at_least=0.0)
     warmup_steps: int = setting(25, at_least=0)
@@ -450,11 +452,15 @@ class OptimConfig:
             )
         if self.loss_bf16_product and not self.loss_tile:
             raise ValueError("optim.loss_bf16_product = true with optim.loss_tile = 0; expected: tiles, as in 4096")
+        if self.loss_kernel == "triton" and not self.loss_tile:
+            raise ValueError("optim.loss_kernel = triton with optim.loss_tile = 0; expected: tiles, as in 4096")
 
     @property
     def tiles(self) -> dict[str, Any]:
         """Arguments of a loss that is computed in tiles; empty for one that is computed at once."""
-        return {"tile": self.loss_tile, "bf16_product": self.loss_bf16_product} if self.loss_tile else {}
+        if not self.loss_tile:
+            return {}
+        return {"tile": self.loss_tile, "bf16_product": self.loss_bf16_product, "kernel": self.loss_kernel}
 
 
 @dataclass(frozen=True)

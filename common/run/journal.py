@@ -1,9 +1,10 @@
 """Records of a run while it trains: log, curves, progress bar, tracker, broken samples, speed."""
 
+import logging
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -138,6 +139,20 @@ class StepClock:
         self._start, self._waited, self._steps, self._paused = time.perf_counter(), 0.0, 0, False
 
 
+class _Notes(logging.Handler):
+    """Announces what the code of a step logs through `logging`, each text once."""
+
+    def __init__(self, announce: Callable[..., None]) -> None:
+        super().__init__(logging.INFO)
+        self.announce, self.texts = announce, set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text not in self.texts:
+            self.texts.add(text)
+            self.announce("note", text, text=text)
+
+
 class Journal:
     """Records of a run while it trains; the main process writes.
 
@@ -176,6 +191,10 @@ class Journal:
         self._cannot_draw = False
         hidden = not accelerator.is_main_process
         self.progress = tqdm(total=steps, initial=self.first_step, desc=label, unit="step", disable=hidden)
+        self._notes = _Notes(self.announce)
+        logger = logging.getLogger("common")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self._notes)
         if lost := training.lost_at_open():
             self._print(f"samples that cannot be used: {len(lost)}, named in {files.log.name}; the first: {lost[0]}")
 
@@ -313,6 +332,7 @@ class Journal:
 
     def close(self) -> None:
         """After the last step of this process: ends the progress bar and draws what is new."""
+        logging.getLogger("common").removeHandler(self._notes)
         self.progress.close()
         self.draw()
 

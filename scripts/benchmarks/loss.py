@@ -272,7 +272,8 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
 
     Args:
         reference: "matmul": as many operations of bare bfloat16 products with float32 results, the machine's peak for
-            this shape; "plain": our loss at once; "open_clip": its ClipLoss, on bfloat16 features.
+            this shape; "plain": our loss at once; "open_clip": its ClipLoss, on bfloat16 features; "triton": our
+            Triton kernels, which are then compared with the tiles.
         batch: B.
     """
     if not torch.cuda.is_available():
@@ -309,6 +310,12 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
     what = f"InfoNCE and its gradients, cosine, B = {batch:,}, d = {DIM}, CUDA: tiles of {tile}, bfloat16 product"
     if reference == "matmul":
         return Comparison(f"{what} / bare products, 8 B^2 d operations each", "throughput", 0.55, batch, ours, products)
+    if reference == "triton":
+        kernels = timed(
+            lambda: tiled_contrastive_loss(images, texts, Sphere(), scale, None, None, None, tile, True, "triton"),
+            "the Triton kernel",
+        )
+        return Comparison(f"{what}: Triton kernels / tiles", "time", 1.0, batch, kernels, ours)
     losses = {
         "plain": lambda: contrastive_loss(images, texts, Sphere(), scale),
         "open_clip": lambda: open_clip.ClipLoss()(images.bfloat16(), texts.bfloat16(), scale.bfloat16()),
@@ -327,5 +334,6 @@ LOSS_BENCHMARKS = {
     "loss_gpu_32768": partial(loss_gpu, "matmul", 32_768),
     "loss_gpu_131072": partial(loss_gpu, "matmul", 131_072),
     "loss_gpu_32768_plain": partial(loss_gpu, "plain", 32_768),
+    "loss_triton": partial(loss_gpu, "triton", 32_768),
     "loss_gpu_32768_open_clip": partial(loss_gpu, "open_clip", 32_768),
 }
