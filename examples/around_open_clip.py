@@ -49,4 +49,6 @@ def main() -> list:
 
 
 if __name__ == "__main__":
-    main()
+    from examples.plots import plot_losses
+
+    plot_losses("around_open_clip", main())

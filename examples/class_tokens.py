@@ -1,6 +1,8 @@
 """Several class tokens, one sphere each: the oblique paper's Multi, and its single token cut into spheres.
 
 python -m examples.class_tokens
+
+No picture: shapes and one loss.
 """
 
 import torch

@@ -33,4 +33,6 @@ def main() -> list:
 
 
 if __name__ == "__main__":
-    main()
+    from examples.plots import plot_losses
+
+    plot_losses("entailment", main(), "mean angle outside of the cones (rad)")

@@ -1,6 +1,8 @@
 """GeoMM in your momentum-contrast loop: past keys compared along the graph of their clusters.
 
 python -m examples.geodesic_pool
+
+No picture: two recalls at the end.
 """
 
 import torch

@@ -45,4 +45,6 @@ def main(geometry: nn.Module | None = None, logit_scale: LogitScale | None = Non
 
 
 if __name__ == "__main__":
-    main()
+    from examples.plots import plot_losses
+
+    plot_losses("loop", main())

@@ -1,6 +1,8 @@
 """Retrieval and zero-shot classification of your embeddings, by any geometry.
 
 python -m examples.own_embeddings
+
+No picture: three numbers.
 """
 
 import torch

@@ -2,6 +2,8 @@
 
 torchrun --nproc-per-node 2 -m examples.several_processes
 python -m examples.several_processes                        one process, the same losses
+
+No picture: the point is that the numbers are equal.
 """
 
 import os

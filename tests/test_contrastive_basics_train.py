@@ -12,6 +12,7 @@ from common.base.config import SCALES, ConfigError
 from common.data.pairs import open_training_pairs
 from common.run.checkpoint import last_checkpoint
 from common.run.inputs import as_inputs, batches_from, open_training_data
+from common.run.log import read_log
 from contrastive_basics.evaluate import load_encoder
 from contrastive_basics.model import build_model
 

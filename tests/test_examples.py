@@ -1,6 +1,7 @@
 """docs/library.md and examples/: what the page shows is in the files, and the files do what they say."""
 
 import base64
+import copy
 import importlib
 import io
 import json
@@ -15,13 +16,16 @@ import timm
 import torch
 import transformers
 from PIL import Image
+from plotted import read_plotted
 from processes import in_processes
 from safetensors.torch import save_file
 from tars import write_tar
 
 from common.base.provenance import ROOT
 from common.data.bert_tokenizer import SPECIAL_TOKENS
-from common.geometry import Sphere
+from common.encoders.two_towers import TwoTowers
+from common.geometry import Sphere, clamp_scalars_
+from common.info_nce import contrastive_loss
 from common.logit_scale import LogitScale
 from common.oblique import Oblique
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
@@ -43,8 +47,8 @@ def test_the_page_shows_what_the_examples_hold():
     assert len(shown) >= 10
     for block in shown:
         assert any(block in text for text in files.values()), block
-    for name in files:
-        assert f"examples/{name}" in PAGE
+    for name, text in files.items():
+        assert f"examples/{name}" in PAGE or "__main__" not in text
     imports = {geometry.__class__.__name__: geometry.__class__.__module__ for geometry in GEOMETRIES}
     assert all(re.search(rf"\| `{name}\(.*\)` \| `{module}` \|", PAGE) for name, module in imports.items())
 
@@ -57,10 +61,55 @@ def test_the_loop_trains_with_every_geometry_from_the_start_that_the_page_names(
     assert all(math.isfinite(loss) for loss in losses)
 
 
-@pytest.mark.parametrize("name", ["around_open_clip", "around_transformers"])
+@pytest.mark.parametrize("name", ["around_open_clip", "around_transformers", "in_lightning"])
 def test_other_libraries_models_learn_under_our_geometries(name):
     losses = example(name).main()
     assert losses[-1] < 0.7 * losses[0]
+
+
+def losses_of_plain_loop(model, features, batches) -> list[float]:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [{"params": parameter, "weight_decay": 0.1 if parameter.ndim >= 2 else 0.0} for parameter in trained]
+    optimizer, losses = torch.optim.AdamW(groups, lr=1e-3), []
+    for batch in batches:
+        images, texts = features(model, *batch)
+        images, texts = model.geometry.embed_image(images), model.geometry.embed_text(texts)
+        loss = contrastive_loss(images, texts, model.geometry, model.logit_scale())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        clamp_scalars_([*model.logit_scale.scalars(), *model.geometry.scalars()])
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_trainer_of_transformers_gives_the_losses_of_a_plain_loop(tmp_path, monkeypatch):
+    module, batches = example("in_trainer"), []
+    monkeypatch.setattr(module, "outputs", lambda: tmp_path)
+    # it meets a bound within the first steps, so that a missing clamp changes the losses
+    model = module.ContrastiveCLIP(module.tiny_clip(), Hyperbolic(32, squared=False), LogitScale(9.0, 8.99, 9.01))
+    at_start = copy.deepcopy(model)
+    model.register_forward_pre_hook(lambda _, __, batch: batches.append([*batch.values()]), with_kwargs=True)
+    samples = [{"pixel_values": torch.randn(3, 16, 16), "input_ids": torch.randint(1, 48, (8,))} for _ in range(40)]
+    sizes = {"per_device_train_batch_size": 8, "max_steps": 12, "use_cpu": True}
+    losses = module.fit(model, samples, learning_rate=1e-3, weight_decay=0.1, **sizes)
+    expected = losses_of_plain_loop(at_start, lambda of, *batch: module.features(of.clip, *batch), batches)
+    assert losses == pytest.approx(expected, rel=0, abs=1e-6)
+
+
+def test_lightning_gives_the_losses_of_a_plain_loop():
+    module, batches = example("in_lightning"), ([], [])
+    towers = [torch.nn.Linear(16, 32), torch.nn.Linear(16, 32)]
+    model = TwoTowers(*towers, Hyperbolic(32, squared=False), LogitScale(9.0, 8.99, 9.01))
+    at_start = copy.deepcopy(model)
+    for tower, inputs in zip(towers, batches):
+        tower.register_forward_pre_hook(lambda _, batch, inputs=inputs: inputs.append(*batch))
+    samples = torch.utils.data.TensorDataset(torch.randn(320, 16), torch.randn(320, 16))
+    losses = module.fit(model, samples, steps=12)
+    expected = losses_of_plain_loop(
+        at_start, lambda of, images, texts: (of.image_tower(images), of.text_tower(texts)), zip(*batches)
+    )
+    assert losses == pytest.approx(expected, rel=0, abs=1e-6)
 
 
 def test_pictures_move_into_their_cones():
@@ -133,12 +182,29 @@ def test_geometries_are_compared_on_locked_features(weights, tmp_path, monkeypat
             samples[str(number)] = {"png": png, "json": json.dumps({"captions": [f"a {name} picture", name]}).encode()}
         write_tar(tmp_path / f"{split}.tar", samples)
     arguments = ["--data", str(tmp_path), "--weights", str(weights), "--image-stem", "test_efficientnet"]
-    compare, geometries = example("compare_geometries"), ["cosine", "geodesic, 8 spheres", "hyperbolic d"]
-    monkeypatch.setattr(compare, "SIZE", 64)
-    table = compare.main([*arguments, "--seeds", "1", "--steps", "40", "--only", *geometries])
-    assert [*table] == [(name, learned) for name in geometries for learned in (True, False)]
-    assert min(t2i for t2i, _ in table.values()) > 80, table  # a guess: 33
-    assert len(capsys.readouterr().out.splitlines()) == 2 + len(geometries)
+    compare, geometries = example("compare_geometries"), ["sphere", "oblique_geodesic", "hyperbolic"]
+    monkeypatch.setattr(example("frozen_features"), "SIZE", 64)
+    arguments += ["--output", str(tmp_path / "plots"), "--seeds", "1", "--steps", "40"]
+    runs = compare.main([*arguments, "--only", *geometries])
+    assert [*runs] == [(name, learned) for name in geometries for learned in (True, False)]
+    assert min(compare.last_recalls(of_seeds)[0][0] for of_seeds in runs.values()) > 80  # chance level: 33
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert [line.split()[0] for line in lines[2:-1]] == geometries
+    assert "run 6 of 6, hyperbolic: 100%" in printed.err
+    # what is drawn is what was measured, and the printed files exist
+    assert lines[-1].startswith("saved: ")
+    files = [Path(name) for name in lines[-1].removeprefix("saved: ").split(", ")]
+    assert [file.name for file in files] == ["comparison.json", "recalls.png", "courses.png"]
+    rows = json.loads(files[0].read_text())["rows"]
+    points = read_plotted(files[1])
+    assert len(points) == 2 * len(rows)
+    for row, point in zip(rows, points):  # text to image comes first
+        assert (row["geometry"], row["runs"][0]["recalls"][-1][1]) == (point["geometry"], pytest.approx(point["mean"]))
+    assert {point["panel"] for point in read_plotted(files[2])} >= {"Loss", "Recall on the test set"}
+    with pytest.raises(SystemExit):
+        compare.main(["--only", "cosine"])
+    assert "oblique_geodesic" in capsys.readouterr().err
     sizes = {file.stem.partition("-")[0]: file.stat().st_size for file in tmp_path.rglob("*.npy")}
     assert sizes["train"] - sizes["test"] == 21 * 2 * timm.create_model("test_efficientnet").num_features
 
@@ -205,4 +271,6 @@ def test_a_table_that_loses_rows_says_so(tmp_path, capsys):
 
 def test_every_example_names_its_command():
     for path in Path(ROOT / "examples").glob("*.py"):
-        assert re.search(rf"-m examples\.{path.stem}[ \n]", path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if "__main__" in text:
+            assert re.search(rf"-m examples\.{path.stem}[ \n]", text)
