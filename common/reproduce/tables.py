@@ -415,7 +415,8 @@ def _versions_note(runs: Runs) -> list[str]:
 
 def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> None:
     """Training curves of a part's runs, beside its tables."""
-    ran = _ran(paper_tables(paper)["tables"].get(command.part, {}), runs)
+    printed = paper_tables(paper)["tables"].get(command.part, {})
+    ran = _ran(printed, runs)
     logs = {
         f"{ran.get(method, method)}, seed {run.seed}": read_log(run.files.log)
         for method, seeds in runs.items()
@@ -423,7 +424,8 @@ def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> No
     }
     if logs and is_main_process():
         title = heading(paper, command.part, command.scale, command.text(paper) if command.changes else "")
-        plot_training(logs, command.folder(paper) / f"{command.part}_training.png", f"{title}: training")
+        words = f"Training: {printed['title']}\n{title}" if "title" in printed else f"{title}: training"
+        plot_training(logs, command.folder(paper) / f"{command.part}_training.png", words)
 
 
 def trained_table(
