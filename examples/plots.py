@@ -84,7 +84,7 @@ def plot_courses(runs: Runs, path: Path) -> list[Path]:
     wide = max(scales, default=1) > 10 * min(scales, default=1)  # a narrow logarithmic axis has unreadable ticks
     panels = [
         Curves("Loss", "step", "loss (nats)", courses["loss"]),
-        Curves("Recall on the test set", "step", "R@1 (percent)", courses["recall"]),
+        Curves("R@1 on the test set, text to image", "step", "percent", courses["recall"]),
         Curves("Logit scale (1 / temperature)", "step", "multiplier", courses["scale"], log_y=wide),
     ]
     return plot_curves(panels, path, across=3)

@@ -201,7 +201,7 @@ def test_geometries_are_compared_on_locked_features(weights, tmp_path, monkeypat
     assert len(points) == 2 * len(rows)
     for row, point in zip(rows, points):  # text to image comes first
         assert (row["geometry"], row["runs"][0]["recalls"][-1][1]) == (point["geometry"], pytest.approx(point["mean"]))
-    assert {point["panel"] for point in read_plotted(files[2])} >= {"Loss", "Recall on the test set"}
+    assert {point["panel"] for point in read_plotted(files[2])} >= {"Loss", "R@1 on the test set, text to image"}
     with pytest.raises(SystemExit):
         compare.main(["--only", "cosine"])
     assert "oblique_geodesic" in capsys.readouterr().err
