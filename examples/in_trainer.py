@@ -1,7 +1,4 @@
-"""A geometry and its loss inside a transformers.Trainer: a module that returns its loss, and one callback.
-
-python -m examples.in_trainer
-"""
+"""A geometry and its loss inside a transformers.Trainer: python -m examples.in_trainer (one module, one callback)"""
 
 import torch
 from torch import nn
@@ -51,7 +48,8 @@ def fit(model: ContrastiveCLIP, samples: list[dict], **settings) -> list[float]:
 def main() -> list[float]:
     torch.manual_seed(0)
     model = ContrastiveCLIP(tiny_clip(), Hyperbolic(dim=32, squared=False), LogitScale())
-    samples = [{"pixel_values": torch.randn(3, 16, 16), "input_ids": torch.randint(1, 48, (8,))} for _ in range(32)]
+    captions = nn.functional.pad(torch.randint(1, 48, (32, 7)), (0, 1), value=49)  # 49: end of text
+    samples = [{"pixel_values": torch.randn(3, 16, 16), "input_ids": ids} for ids in captions]
     return fit(model, samples, per_device_train_batch_size=16, max_steps=60, learning_rate=1e-3, weight_decay=0.1)
 
 
