@@ -35,11 +35,11 @@ Runs = dict[tuple[str, bool], list[Trained]]  # (geometry, temperature learned) 
 
 
 def plot_losses(name: str, losses: Sequence[float], y_label: str = "loss (nats)") -> Path:
-    """A curve over the steps, saved as outputs/examples/NAME.png; prints its ends and the path."""
+    """A curve over the steps, saved as outputs/examples/NAME.png; prints the path."""
     curve = [(step, [loss]) for step, loss in enumerate(losses, start=1)]
     panel = Curves(name, "step", y_label, {name: curve})
     path, _ = plot_curves([panel], outputs() / "examples" / f"{name}.png", across=1)
-    print(f"{name}: {y_label} {losses[0]:.2f} -> {losses[-1]:.2f}; saved: {shown(path)}")
+    print(f"saved: {shown(path)}")
     return path
 
 

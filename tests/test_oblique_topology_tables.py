@@ -170,14 +170,17 @@ def test_training_curves_are_named_by_what_ran(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("common.reproduce.tables.plot_training", lambda logs, path, title: drawn.append([*logs, title]))
     run = replace(logged_run(tmp_path / "run", [1.0]), config=Config(method=MethodConfig(logit_scale_max=3.0)))
-    source = {"rows": [{"method": "paper's", "ours": "at most {config.method.logit_scale_max}"}, {"method": "other"}]}
+    source = {
+        "title": "Two rows",
+        "rows": [{"method": "paper's", "ours": "at most {config.method.logit_scale_max}"}, {"method": "other"}],
+    }
     monkeypatch.setattr("common.reproduce.tables.paper_tables", lambda paper: {"tables": {"table9": source}})
     for overrides in ((), ("method.logit_scale_max=3",)):
         command = Command("table9", "demo", (0,), overrides, tmp_path, tmp_path)
         plot_runs(command, "paper", {"paper's": [run], "paper's, flickr": [run], "other": [run]})
     named = ["at most 3.0, seed 0", "at most 3.0, flickr, seed 0", "other, seed 0"]
-    title = "paper, table9, scale demo"
-    assert drawn == [[*named, f"{title}: training"], [*named, f'{title}, SET="method.logit_scale_max=3": training']]
+    title = "Training: Two rows\npaper, table9, scale demo"
+    assert drawn == [[*named, title], [*named, f'{title}, SET="method.logit_scale_max=3"']]
 
 
 def row(trainable):
