@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from test_oblique_topology_train import losses, run, weights
+from runs import logged
+from test_oblique_topology_train import run, weights
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.cpp_builder import get_cpp_compiler
@@ -53,7 +54,7 @@ def test_a_compiled_run_has_the_losses_names_and_evaluations_of_another_and_resu
     assert counters["frames"]["ok"] > 0, "nothing was compiled"
     assert not counters["graph_break"]
     assert counters["frames"]["ok"] == counters["frames"]["total"]  # no shape fell back for the number of variants
-    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
+    assert logged(compiled) == pytest.approx(logged(plain), rel=1e-4)
     one, other = weights(compiled), weights(plain)
     assert one.keys() == other.keys()
     metrics = [
@@ -67,7 +68,7 @@ def test_a_compiled_run_has_the_losses_names_and_evaluations_of_another_and_resu
     for file in final.iterdir():
         file.unlink()
     final.rmdir()
-    assert losses(run(compiled.folder, *settings, "optim.compile=true", resume=True)) == losses(compiled)
+    assert logged(run(compiled.folder, *settings, "optim.compile=true", resume=True)) == logged(compiled)
     assert {name: (final / name).read_bytes() for name in whole} == whole
 
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_oblique_topology_train import losses, run
+from runs import logged
+from test_oblique_topology_train import run
 from timm.utils import ModelEmaV3
 from torch import nn
 
@@ -58,7 +59,7 @@ def test_the_average_is_that_of_a_loop_over_the_weights_of_every_step(runs):
 
 def test_the_average_changes_no_loss_and_no_weight_that_trains(runs):
     files, plain, _ = runs
-    assert losses(files) == losses(plain)
+    assert logged(files) == logged(plain)
     online, weights = checkpoints(files)[-1].weights(is_online=True), checkpoints(plain)[-1].weights(is_online=True)
     assert (online.name, weights.name) == (ONLINE, "model.safetensors")
     assert online.read_bytes() == weights.read_bytes()
@@ -73,7 +74,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_last_bit(runs, tmp_pat
             file.unlink()
         (tmp_path / "checkpoints" / f"step-{step:08d}").rmdir()
     resumed = run(tmp_path, *AVERAGED, *settings, resume=True)
-    assert losses(resumed) == losses(files)
+    assert logged(resumed) == logged(files)
     for name in ("model.safetensors", ONLINE, "optimizer.safetensors"):
         one, other = (last_checkpoint(folder.checkpoints).path / name for folder in (resumed, files))
         assert one.read_bytes() == other.read_bytes()

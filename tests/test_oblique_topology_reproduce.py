@@ -75,7 +75,7 @@ def test_make_refuses_an_unknown_part_before_it_installs_anything(tmp_path):
     for asked in ("reproduce-table99", "reproduce-figure1"):
         done = make(f"VENV={tmp_path}/venv", f"PYTHON={sys.executable}", asked)
         assert done.returncode != 0
-        assert f"oblique_topology has no {asked.removeprefix('reproduce-')} here yet" in done.stderr
+        assert f"oblique_topology has no {asked.removeprefix('reproduce-')}" in done.stderr
         assert not (tmp_path / "venv").exists()
 
 
