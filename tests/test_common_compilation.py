@@ -40,7 +40,10 @@ def has_compiler():
 INDUCTOR = (pytest.mark.slow, pytest.mark.skipif(not has_compiler(), reason="no C++ compiler, which inductor needs"))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=INDUCTOR)])
+# in `make test` the launch option compiles by the same function (test_launch.py)
+@pytest.mark.parametrize(
+    "backend", [pytest.param("aot_eager", marks=pytest.mark.slow), pytest.param("inductor", marks=INDUCTOR)]
+)
 def test_a_compiled_run_has_the_losses_names_and_evaluations_of_another_and_resumes_exactly(
     backend, tmp_path, monkeypatch
 ):
