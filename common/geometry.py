@@ -124,6 +124,11 @@ class RootedGeometry(Geometry, Protocol):
         """
 
 
+def has_root(candidate: Geometry) -> bool:
+    """Whether it is a RootedGeometry, for commands that take any model; late interaction is none."""
+    return isinstance(candidate, RootedGeometry)
+
+
 @runtime_checkable
 class ConeGeometry(RootedGeometry, Protocol):
     """A rooted geometry in which every text has a cone behind it, where the images lie that it entails (EuCLIP).

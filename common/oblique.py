@@ -60,6 +60,17 @@ def paired_oblique_similarity(image_embeddings: torch.Tensor, text_embeddings: t
     return paired_inner_products(image_embeddings.flatten(1), text_embeddings.flatten(1))
 
 
+def paired_oblique_geodesic_distance(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+    """sqrt of the sum of squared angles of row k and row k (Table 1, "Geo"), from differences: exact for close pairs.
+
+    Args:
+        image_embeddings, text_embeddings: (batch, num_spheres, sphere_dim).
+    Returns:
+        (batch,), radians in [0, sqrt(num_spheres) * pi].
+    """
+    return norm(paired_angles(image_embeddings, text_embeddings))
+
+
 def log_map(points: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
     """Tangent vectors at the root of a sphere, or of each sphere: (batch, ..., dim), (..., dim) -> (batch, ..., dim).
 
@@ -136,5 +147,5 @@ class Oblique(nn.Module):
         return product_path(start, end, num_points)
 
     def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
-        """sqrt(sum over the spheres of angle^2), radians, whatever the similarity."""
-        return norm(paired_angles(embeddings, point[None].expand_as(embeddings)))
+        """Of the geodesic, whatever the similarity; see paired_oblique_geodesic_distance."""
+        return paired_oblique_geodesic_distance(embeddings, point[None].expand_as(embeddings))

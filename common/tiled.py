@@ -169,16 +169,18 @@ class _TiledContrastiveLoss(torch.autograd.Function):
 class _Side:
     """Rows, columns or scalars that a tile is a function of, without graph.
 
-    gradients: their sums over tiles, added in place; None = constants.
+    gradients: their sums over tiles, added in place; None = constants. Those of scalars are float64, as the terms of
+        many tiles cancel in them.
     """
 
     values: tuple[torch.Tensor, ...]
     gradients: tuple[torch.Tensor, ...] | None = None
 
     @classmethod
-    def of(cls, values: Iterable[torch.Tensor], needs_gradient: bool) -> "_Side":
+    def of(cls, values: Iterable[torch.Tensor], needs_gradient: bool, dtype: torch.dtype | None = None) -> "_Side":
+        """dtype: of the gradients; None = that of the values."""
         values = tuple(value.detach() for value in values)
-        return cls(values, tuple(torch.zeros_like(value) for value in values) if needs_gradient else None)
+        return cls(values, tuple(torch.zeros_like(value, dtype=dtype) for value in values) if needs_gradient else None)
 
     def __getitem__(self, rows: slice) -> "_Side":
         gradients = None if self.gradients is None else tuple(gradient[rows] for gradient in self.gradients)
@@ -312,7 +314,7 @@ class _Chords(_Comparison):
 
         def pull_back(residuals: torch.Tensor) -> None:
             if multipliers.gradients is not None:
-                multipliers.gradients[0].add_((residuals * distances).sum())
+                multipliers.gradients[0].add_((residuals * distances).sum(dtype=torch.float64))
             if not needs_slope:
                 return
             by_chords = slopes.mul_(residuals).mul_(scale)
@@ -534,11 +536,11 @@ def _second_walk(
     local_weight = weights[rank()]
     # the same scalars as starts of a graph, which leads to operands and multipliers
     leaves = tuple(scalar.clone().requires_grad_(needs) for scalar, needs in zip(inputs.comparison.scalars, needed[2:]))
-    scalars = [(leaf, torch.zeros_like(leaf)) for leaf in leaves]
+    scalars = [(leaf, torch.zeros_like(leaf, dtype=torch.float64)) for leaf in leaves]
     comparison = replace(inputs.comparison, scalars=leaves)
     with torch.enable_grad():
         scales = comparison.multipliers()
-    multipliers = _Side.of(scales, _require_gradients(scales))
+    multipliers = _Side.of(scales, _require_gradients(scales), torch.float64)
 
     def trained_operands(embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Embeddings as the start of a graph, and their operands."""
@@ -620,7 +622,8 @@ def _second_walk(
         gradients and gradients[0].view_as(embeddings).to(embeddings.dtype)
         for embeddings, gradients in ((inputs.images, images.gradients), (inputs.texts, text_gradients))
     ]
-    return [total if needs else None for total, needs in zip([*totals, *(total for _, total in scalars)], needed)]
+    totals += [total.to(leaf.dtype) for leaf, total in scalars]
+    return [total if needs else None for total, needs in zip(totals, needed)]
 
 
 def _add_gradients_of_kernels_(
@@ -664,7 +667,7 @@ def _add_gradients_(
     outputs: Iterable[tuple[torch.Tensor, torch.Tensor]], leaves: Iterable[tuple[torch.Tensor, torch.Tensor]]
 ) -> None:
     """Adds to the total beside every leaf what the gradients beside the outputs give for it."""
-    outputs = [(output, gradient) for output, gradient in outputs if output.requires_grad]
+    outputs = [(output, gradient.to(output.dtype)) for output, gradient in outputs if output.requires_grad]
     leaves = [(leaf, total) for leaf, total in leaves if leaf.requires_grad]
     if not outputs:
         return

@@ -12,6 +12,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 from scipy.stats import spearmanr
 
+from common.vectors import unit
 from geomm.geodesic import angles, center_graph, components
 from geomm.pool import GeodesicPool
 
@@ -39,7 +40,8 @@ def path_statistics(centers: torch.Tensor, edges: torch.Tensor) -> dict[str, flo
     start, place, hops = np.arange(size)[:, None], np.broadcast_to(np.arange(size), (size, size)), np.zeros_like(paths)
     while (is_moving := before[start, place] >= 0).any():
         hops, place = hops + is_moving, np.where(is_moving, before[start, place], place)
-    direct = angles(centers.double(), centers.double()).cpu().numpy()
+    centers = unit(centers.double())  # norms of float32 are off by 1e-7, which small angles would show
+    direct = angles(centers, centers).cpu().numpy()
     pairs = np.triu(np.isfinite(paths), 1) & (direct > 1e-6)
     statistics = {
         "nodes": size,

@@ -26,10 +26,10 @@ from common.distances import (
     paired_euclidean_distance,
 )
 from common.late_interaction import LateInteraction
-from common.oblique import product_path, to_spheres
+from common.oblique import paired_oblique_geodesic_distance, product_path, to_spheres
 from common.scalars import Scalar
-from common.vectors import at_least_float32, both_ways, norm, paired_angles, straight_path, unit
-from oblique_topology.oblique import oblique_geodesic_distance, paired_oblique_geodesic_distance
+from common.vectors import at_least_float32, both_ways, straight_path, unit
+from oblique_topology.oblique import oblique_geodesic_distance
 
 
 class ObliqueGeodesic(nn.Module):
@@ -80,8 +80,8 @@ class ObliqueGeodesic(nn.Module):
         return product_path(start, end, num_points)
 
     def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
-        """sqrt(sum over the spheres of angle^2), radians."""
-        return norm(paired_angles(embeddings, point[None].expand_as(embeddings)))
+        """See paired_oblique_geodesic_distance."""
+        return paired_oblique_geodesic_distance(embeddings, point[None].expand_as(embeddings))
 
 
 class L2(nn.Module):

@@ -1,13 +1,15 @@
 """The geodesic distance on a product of spheres (oblique paper, submission, Sec. 3.1 and Table 1, "Geo").
 
-The paper's proposal, the sum of inner products, and the map onto the manifold are in common/oblique.py, as a second
-paper uses them. An embedding is (batch, num_spheres, sphere_dim), unit norm on the last axis.
+The paper's proposal, the sum of inner products, the map onto the manifold and the distance of pairs are in
+common/oblique.py, as another paper and the map of embeddings use them. An embedding is (batch, num_spheres,
+sphere_dim), unit norm on the last axis.
 """
 
 import torch
 
 from common.distances import safe_sqrt, squared_arccos
-from common.vectors import at_least_float32, check_same_dim, full_precision, norm, paired_angles
+from common.oblique import paired_oblique_geodesic_distance  # noqa: F401
+from common.vectors import at_least_float32, check_same_dim, full_precision
 
 
 def oblique_geodesic_distance(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
@@ -31,14 +33,3 @@ def oblique_geodesic_distance(image_embeddings: torch.Tensor, text_embeddings: t
         for sphere in range(images.shape[1]):
             total = total + squared_arccos(images[:, sphere] @ texts[:, sphere].T)
         return safe_sqrt(total)
-
-
-def paired_oblique_geodesic_distance(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-    """The diagonal of oblique_geodesic_distance, from differences, which keep the digits of close pairs.
-
-    Args:
-        image_embeddings, text_embeddings: (batch, num_spheres, sphere_dim).
-    Returns:
-        (batch,), radians in [0, sqrt(num_spheres) * pi].
-    """
-    return norm(paired_angles(image_embeddings, text_embeddings))

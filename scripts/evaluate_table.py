@@ -30,6 +30,7 @@ from common.evaluation.embed import Encoder
 from common.evaluation.knn import evaluate_knn
 from common.evaluation.linear_probe import backbone_encoder
 from common.evaluation.protocol import HEADLINES, Evaluation, data_text, protocol_text
+from common.geometry import has_root
 from common.run.evaluation import this_device, zero_shot_and_retrieval
 from common.run.sources import run_checkpoint
 from euclip.hierarchies import CHANCE, COLUMNS, measure
@@ -38,7 +39,6 @@ from euclip.traversal_data import hierarchy_task
 from oblique_topology.evaluate import PROBE_TEST, PROBE_TRAIN, linear_probe, probe_sets
 
 TASKS = ("retrieval", "zero_shot", "probe", "knn", "hierarchy")
-ROOTED = ("sphere", "elliptic", "euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared")  # geometries
 
 
 class Number(NamedTuple):
@@ -133,11 +133,9 @@ def evaluate_model(model: Model, tasks: Sequence[str], data: Any, sets: Evaluati
     for result in results:
         yield from _numbers(model.label, result)
     if "hierarchy" in tasks:
-        name = encoder.model.geometry.name
-        if name not in ROOTED:
-            raise ConfigError(
-                f"--tasks hierarchy: geometry {name} of {model.label} has no root; {accepted(name, ROOTED)}"
-            )
+        geometry = encoder.model.geometry
+        if not has_root(geometry):
+            raise ConfigError(f"--tasks hierarchy: geometry {geometry.name} of {model.label} has no root")
         radius = SimpleNamespace(min_radius=getattr(method, "min_radius", None))
         what, scores = measure(encoder, SimpleNamespace(data=data, run=model.config.run, method=radius), "")["captions"]
         for name, value in scores.items():

@@ -39,7 +39,7 @@ from common.data.pairs import open_retrieval_sets
 from common.data.scenes import SceneDataset
 from common.data.scenes.world import SHAPES
 from common.evaluation.embed import Encoder
-from common.geometry import RootedGeometry
+from common.geometry import RootedGeometry, has_root
 from common.report.map import Space, TestSet, Walks, cluster_graph, page_content, write_map
 from common.report.map_picture import draw_map
 from common.reproduce.tables import ran_as
@@ -73,7 +73,7 @@ def opened(text: str, overrides: Sequence[str]) -> tuple[str, Any, Encoder, Root
     seed = folders.pop() if re.fullmatch(r"seed\d+", folders[-1]) else "seed0"
     name = title_of(paper, re.sub(rf"-({'|'.join(SCALES)})-[0-9a-f]+$", "", folders[-1]), config)
     geometry = encoder.model.geometry
-    if "space" not in dir(geometry):  # of sets of tokens, for example
+    if not has_root(geometry):  # of sets of tokens, for example
         raise ConfigError(f"{checkpoint.path}: geometry {geometry.name!r} has no root, and so no map")
     return name + ("" if seed == "seed0" else f", seed {seed[4:]}"), config, encoder, geometry
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from runs import row_config, trained
 from safetensors.torch import save_file
 
 from common.base.config import ConfigError
@@ -107,6 +108,18 @@ def test_the_other_tasks_have_numbers_of_both(run, stranger, capsys):
             assert 0 < metrics[metric]["chance"] <= 0.5
         # only EuCLIP has cones
         assert ("hierarchy/text_inside" in metrics) == (model != "stranger")
+
+
+def test_the_hierarchy_needs_a_root_and_no_certain_geometry(tmp_path, capsys):
+    rows = {"oblique_topology": "ablation_ob_16_32", "contrastive_basics": "table1_late_interaction"}
+    for paper, row in rows.items():
+        trained(paper, row_config(paper, row, *TRAINED, "run.test=false"), tmp_path / paper)
+    capsys.readouterr()
+    evaluated(tmp_path / "oblique_topology", "--tasks", "hierarchy", "--json")
+    (number,) = json.loads(capsys.readouterr().out)
+    assert number["metric"] == "hierarchy/generic_nearer"
+    with pytest.raises(ConfigError, match=r"--tasks hierarchy: geometry late_interaction of .* has no root"):
+        evaluated(tmp_path / "contrastive_basics", "--tasks", "hierarchy")
 
 
 @pytest.mark.parametrize(

@@ -462,7 +462,7 @@ def test_a_step_larger_than_the_queue_and_keys_that_are_not_finite_are_refused()
         pool.rebuild(100)
 
 
-def recall_of_a_toy(attach, steps=150):
+def recall_of_a_toy(attach, steps=300):
     """R@1 among 1,000 fresh pairs after training two towers on noisy views of shared latents."""
     torch.manual_seed(0)
     prototypes, views = unit(torch.randn(200, 32)), torch.randn(2, 32, 128) / 32**0.5
@@ -482,4 +482,4 @@ def recall_of_a_toy(attach, steps=150):
 
 def test_a_toy_learns_by_the_cosine_and_the_straight_through_readings_and_not_by_eq_3():
     assert min(recall_of_a_toy(attach) for attach in ("cosine", "nearest_st", "knn_local_st")) > 0.95
-    assert recall_of_a_toy("nearest") < 0.15
+    assert recall_of_a_toy("nearest") < 0.05

@@ -352,9 +352,7 @@ def test_every_row_of_the_readings_is_trained_from_the_same_towers_and_stands_in
     cells = {row.method: row.ours for row in table.rows}
     assert cells["cosine, scale x 0.3"]["scale_factor"].mean == pytest.approx(0.3)
     complete = cells[rows["knn_local_st_complete"].label]
-    assert [complete[name].mean for name in ("hops", "path_over_angle", "components")] == pytest.approx(
-        [1, 1, 1], abs=1e-4
-    )
+    assert [complete[name].mean for name in ("hops", "path_over_angle", "components")] == pytest.approx([1, 1, 1])
     drawn = read_plotted(geomm("readings") / "readings_softness.png")
     cosine = [point for point in drawn if point["curve"] == "cosine, scale x 1 to 0.086"]
     assert {point["panel"] for point in cosine} == {"knn_local_st", "knn_local_st, as sharp as the cosine"}

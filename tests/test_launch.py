@@ -42,6 +42,7 @@ FEW = [
     "run.save_every=0",
     "optim.steps=3",
     "optim.warmup_steps=2",
+    "data.num_labelled=200",  # a near tie that falls the other way is half a percent
 ]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
 
@@ -118,7 +119,7 @@ def test_two_processes_train_as_one(by_path, two):
     one, other = evaluations(by_path), evaluations(two)
     for name in one:
         assert other[name]["protocol"] == one[name]["protocol"]
-        assert other[name]["metrics"] == pytest.approx(one[name]["metrics"], abs=0.06)  # a near tie may fall either way
+        assert other[name]["metrics"] == pytest.approx(one[name]["metrics"], abs=0.03)  # a near tie may fall either way
 
 
 def test_loss_and_every_gradient_of_two_processes_equal_one_and_the_check_can_fail(two):
@@ -128,7 +129,7 @@ def test_loss_and_every_gradient_of_two_processes_equal_one_and_the_check_can_fa
     assert "WRONG" in report["wrong"]["output"]
     report = json.loads((two / "errors.json").read_text())
     assert report["processes"] == 2
-    for dtype, tolerance in (("float64", 1e-12), ("float32", 3e-5)):
+    for dtype, tolerance in (("float64", 1e-12), ("float32", 1e-5)):
         assert len(report[dtype]) == 6  # two geometries; at once, in tiles, in tiles and micro-batches
         for errors in report[dtype].values():
             assert len(errors) > 60
