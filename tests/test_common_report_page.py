@@ -306,6 +306,7 @@ def test_rows_with_and_without_the_method_differ_in_colour_and_share_a_height(tm
     assert [label.get_text() for label in axis.get_yticklabels()] == ["ALBEF", "TCL", "Geo-MAFA"]
     dots = {line.get_xdata()[0]: line for line in axis.lines if line.get_marker() in "oD"}
     assert [round(float(dots[mean].get_ydata()[0])) for mean in (40.5, 30.5, 50.5, 60.5)] == [0, 1, 0, 2]
+    assert dots[50.5].get_ydata()[0] - dots[40.5].get_ydata()[0] > 0.2  # side by side, not upon each other
     of_method, others = ({dots[mean].get_color() for mean in means} for means in ((50.5, 60.5), (40.5, 30.5)))
     assert len(of_method) == len(others) == 1
     assert of_method != others
