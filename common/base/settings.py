@@ -126,7 +126,7 @@ class DataConfig:
     num_captions: int = setting(5, at_least=1, at_most=5)  # of an image; the fifth ("some things") fits many images
     image_size: int = setting(48, at_least=8)  # pixels
     resize: Literal["squeeze", "crop"] = "crop"  # evaluation: squeeze to a square, or shortest side + centre crop
-    # of photographs: torchvision resizes three times as fast; levels differ from Pillow's by 0.004 on average
+    # of photographs: torchvision is faster; its levels differ from Pillow's by 0.004 on average
     resize_with: Literal["pillow", "torchvision"] = "pillow"
     crop_scale: tuple[float, float] | None = None  # training: share of the area of a random crop, null = as evaluation
     # training, behind the crop: ALBEF's mirror images and RandAugment; TCL's colours, grey and blur before them

@@ -112,10 +112,14 @@ def tensors_of(item: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(part)
 
 
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def usable_cores() -> int:
-    """Cores that this process may use; trainers on this machine share them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // _trainers())
+    """The share of `cores` of each trainer on this machine."""
+    return max(1, cores() // _trainers())
 
 
 def default_processes(num_samples: int) -> int:
@@ -124,10 +128,10 @@ def default_processes(num_samples: int) -> int:
     None for few samples or on one core. On a CPU training itself uses all cores, and one process prepares the next
     batches meanwhile; beside a GPU all cores but the trainer's.
     """
-    cores = usable_cores()
-    if num_samples < FEW or cores == 1:
+    share = usable_cores()
+    if num_samples < FEW or share == 1:
         return 0
-    return min(cores - 1, MOST_PROCESSES) if torch.cuda.is_available() else 1
+    return min(share - 1, MOST_PROCESSES) if torch.cuda.is_available() else 1
 
 
 def _trainers() -> int:

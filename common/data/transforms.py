@@ -1,8 +1,8 @@
 """Images to uint8 tensors of one size, and uint8 tensors to normalised floats.
 
 A training view is a pure function of (image, seed): nothing here touches a global random state. Resampling, always
-with antialiasing, is Pillow's or that of torchvision's v2 on uint8 tensors, which is several times faster; both have
-the bits of torchvision's functions, whose import takes seconds.
+with antialiasing, is Pillow's or that of torchvision's v2 on uint8 tensors, which is faster; both have the bits of
+torchvision's functions, whose import takes seconds.
 """
 
 import json

@@ -24,6 +24,7 @@ import torch
 from tqdm import tqdm
 
 from common.base.signals import Stopped, stop_signals
+from common.data.loader import cores
 from common.distributed import world_size
 from common.reproduce.rows import Job, RowRun, is_missing, run_row
 from common.run.guards import NonFiniteLoss
@@ -85,11 +86,6 @@ def at_once() -> int:
     if torch.accelerator.is_available() or world_size() > 1 or "WORLD_SIZE" in os.environ or AT_ONCE is None:
         return 1
     return min(cores() // _threads_asked(), psutil.virtual_memory().available // MEMORY)
-
-
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _threads_asked() -> int:
