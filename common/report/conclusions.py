@@ -20,7 +20,7 @@ from common.report.experiments import read_experiment
 from common.report.formats import format_value
 from common.report.table import read_table
 
-_LEADS = {"undecided": "could not be shown"}
+_LEADS = {"undecided": "could not be shown", "no difference beyond x": "no difference"}
 
 
 @dataclass(frozen=True)
