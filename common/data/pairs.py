@@ -136,7 +136,7 @@ def open_validation_task(data: DataConfig) -> Any | None:
         return classification_task("imagenet", size=data.validation_size, image_size=data.image_size, part="val")
     if not data.labelled:
         return None
-    from common.data.labelled_validation import open_labelled_validation
+    from common.data.labelled import open_labelled_validation
 
     return some_of(open_labelled_validation(Path(data.root) / data.labelled, _shard_index()), data.validation_size)
 

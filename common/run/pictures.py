@@ -20,7 +20,6 @@ from common.data.views import RECIPES, TwoViews, ViewRecipe
 from common.run.checkpoint import Checkpoint
 from common.run.inputs import described
 
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SMALL_CROPS = (0.05, 0.14)  # share of the area in SwAV's multi-crop, of 96 pixels beside 224
 ROLES = ("knn", "linear_probe", "collapse")  # what is measured on the test set
 
@@ -85,10 +84,10 @@ def _open(data: VisionDataConfig, part: str) -> Any:
     if data.source == "scenes":
         size = data.num_train if part == "train" else data.num_test  # as many for validation as for the test
         return classification_task(data.task, size, data.image_size, part=part)
-    from common.data.labelled import class_folders, open_image_folder, open_torchvision  # not for scenes
+    from common.data.labelled import class_folders, open_cifar10, open_image_folder  # not for scenes
 
     if data.source == "cifar10":
-        return open_torchvision("cifar10", data.root, CIFAR10_CLASSES, ["{}"], part=part)
+        return open_cifar10(data.root, part)
     root, folders = Path(data.root).expanduser(), {"train": data.train, "val": data.val, "test": data.test}
     names = class_folders(root / folders["train"])
     return open_image_folder(
