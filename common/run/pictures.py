@@ -1,7 +1,6 @@
 """Labelled images for learning from images only: training and test sets, two views of an image."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from common.data.broken import BrokenSample
 from common.data.held_out import split_off
 from common.data.order import SampleOrder, permuted, seed_of
 from common.data.pairs import lost_at_open
+from common.data.part import Part
 from common.data.scenes.classification import classification_task
 from common.data.transforms import ImageTransform
 from common.data.views import RECIPES, TwoViews, ViewRecipe
@@ -176,8 +176,8 @@ def open_vision_training(config: Any, pictures: Any, checkpoint: Checkpoint | No
     )
 
 
-class SomePictures:
-    """A part of a labelled set, the same in every run, for evaluations during training.
+class SomePictures(Part):
+    """Samples of a labelled set in random places, the same in every run, for evaluations during training.
 
     Args:
         count: of the part, at most the whole set.
@@ -185,21 +185,11 @@ class SomePictures:
     """
 
     def __init__(self, pictures: Any, count: int, skip: int = 0) -> None:
-        self.pictures = pictures
         places = np.arange(skip, min(skip + count, len(pictures)))
-        self.name, self.class_names = f"{pictures.name}, {len(places)} of them", pictures.class_names
-        self.indices = permuted(places, len(pictures), seed_of(len(pictures)))
+        self._whole, self.name = pictures, f"{pictures.name}, {len(places)} of them"
+        self._rows = permuted(places, len(pictures), seed_of(len(pictures))).tolist()
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def label(self, index: int) -> int:
-        return self.pictures.label(int(self.indices[index]))
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.pictures[int(self.indices[index])]
-
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Of the whole set."""
-        return self.pictures.fingerprint
+        return self._whole.fingerprint
