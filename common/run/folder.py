@@ -30,6 +30,10 @@ LOCK = ".lock"  # file in a run's folder
 PRECISIONS = ("no", "bf16")  # float16 would want its loss scaled
 
 
+def _file(name: str) -> Any:
+    return property(lambda files: files.folder / name)
+
+
 @dataclass(frozen=True)
 class RunFiles:
     """Files of one run (a row, a scale, a seed).
@@ -51,41 +55,15 @@ class RunFiles:
             return self.folder.name
         return "{row}, scale {scale}, seed {seed}".format_map(self.identity)
 
-    @property
-    def config(self) -> Path:
-        return self.folder / "config.yaml"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.jsonl"
-
-    @property
-    def curves(self) -> Path:
-        return self.folder / "curves.png"
-
-    @property
-    def readme(self) -> Path:
-        return self.folder / "README.md"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def dependencies(self) -> Path:
-        return self.folder / "dependencies.json"
-
-    @property
-    def evaluation(self) -> Path:
-        return self.folder / "evaluation.json"
-
-    @property
-    def hits(self) -> Path:
-        return self.folder / "hits.json"
-
-    @property
-    def validation(self) -> Path:
-        return self.folder / "validation.json"
+    config = _file("config.yaml")
+    log = _file("log.jsonl")
+    curves = _file("curves.png")
+    readme = _file("README.md")
+    checkpoints = _file("checkpoints")
+    dependencies = _file("dependencies.json")
+    evaluation = _file("evaluation.json")
+    hits = _file("hits.json")
+    validation = _file("validation.json")
 
 
 def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
