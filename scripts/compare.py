@@ -86,7 +86,6 @@ def opened(text: str, overrides: Sequence[str]) -> list[Model]:
 
 
 def _of_file(path: Path, overrides: Sequence[str]) -> Model:
-    """An evaluation that a command has written."""
     if overrides:
         raise ConfigError(f"{path} is measured already, {overrides[0]} needs a checkpoint; expected no SET, or a run")
     content, hits = read_json(path), read_json(hits_beside(path))
@@ -97,7 +96,6 @@ def _of_file(path: Path, overrides: Sequence[str]) -> Model:
 
 
 def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
-    """A run, or a checkpoint in its folder."""
     step = folder.name if (folder / "state.json").is_file() else ""
     files = RunFiles(folder.resolve().parents[1] if step else folder.resolve())
     try:
@@ -138,7 +136,7 @@ def _model(label: str, line: str, seed: int, content: dict[str, Any], hits: dict
 
 
 def _unlike(code: dict[str, str], other: dict[str, str]) -> bool:
-    """Whether a file that both have loaded differs."""
+    # Whether a file that both have loaded differs.
     return any(code[file] != other[file] for file in code.keys() & other.keys())
 
 
@@ -219,7 +217,7 @@ def compare(models: Sequence[Model], command: str) -> Table:
 
 
 def _alike(protocols: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
-    """Labels under the first protocol that two share, and why the others are left out."""
+    # Labels under the first protocol that two share, and why the others are left out.
     labels = list(protocols)
     may_differ = (*MAY_DIFFER, "preprocessing")
 
@@ -261,7 +259,7 @@ def difference(one: Sequence[RowRun], other: Sequence[RowRun], role: str, metric
 
 
 def _over_images(runs: Sequence[RowRun], role: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """(num_images,) what an image's queries add to the number, mean over seeds, and how many queries it has."""
+    # (num_images,) what an image's queries add to the number, mean over seeds, and how many queries it has.
     counts = np.array([len(hits) for hits in runs[0].hits[role][metric]])
     sums = np.array([[100 * math.fsum(hits) for hits in run.hits[role][metric]] for run in runs])
     return sums[:, counts > 0].mean(axis=0), counts[counts > 0]

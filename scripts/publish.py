@@ -73,10 +73,9 @@ def without_places(settings: Any) -> Any:
 
 
 def _measured(run: Path, step: int) -> list[dict[str, Any]]:
-    """Evaluations of this run, first, and of the other seeds of its row that got as far, each once.
-
-    Empty without its own, as its files were written and of these weights.
-    """
+    # Evaluations of this run, first, and of the other seeds of its row that got as far, each once.
+    #
+    # Empty without its own, as its files were written and of these weights.
     folders = [run, *sorted(other for other in run.parent.glob("seed*") if other.resolve() != run.resolve())]
     saved = [read_evaluations(RunFiles(folder)) for folder in folders]
     by_seed = {}

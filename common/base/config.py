@@ -30,7 +30,7 @@ SCALES = ("smoke", "demo", "photos", "photos_scratch", "paper")
 
 
 class _Words(yaml.SafeLoader):
-    """Leaves every word but null as text (YAML reads 5e-4 as text, no as false, 010 as 8); refuses a repeated key."""
+    # Leaves every word but null as text (YAML reads 5e-4 as text, no as false, 010 as 8); refuses a repeated key.
 
     yaml_implicit_resolvers: typing.ClassVar[dict] = {}
 
@@ -145,11 +145,7 @@ def entry_arguments(
 
 
 def _check_script(where: str, file: Path, script: Path) -> None:
-    """Refuses a row of another script or paper; `where` is the option and its value for the message.
-
-    Raises:
-        ConfigError: names the command that trains the row.
-    """
+    # Refuses a row of another script or paper; `where` is the option and its value for the message.
     folder, place = script.resolve().parent, file.resolve().parent
     this, right = f"{folder.name}/{script.name}", _run_line(file)
     if right is None and place.name == "configs" and place.parent != folder and place.parent.parent == folder.parent:

@@ -134,10 +134,9 @@ def leave_signals_to_trainer(worker: int) -> None:
 
 
 def _print_unless_disconnected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The excepthook of a loader process: these errors come from a connection whose other side is gone.
-
-    The trainer states why the loader stopped; errors of the process itself reach it through torch.
-    """
+    # The excepthook of a loader process: these errors come from a connection whose other side is gone.
+    #
+    # The trainer states why the loader stopped; errors of the process itself reach it through torch.
     if not issubclass(kind, OSError | EOFError | multiprocessing.AuthenticationError):
         sys.__excepthook__(kind, error, trace)
 

@@ -180,7 +180,7 @@ class CachedTransform:
 
 
 class _Rows:
-    """A file of features, mapped when it is first read; a copy for another process takes only the path."""
+    # A file of features, mapped when it is first read; a copy for another process takes only the path.
 
     def __init__(self, file: Path) -> None:
         self.file, self._array = file, None

@@ -109,7 +109,7 @@ class LabelledPictures:
 
 
 class _Cifar10:
-    """torchvision's CIFAR-10 behind the methods of `Pictures`; a place is an id, as a published set does not grow."""
+    # torchvision's CIFAR-10 behind the methods of `Pictures`; a place is an id, as a published set does not grow.
 
     def __init__(self, images: Any) -> None:
         self.images = images

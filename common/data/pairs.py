@@ -155,7 +155,7 @@ def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
 def _open_photographs(
     data: DataConfig, role: str, seed: int = 0, key: str | None = None, every_pixel: bool = False
 ) -> Pairs:
-    """The set of one role; the seed is that of a stream's order, the key names it in messages."""
+    # The set of one role; the seed is that of a stream's order, the key names it in messages.
     options: dict[str, Any] = {"role": role, "max_broken_share": data.max_broken_share}
     # training may decode a JPEG at a fraction of its size; ranking sees every pixel
     options["decode_size"] = 2 * data.image_size if role == "train" and not every_pixel else None

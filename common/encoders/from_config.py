@@ -114,7 +114,7 @@ def bidirectional_text_transformer(
 
 
 def _text_stem(data: DataConfig, model: ModelConfig, tokenizer: Tokenizer) -> TextStem | None:
-    """The stem of the text tower, of the sizes that `InitialWeights.resolved` has written down."""
+    # The stem of the text tower, of the sizes that `InitialWeights.resolved` has written down.
     from common.encoders.text_stem import TextStem
 
     stem = model.text.stem
@@ -133,7 +133,7 @@ def _pooled(stem: TextStem, dim: int | None) -> PooledTextStem:
 
 
 def _sizes(model: ModelConfig, tower: TowerConfig, projected: bool = True) -> dict[str, Any]:
-    """The arguments that every tower takes."""
+    # The arguments that every tower takes.
     return {
         "width": tower.width,
         "layers": tower.layers,

@@ -220,7 +220,7 @@ def colours_of(network: nn.Module) -> Colours:
 
 
 def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module:
-    """The network; weights None = random."""
+    # The network; weights None = random.
     import timm  # slow, and few runs have a stem
 
     known = timm.list_models()
@@ -258,7 +258,7 @@ def _resize_(network: nn.Module, image_size: int) -> None:
 
 
 def _check_arguments(name: str, network: nn.Module, options: dict[str, Any], arguments: dict[str, Any]) -> None:
-    """Refuses arguments of a config.json that change the features of the same weights: no checkpoint records them."""
+    # Refuses arguments of a config.json that change the features of the same weights: no checkpoint records them.
     import timm
 
     size = options.get("img_size", network.pretrained_cfg["input_size"][1:])
@@ -295,7 +295,7 @@ def _check_finite(network: nn.Module) -> None:
 
 
 def _fill_(network: nn.Module, state: dict[str, torch.Tensor], heads: str | tuple[str, ...] | None) -> None:
-    """Fills all of the network; only tensors of a head may be left over."""
+    # Fills all of the network; only tensors of a head may be left over.
     heads = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads or ()))
     target = network.state_dict()
     missing = [name for name in target if name not in state and not name.endswith("num_batches_tracked")]

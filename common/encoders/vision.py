@@ -131,11 +131,10 @@ class VisionTransformer(nn.Module):
         return self.transformer(self.input_norm(tokens), first=first)
 
     def _drop_patches(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draws the patches that each image keeps.
-
-        Returns:
-            (batch, channels, kept * side, side), the patches in order one above the other, and (batch, kept) numbers.
-        """
+        # Draws the patches that each image keeps.
+        #
+        # Returns:
+        #     (batch, channels, kept * side, side), the patches in order one above the other, and (batch, kept) numbers.
         side = self.patch_embedding.stride[0]
         patches = images.unflatten(2, (-1, side)).unflatten(4, (-1, side)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
         kept = torch.rand(patches.shape[:2], device=patches.device).topk(self.kept_patches, dim=1).indices

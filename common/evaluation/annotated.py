@@ -178,7 +178,7 @@ def _one_line(answer: str) -> str:
 
 
 def _punctuation(text: str) -> str:
-    """Each sign is judged by the text as it came: gone next to a blank or beside a number like 1,000, else a blank."""
+    # Each sign is judged by the text as it came: gone next to a blank or beside a number like 1,000, else a blank.
     has_number = _COMMA_IN_NUMBER.search(text) is not None
     result = text
     for sign in _PUNCTUATION:

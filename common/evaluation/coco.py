@@ -251,7 +251,7 @@ def results_of_parts(
 
 @dataclass(frozen=True)
 class _Columns:
-    """Parts with some of their columns."""
+    # Parts with some of their columns.
 
     parts: Iterable[Part]
     columns: np.ndarray
@@ -262,7 +262,7 @@ class _Columns:
 
 
 def _cut(part: Part, rows: Any, columns: Any) -> Part:
-    """Some rows and columns of a part; a copy, because the memory of a part is reused."""
+    # Some rows and columns of a part; a copy, because the memory of a part is reused.
     tables = (None if table is None else table[rows][:, columns] for table in part[1:])
     return Part(part.rows[rows], *tables)
 
@@ -282,7 +282,7 @@ def _by_precision(parts, shared, positives, text_to_image, protocol) -> Evaluati
 
 
 def _by_folds(parts, shared, text_to_image, num_images, fold_size, protocol) -> Evaluation:
-    """Mean over folds of consecutive images, whose captions are the only candidates."""
+    # Mean over folds of consecutive images, whose captions are the only candidates.
     starts = range(0, num_images, fold_size)
     columns = [
         ((text_to_image >= start) & (text_to_image < start + fold_size)).nonzero().squeeze(1) for start in starts
@@ -318,7 +318,7 @@ def _evaluation(
 
 
 def _first_captions(owners: np.ndarray, image_ids: np.ndarray) -> np.ndarray:
-    """Columns of the first five captions of each image, ascending."""
+    # Columns of the first five captions of each image, ascending.
     order = np.argsort(owners, kind="stable")
     counts = np.bincount(owners, minlength=len(image_ids))
     few = np.flatnonzero(counts < CAPTIONS)
@@ -331,7 +331,7 @@ def _first_captions(owners: np.ndarray, image_ids: np.ndarray) -> np.ndarray:
 
 
 def _positives(relation: Relation, image_ids: np.ndarray, caption_ids: np.ndarray) -> Positives:
-    """From ids to rows and columns. A missing id is an error, but for captions that the relation excepts."""
+    # From ids to rows and columns. A missing id is an error, but for captions that the relation excepts.
     row_of = {int(one): row for row, one in enumerate(image_ids)}
     column_of = {int(one): column for column, one in enumerate(caption_ids)}
 

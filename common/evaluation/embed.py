@@ -276,7 +276,7 @@ def evaluate_retrieval(
 
 
 def _rank(encoder: Encoder, embedded: EmbeddedPairs, pictures: slice, captions: slice) -> Evaluation:
-    """Consecutive images against their captions."""
+    # Consecutive images against their captions.
     images, owners = embedded.images[pictures], embedded.text_to_image[captions] - pictures.start
     parts, positives = ScoreParts(encoder, images, embedded.texts[captions]), Positives.from_owners(owners, len(images))
     ranks = ranks_of_parts(parts, positives, shared=True)
@@ -390,7 +390,7 @@ def evaluate_zero_shot(
 
 
 def _batches(count: int, size: int) -> list[list[int]]:
-    """0 .. count - 1 in lists of `size`, the last one shorter."""
+    # 0 .. count - 1 in lists of `size`, the last one shorter.
     return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
 
 
@@ -410,7 +410,7 @@ def in_order(parts: list[torch.Tensor], size: int, count: int) -> torch.Tensor:
 
 
 class _Pictures(torch.utils.data.Dataset):
-    """Images of a data set, preprocessed; one that cannot be read is zero and marked."""
+    # Images of a data set, preprocessed; one that cannot be read is zero and marked.
 
     def __init__(self, data_set: Any, transform: ImageTransform) -> None:
         self.data_set, self.transform = data_set, transform

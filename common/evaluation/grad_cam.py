@@ -272,7 +272,7 @@ def grounding_metrics(results: Sequence[Grounding], min_iou: float = MIN_IOU) ->
 
 
 def _covered(low: float, high: float, count: int) -> np.ndarray:
-    """Part of each unit interval [k, k + 1) that lies in [low, high]."""
+    # Part of each unit interval [k, k + 1) that lies in [low, high].
     starts = np.arange(count)
     return np.clip(np.minimum(high, starts + 1) - np.maximum(low, starts), 0, 1)
 
@@ -296,11 +296,7 @@ def _boxes(boxes: Any) -> np.ndarray:
 
 
 def _pixels(boxes: Any) -> np.ndarray:
-    """Boxes (x, y, width, height) in pixels.
-
-    Raises:
-        ValueError: also where all boxes lie within one pixel and are not that pixel: fractions of the image do.
-    """
+    # Boxes (x, y, width, height) in pixels.
     boxes = _boxes(boxes)
     with_area = boxes[(boxes[:, 2:] > 0).all(axis=1)]
     if len(with_area) and np.abs(with_area).max() <= 1 and (with_area % 1).any():
@@ -312,11 +308,7 @@ def _pixels(boxes: Any) -> np.ndarray:
 
 
 def _fractions(boxes: Any) -> np.ndarray:
-    """Boxes (left, top, right, bottom) as fractions of the image.
-
-    Raises:
-        ValueError: also where a box reaches beyond twice the image, as one in pixels does.
-    """
+    # Boxes (left, top, right, bottom) as fractions of the image.
     boxes = _boxes(boxes)
     beyond = boxes[(np.abs(boxes) > 2).any(axis=1)]
     if len(beyond):

@@ -118,7 +118,7 @@ def labelled_features(encoder: Any, task: Any) -> tuple[torch.Tensor, torch.Tens
 
 
 def _first_k(cosines: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of each row; where more tie for the last places than fit, those with the lower index."""
+    # The k largest of each row; where more tie for the last places than fit, those with the lower index.
     values, indices = cosines.topk(k, dim=1)
     crowded = ((cosines >= values[:, -1:]).sum(dim=1) > k).nonzero().squeeze(1)
     if len(crowded):  # duplicates in the bank; top-k may take any of them

@@ -304,7 +304,7 @@ def evaluate_linear_probe(encoder: Any, train: Any, test: Any, config: ProbeConf
 
 
 class _Views(Dataset):
-    """Augmented training images; the view and the replacement of a broken image depend on (seed, index) only."""
+    # Augmented training images; the view and the replacement of a broken image depend on (seed, index) only.
 
     def __init__(self, task: Any, transform: ImageTransform, use_rand_augment: bool, seed: int) -> None:
         self.task, self.transform, self.use_rand_augment, self.seed = task, transform, use_rand_augment, seed

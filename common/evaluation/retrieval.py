@@ -342,7 +342,7 @@ _RECALL_KEYS = tuple(f"{name}_recall_at_{k}" for name in ("i2t", "t2i") for k in
 
 
 def _means_of_both(metrics: dict[str, float]) -> dict[str, float]:
-    """Sum and means over both directions; nothing where a recall is missing (ECCV Caption has R@1 only)."""
+    # Sum and means over both directions; nothing where a recall is missing (ECCV Caption has R@1 only).
     if not all(key in metrics for key in _RECALL_KEYS):
         return {}
     rsum = sum(metrics[key] for key in _RECALL_KEYS)
@@ -358,10 +358,9 @@ def _directions(positives: Positives) -> list[tuple[str, np.ndarray, int]]:
 
 
 class _Table(NamedTuple):
-    """Scores of some images as the loops take them.
-
-    table: (num_rows, num_texts). rows: (num_rows,) their images. here: (num_images,) row of each image or -1.
-    """
+    # Scores of some images as the loops take them.
+    #
+    # table: (num_rows, num_texts). rows: (num_rows,) their images. here: (num_images,) row of each image or -1.
 
     table: np.ndarray
     rows: np.ndarray
@@ -394,10 +393,9 @@ class _Table(NamedTuple):
 
 @dataclass(frozen=True)
 class _Over:
-    """How passes over the parts of this process become results over all images.
-
-    shared: other processes hold the other images.
-    """
+    # How passes over the parts of this process become results over all images.
+    #
+    # shared: other processes hold the other images.
 
     positives: Positives
     shared: bool
@@ -432,10 +430,9 @@ class _Over:
 
 
 def _precisions(ranks: np.ndarray, starts: np.ndarray, outside: np.ndarray) -> dict[str, np.ndarray]:
-    """From the ranks of all positives to mAP@R, R-Precision and R@1 of each query that has some.
-
-    outside: (num_queries,) positives that have no rank and count in R.
-    """
+    # From the ranks of all positives to mAP@R, R-Precision and R@1 of each query that has some.
+    #
+    # outside: (num_queries,) positives that have no rank and count in R.
     counts = np.diff(starts)
     total = counts + outside
     queries = np.repeat(np.arange(len(counts)), counts)

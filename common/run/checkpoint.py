@@ -111,7 +111,7 @@ class Checkpoint:
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:
-    """safetensors writes a file whose path is not UTF-8 but does not open it; such a file is read as bytes."""
+    # safetensors writes a file whose path is not UTF-8 but does not open it; such a file is read as bytes.
     return load_file(path) if str(path) == printable(str(path)) else load(path.read_bytes())
 
 
@@ -162,7 +162,7 @@ def save_checkpoint(
 
 
 def _spoilt(tensors: Mapping[str, torch.Tensor], weights: Container[str]) -> str:
-    """Names for a message; a buffer may hold infinity, for example for "no path", but no NaN."""
+    # Names for a message; a buffer may hold infinity, for example for "no path", but no NaN.
     names = sorted(
         name
         for name, tensor in tensors.items()
@@ -179,7 +179,7 @@ def _write(
     state: dict[str, Any],
     keep: int,
 ) -> str | None:
-    """On the main process; tensors: by file. Returns what went wrong, as text."""
+    # On the main process; tensors: by file. Returns what went wrong, as text.
     path = folder / f"step-{step:08d}"
     temporary = folder / f".writing-{path.name}"
     try:
@@ -332,7 +332,7 @@ def set_aside_later(folder: Path, step: int) -> None:
 
 
 def _step_folders(folder: Path) -> list[Path]:
-    """Oldest first; a copy under another name does not count."""
+    # Oldest first; a copy under another name does not count.
     paths = folder.glob("step-*") if folder.is_dir() else []
     return sorted((path for path in paths if re.fullmatch(r"step-\d+", path.name) and path.is_dir()), key=_step_of)
 
@@ -342,7 +342,7 @@ def _step_of(path: Path) -> int:
 
 
 def _without_shared_memory(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tied weights become copies: safetensors refuses tensors that share memory."""
+    # Tied weights become copies: safetensors refuses tensors that share memory.
     seen: set[int] = set()
     separate = {}
     for name, tensor in tensors.items():
@@ -361,7 +361,7 @@ def _sum_lines(path: Path, files: tuple[str, ...] = FILES) -> list[str]:
 
 
 def _flush(path: Path) -> None:
-    """Makes sure that a file or a folder's entries are on the disk."""
+    # Makes sure that a file or a folder's entries are on the disk.
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -264,7 +264,7 @@ def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fi
 
 
 def _settings_deciding(kind: Decides, config: Any, saved: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Dotted key -> value of the settings that decide this; `saved` values win and may hold removed settings."""
+    # Dotted key -> value of the settings that decide this; `saved` values win and may hold removed settings.
     kinds = deciding(type(config))
 
     def kind_of(key: str) -> Decides:

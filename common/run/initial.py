@@ -44,7 +44,7 @@ def open_source(
 
 
 def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Weights:
-    """Both towers, of the sizes that the tensors have; other settings come from the config."""
+    # Both towers, of the sizes that the tensors have; other settings come from the config.
     state, name = checkpoint.state, str(checkpoint.path)
     if state.get("kind") == "vision":
         raise WeightsError(f"{name} was written by pretrain.py and holds a ResNet; expected a run of two transformers")
@@ -235,7 +235,7 @@ def unlike_pixels(pixels: ImageTransform | None, data: DataConfig) -> str:
 
 
 def _with_colours(model: ModelConfig, colours: Colours | None) -> ModelConfig:
-    """Fills the stem's mean and std if they are null."""
+    # Fills the stem's mean and std if they are null.
     stem = model.image.stem
     if colours is None or not (stem.mean is stem.std is None):
         return model

@@ -140,7 +140,7 @@ class StepClock:
 
 
 class _Notes(logging.Handler):
-    """Announces what the code of a step logs through `logging`, each text once."""
+    # Announces what the code of a step logs through `logging`, each text once.
 
     def __init__(self, announce: Callable[..., None]) -> None:
         super().__init__(logging.INFO)
@@ -342,7 +342,7 @@ class Journal:
         self._print(text)
 
     def _start_trackers(self) -> None:
-        """A tracker continues the curves of the run that is resumed, at the step of the checkpoint."""
+        # A tracker continues the curves of the run that is resumed, at the step of the checkpoint.
         options = {
             "tensorboard": {"purge_step": self.first_step + 1},  # hides what an earlier process wrote from there on
             "wandb": {"id": self.tracker_run, "resume": "allow"},  # takes no step twice

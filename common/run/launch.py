@@ -255,7 +255,7 @@ def run_or_explain(main) -> None:
 
 
 def _is_of_connection(error: RuntimeError) -> bool:
-    """Whether a collective operation failed; gloo has no error class."""
+    # Whether a collective operation failed; gloo has no error class.
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
@@ -268,7 +268,7 @@ _WAYS_ON = {  # kind of an OSError -> what to do about it
 
 
 def _text(error: OSError | ValueError) -> str:
-    """The message; where the command line names the file of an OSError, with that setting and what to do."""
+    # The message; where the command line names the file of an OSError, with that setting and what to do.
     if not isinstance(error, OSError) or not isinstance(error.filename, str):
         return str(error)
     path = Path(error.filename).absolute()
@@ -289,7 +289,7 @@ def _text(error: OSError | ValueError) -> str:
 
 
 def _meant_for_user(error: ValueError) -> bool:
-    """ValueErrors raised in this repository are messages; those of a library keep their traceback."""
+    # ValueErrors raised in this repository are messages; those of a library keep their traceback.
     if isinstance(error, TooManyBroken):  # a loader worker's is raised again by torch
         return True
     trace = error.__traceback__
@@ -299,11 +299,7 @@ def _meant_for_user(error: ValueError) -> bool:
 
 
 def _refuse_or_set_aside(files: RunFiles, resume: str | None) -> None:
-    """Handles a run that other code has trained: a resume is refused, a fresh run sets it aside.
-
-    Raises:
-        ConfigError: --resume.
-    """
+    # Handles a run that other code has trained: a resume is refused, a fresh run sets it aside.
     stale = stale_files(files)
     if stale and resume == "last":
         raise ConfigError(

@@ -95,11 +95,7 @@ def _validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
 
 
 def _prepare(accelerator: Accelerator, model: Method, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    """Accelerate's prepare, after batch normalisation was synchronised if the method needs it.
-
-    Raises:
-        ConfigError: several processes on CPUs, where torch cannot synchronise it.
-    """
+    # Accelerate's prepare, after batch normalisation was synchronised if the method needs it.
     if accelerator.num_processes > 1 and model.synchronised:
         if accelerator.device.type != "cuda":
             raise ConfigError(

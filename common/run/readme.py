@@ -60,7 +60,7 @@ def write_readme(
 
 
 def _commands(files: RunFiles, paper: str, kind: str) -> dict[str, str]:
-    """Purpose -> shell line, of the scripts that exist here and take a run of this kind."""
+    # Purpose -> shell line, of the scripts that exist here and take a run of this kind.
     folder, python = shlex.quote(shown(files.folder)), shlex.quote(sys.orig_argv[0])
     lines = {}
     if kind != "vision" and paper in PAPERS:

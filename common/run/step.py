@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Contrast(NamedTuple):
-    """What `Step.diagnose` compares: a logged loss and its value at chance level."""
+    # What `Step.diagnose` compares: a logged loss and its value at chance level.
 
     name: str
     chance: float
@@ -134,7 +134,7 @@ class Step:
         self.values |= {**(values or {}), **more}
 
     def _read(self, gradient_norm: torch.Tensor, scalars: Iterable[Scalar]) -> None:
-        """Reads all values of the step by one all-reduce and one wait of the host."""
+        # Reads all values of the step by one all-reduce and one wait of the host.
         means = mean_over_processes(torch.stack([value.detach().float() for value in self._means.values()]))
         # the same on all processes, so they need no all-reduce
         equal = {scalar.name: scalar.value() for scalar in scalars} | {"gradient_norm": gradient_norm}

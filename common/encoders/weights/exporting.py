@@ -96,7 +96,6 @@ def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
 
 
 def _exported(model: TwoTowers, layout: Layout) -> dict[str, torch.Tensor]:
-    """Our state dict in another layout."""
     state = model.state_dict()
     exported = {}
     layers = (len(tower.transformer.blocks) for tower in (model.image_tower, model.text_tower))

@@ -118,10 +118,9 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
 
 
 def _fold_colours_(state: dict[str, torch.Tensor], pixels: ImageTransform, num_class_tokens: int) -> None:
-    """Makes a patch embedding of pixels (p - mean) / std one of pixels normalised as CLIP's; exact, as nothing pads.
-
-    What is constant goes into the bias; CLIP's kind has none, and there into the position rows of the patches.
-    """
+    # Makes a patch embedding of pixels (p - mean) / std one of pixels normalised as CLIP's; exact, as nothing pads.
+    #
+    # What is constant goes into the bias; CLIP's kind has none, and there into the position rows of the patches.
     colours = pixels.mean, pixels.std, CLIP_MEAN, CLIP_STD
     mean, std, clip_mean, clip_std = (torch.tensor(values).view(3, 1, 1) for values in colours)
     weight = state["patch_embedding.weight"] / std

@@ -139,7 +139,7 @@ def _transform(where: str, **fields: Any) -> ImageTransform:
 
 
 def _three(value: Any) -> tuple[float, ...]:
-    """A number for each colour; both libraries also take one for all."""
+    # A number for each colour; both libraries also take one for all.
     return tuple(value) if isinstance(value, list | tuple) else (value,) * 3
 
 

@@ -98,7 +98,7 @@ def read_bare(path: str | Path, activation: Activation | None) -> tuple[dict[str
 
 
 def _read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation, bool]:
-    """As `read_bare`, and whether the file is a TorchScript archive."""
+    # As `read_bare`, and whether the file is a TorchScript archive.
     state, is_archive = _read_file(path)
     theirs = next((name for name in without_ddp(state) if name.startswith(_OF_TRANSFORMERS)), None)
     if theirs is not None:
@@ -132,7 +132,6 @@ def _of_clip(clip: TwoTowers, source: str, pixels: ImageTransform | None, sides:
 
 
 def _read_open_clip(name: str, configuration: Path, activation: Activation | None, key: str) -> Weights:
-    """Of open_clip's hub layout."""
     model, image, text, pixels = read_configuration(configuration)
     file = find_file(name, ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"), key)
     activation = agreed_activation(name, "quick_gelu" if model.get("quick_gelu") else "gelu", activation)
@@ -150,7 +149,6 @@ def _read_open_clip(name: str, configuration: Path, activation: Activation | Non
 
 
 def _read_transformers(name: str, configuration: Path, activation: Activation | None) -> Weights:
-    """Of a model of transformers, whose config.json is `configuration`."""
     kind = read_json_object(configuration).get("model_type")
     if kind not in ("clip", "vit", "deit", "bert"):
         raise WeightsError(f"{name} is a {kind} of transformers; expected: clip, vit, deit, bert")
@@ -202,7 +200,7 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
-    """Its tensors, and whether it is a TorchScript archive."""
+    # Its tensors, and whether it is a TorchScript archive.
     is_archive = False
     if path.suffix == ".safetensors":
         try:
@@ -227,7 +225,7 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
 
 
 def _sentence(error: Exception) -> str:
-    """What is wrong with a file, of torch's pages of advice with terminal escapes."""
+    # What is wrong with a file, of torch's pages of advice with terminal escapes.
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
     called = re.search(r"GLOBAL (\S+)", text)
     if called is not None:
@@ -262,7 +260,7 @@ def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
 
 
 def _of_transformers(kind: type, name: str) -> tuple[nn.Module, list[str]]:
-    """A model of transformers in float32, and the names of what its weights lack, which are drawn at random."""
+    # A model of transformers in float32, and the names of what its weights lack, which are drawn at random.
     folder = Path(name).expanduser()
     options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
     try:

@@ -130,7 +130,7 @@ def load_bert_(
 
 
 def _check_same(transformer: Transformer, config: Any) -> None:
-    """Refuses a configuration of transformers whose eps, heads or activation differ, which no shape shows."""
+    # Refuses a configuration of transformers whose eps, heads or activation differ, which no shape shows.
     sizes = sizes_of(transformer)
     _same("norm_eps", sizes["layer_norm_eps"], config.layer_norm_eps)
     _same("heads", sizes["num_attention_heads"], config.num_attention_heads)

@@ -167,7 +167,7 @@ def towers_of_sizes(
 
 
 def _read_sizes(tensors: State, width: int) -> dict[str, Any]:
-    """The arguments that every tower takes, from its tensors under our names."""
+    # The arguments that every tower takes, from its tensors under our names.
     return {
         "width": width,
         "layers": count_blocks(tensors, "transformer.blocks."),
