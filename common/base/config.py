@@ -107,7 +107,6 @@ def entry_arguments(
 
     Args:
         script: the train.py; rows and scales are read from `configs/` beside it.
-        default_row: file name of the row that is trained without --config.
         scale_files: a scale's file is `<scale_files>_<scale>.yaml`.
     Returns:
         (config, arguments); arguments.row is the row's name, arguments.resume one of None, "last" and "auto",

@@ -41,8 +41,6 @@ class ConfigError(ValueError):
 def flat(config_class: type, content: Any, where: str, prefix: str = "") -> Iterator[tuple[str, tuple[Any, str]]]:
     """Items of `Values` from nested mappings; a key may also be dotted.
 
-    Args:
-        where: for messages.
     Raises:
         ConfigError: an unknown key, or a section that is no mapping.
     """

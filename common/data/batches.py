@@ -50,7 +50,7 @@ class TrainingView(Dataset):
     Args:
         transform: image -> uint8 tensor; gets a separate seed for each position.
         two_views: of each image, each with a separate seed (TCL).
-        augmentation: "albef", "tcl" or "none", behind the transform.
+        augmentation: behind the transform.
     """
 
     max_attempts = 20

@@ -64,7 +64,6 @@ class BrokenSamples:
 
     Args:
         max_share: largest allowed share of broken samples, in [0, 1].
-        minimum_seen: samples to see before the share is judged, at least 1.
     """
 
     def __init__(self, max_share: float = 0.01, minimum_seen: int = 100) -> None:
@@ -127,9 +126,6 @@ class BrokenSamples:
 def check_opened(empty: str, num_good: int, broken: Sequence[BrokenSample], max_share: float) -> None:
     """Refuses a data set that is not worth opening.
 
-    Args:
-        empty: the message if there is no good sample.
-        broken: the others; they count as tried once each.
     Raises:
         ValueError: no sample is good, with the first fault; TooManyBroken if too many are broken.
     """

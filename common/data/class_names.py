@@ -49,9 +49,6 @@ def read_class_names(source: str | Path, dataset: str = "") -> list[str]:
 def read_templates(source: str | Path, dataset: str = "") -> list[str]:
     """Prompt templates, each with one `{}` for the class name.
 
-    Args:
-        source: a text or JSON file, or "open_clip" (ImageNet's 80).
-        dataset: which one of a JSON file with several.
     Raises:
         ValueError: the source cannot be read, or a template is blank or has not exactly one placeholder.
     """
@@ -97,7 +94,6 @@ def in_label_order(classes: Sequence[str], names: Sequence[str], where: str) -> 
 
     Args:
         classes: the source's names of its classes, in label order.
-        where: for messages.
     Raises:
         ValueError: a name that is that of another class.
     """

@@ -93,7 +93,6 @@ class ClipTokenizer(Tokenizer):
         Args:
             source: bpe_simple_vocab_16e6.txt(.gz) or merges.txt, a folder with one of `FILE_NAMES`, or a name on the
                 Hugging Face hub. "" = the file in the open_clip package, which is optional.
-            use_ftfy: as for the class.
         Raises:
             ValueError: there is no such file, or its ids are not laid out as CLIP's.
         """

@@ -20,13 +20,7 @@ class Split(NamedTuple):
 
 
 class Side(Part):
-    """One side of `split_off`: samples of a set in its order.
-
-    Args:
-        whole: the set.
-        rows: its samples.
-        name: of the side, with the share that decided it.
-    """
+    """One side of `split_off`: samples of a set in its order."""
 
     def __init__(self, whole: Any, rows: list[int], name: str) -> None:
         self._whole, self._rows, self.name = whole, rows, f"{whole.name} ({name})"
@@ -41,7 +35,6 @@ def is_held_out(identity: str, share: float) -> bool:
     """Whether a picture belongs to the validation side; a larger share keeps all pictures of a smaller one there.
 
     Args:
-        identity: of the picture.
         share: expected share of held-out pictures, in [0, 1].
     """
     digest = hashlib.blake2b(f"validation 0 {identity}".encode("utf-8", "backslashreplace"), digest_size=8).digest()
@@ -52,7 +45,6 @@ def split_off(data_set: Any, share: float) -> Split:
     """Both sides of a training set.
 
     Args:
-        data_set: pairs, labelled or annotated pictures with random access and `image_id(index)`.
         share: of the pictures that is held out, in (0, 1).
     Raises:
         ValueError: a stream or a mixture; or one side is empty.

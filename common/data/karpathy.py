@@ -40,13 +40,10 @@ def open_karpathy(
     other layouts list twice, by id or by path, is broken the second time in a set that is ranked; training may repeat.
 
     Args:
-        annotations: JSON file, plain or gzip.
         images: folder of the images; None searches for it, see `find_images`.
         split: Karpathy splits joined by "+"; None is the role's own, and for training "train+restval" where the file
             has a restval split (COCO: 82,783 + 30,504 images are the usual training set). The other layouts have no
             splits.
-        role: "train" refuses empty captions; in the others an empty caption is one more text.
-        options: root, max_broken_share, decode_size, see `pictures_in_files`.
     Raises:
         ValueError: no JSON, another layout, or a split that the file does not have.
         FileNotFoundError: there is no folder with the images.

@@ -39,7 +39,6 @@ class LabelledPictures:
     """Labelled images with the names of their classes, from whichever source.
 
     Args:
-        source: of the images; see the functions at the top of this file.
         class_names, templates: in label order; templates have one "{}".
         broken: what opening showed to be unusable.
     """
@@ -149,8 +148,6 @@ def open_image_folder(
         class_names: one per class, in label order.
         folders: name of each class's folder, in the order of class_names; None takes `class_folders`, the label order
             of ImageNet and its shifts.
-        name: for logs and tables; None takes the folder's name.
-        max_broken_share: opening fails when more than this share of at least 100 files is broken, in [0, 1].
     Raises:
         FileNotFoundError: the folder is missing.
         ValueError: the class folders are not those of the classes, or there is no image; names both sides.
@@ -279,9 +276,8 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
     A set is a folder with `classnames.txt` and `zeroshot_classification_templates.txt`, and beside them
     `test/nshards.txt` with tar shards, or one folder of images per class: in `test`, in `val`, or directly in the set's
     folder if that has no folder called test, val or train; the first of the three with as many folders as there are
-    classes. Folders without `classnames.txt` are skipped with a
-    warning. A link `imagenet -> /data/tiny_imagenet` puts one set in the place of another: tables show it in that
-    column and name the set.
+    classes. Folders without `classnames.txt` are skipped with a warning. A link `imagenet -> /data/tiny_imagenet` puts
+    one set in the place of another: tables show it in that column and name the set.
 
     Raises:
         FileNotFoundError: the folder is missing.
@@ -321,13 +317,10 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
 
 
 def open_labelled_validation(root: str | Path, index_dir: str | Path | None = None) -> LabelledPictures | None:
-    """The training part of "imagenet" below a folder of labelled sets, else of the first set that has one.
+    """The training part of "imagenet" in a folder of labelled sets, else of the first that has one; None without one.
 
     It is in train/nshards.txt with tar shards, or in train with one folder per class. Tables report the test parts, so
     that no number of a table is seen during training.
-
-    Returns:
-        None if no set has a training part.
     """
     folders = sorted(Path(root).expanduser().iterdir(), key=lambda folder: (folder.name != "imagenet", folder.name))
     for folder in folders:

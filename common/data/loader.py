@@ -141,12 +141,9 @@ class Loader:
     """Batches of a data set in order, from loader processes that leave signals to the trainer.
 
     Args:
-        name: of what is loaded, for messages.
         num_workers: loader processes, 0 = none; None = `default_processes`.
         collate: samples -> batch, of tensors, dataclasses, lists and tuples.
-        prefetch: batches that each process has ready.
         timeout: seconds that a batch may take, where there are loader processes.
-        options: of torch's DataLoader.
     """
 
     def __init__(

@@ -25,7 +25,6 @@ def permuted(positions: np.ndarray, size: int, seed: int) -> np.ndarray:
 
     Args:
         positions: integers in [0, size).
-        size: number of samples, >= 1.
     Returns:
         Integers in [0, size), same shape; distinct positions give distinct results.
     """
@@ -49,9 +48,6 @@ class SampleOrder:
     An epoch is the largest whole number of global batches that the data set fills; which samples are left out changes
     from epoch to epoch.
 
-    Args:
-        global_batch_size: pairs per step over all processes.
-        forward_only: the set is a stream, which has its own order and is indexed by position.
     Raises:
         ValueError: one global batch is larger than the data set.
     """
@@ -111,7 +107,6 @@ class MixedOrder:
 
     Args:
         parts: the order of each set, by single samples.
-        global_batch_size: pairs per step over all processes.
     Raises:
         ValueError: one global batch is larger than all sets together, or see `shares_of`.
     """

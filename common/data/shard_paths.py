@@ -38,7 +38,6 @@ def expand_shards(
     Args:
         pattern: one or several patterns.
         root: folder that relative patterns start from; None for the working folder.
-        key: setting that names the pattern, for messages.
     Raises:
         FileNotFoundError: a name is missing or a pattern matches nothing.
         ValueError: the pattern is empty, or a match cannot be opened; see `check_opens`.
@@ -99,10 +98,6 @@ def _check_folders(folder: Path, name: str, key: str) -> None:
 def check_opens(path: Path, key: str, or_folder: bool = False) -> None:
     """Refuses a name that cannot be opened: without it the data set would be smaller than the one that was named.
 
-    Args:
-        path: that exists, if only as a link.
-        key: setting, with its value, that names it.
-        or_folder: whether a folder will do.
     Raises:
         ValueError: a broken link, no permission, or no file; names key, path and reason.
     """

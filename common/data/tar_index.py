@@ -77,9 +77,6 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
     A damaged shard gives the complete samples before the damage; the byte where it begins and the number of these
     samples are listed as broken, as are members without a partner. What lies behind the damage is not read.
 
-    Args:
-        path: an uncompressed tar.
-        allow_missing_captions: whether an image without caption is a sample.
     Raises:
         ValueError: the file is empty, compressed or not a tar.
     """

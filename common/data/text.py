@@ -65,10 +65,6 @@ def words_of(pairs: Pairs, min_count: int, max_size: int | None, folder: Path) -
     Reading millions of captions takes minutes. Of the processes that share a disk the first one counts while the others
     wait for its file, for ten minutes at most; on separate disks, or without locks, each counts, with the same result.
 
-    Args:
-        pairs: its fingerprint and this code decide whether a cached file is current.
-        min_count, max_size: as in `WordTokenizer.from_captions`.
-        folder: of cached files; where it cannot be written the words are counted each time, with a warning.
     Raises:
         ValueError: as `WordTokenizer.from_captions`.
     """

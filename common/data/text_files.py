@@ -40,8 +40,6 @@ def unpacked(content: bytes) -> bytes:
 def decoded(content: bytes, errors: str = "strict") -> str:
     """Text in UTF-8, or in UTF-16 if it opens with the mark of its byte order, as Windows writes it.
 
-    Args:
-        errors: of UTF-8, as in `bytes.decode`.
     Raises:
         UnicodeDecodeError: it is neither.
     """
@@ -122,7 +120,6 @@ def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
 
     Args:
         file_names: names inside a folder or a model, the preferred one first.
-        key: config key for messages.
     Raises:
         ValueError: there is none; states what was tried.
     """

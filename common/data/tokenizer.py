@@ -43,8 +43,6 @@ class Tokenizer:
     Args:
         pieces: from a cleaned text to the ids of its pieces; of the `tokenizers` library.
         clean: applied to a text first.
-        vocabulary: tokens in the order of their ids.
-        special: ids of padding, of start and of end.
         parts: arguments from which the class makes an equal tokenizer: of `==`, `hash` and pickle.
     """
 

@@ -46,7 +46,6 @@ class ImageTransform:
         flip_probability: training: of a mirror image. Captions with left and right need 0.
         mean, std: for `normalize`, red, green, blue, of pixels in [0, 1]; a checkpoint brings its own preprocessing.
             The uint8 tensors are not normalised.
-        interpolation: of the resizing, "bicubic" or "bilinear".
         resized: side that `mode` resizes to before the centre of `size` is cut, at least size; None = size.
         resize_with: "pillow", as published evaluations, or "torchvision". Levels of a photograph differ by 0.004 on
             average and by 2 at most; by 0.2 on average where one ten times as tall as wide is squeezed.
@@ -119,13 +118,9 @@ class ImageTransform:
     def train(self, image: Image.Image | np.ndarray, rng: np.random.Generator | int) -> Tensor:
         """The training view: a random crop where `crop_scale` is set, else the evaluation view; then the mirror.
 
-        Args:
-            image: as in `eval`.
             rng: generator that the view advances, or a seed >= 0 that fixes it.
         Returns:
             (3, size, size), uint8.
-        Raises:
-            ValueError: as `eval`, or `rng` is neither.
         """
         if self.crop_scale is None and not self.flip_probability:
             return self.eval(image)
@@ -193,9 +188,6 @@ def random_crop_box(
     Area uniform in `scale` times the image, log of the aspect ratio uniform in log `CROP_RATIO`, place uniform. Ten
     attempts, then the largest central crop with an allowed ratio.
 
-    Args:
-        height, width: of the image, pixels.
-        scale: (low, high) share of the area.
     Returns:
         top, left, height, width of the crop, pixels; it lies inside the image.
     """

@@ -77,8 +77,7 @@ def random_view(image: Image.Image | np.ndarray, recipe: ViewRecipe, size: int, 
     """One view of an image: (3, size, size) uint8, to be normalised with the recipe's mean and std.
 
     Args:
-        image: Pillow image, or uint8 array (height, width, 3).
-        size: side of the result, pixels.
+        size: pixels.
         seed: >= 0; fixes every draw.
     """
     rng = np.random.default_rng(seed)
@@ -170,10 +169,6 @@ class TwoViews(Dataset):
     """Training images addressed by position; all views are pure functions of (image, seed, position).
 
     A broken image is replaced by another one drawn from (seed, position), so the order of all others stays.
-
-    Args:
-        recipes: of the two views, then of small ones.
-        size: pixels.
     """
 
     max_attempts = 20

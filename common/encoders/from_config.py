@@ -94,7 +94,6 @@ def bidirectional_text_transformer(
 
     Args:
         tokenizer: gives the number of ids, and the end token, after which all is padding.
-        num_class_tokens: each has its own output of model.embedding_dim numbers.
         projected: as in `vision_transformer`.
         vocabulary_size: ids, where there are more than the tokenizer gives.
     """

@@ -62,8 +62,7 @@ class Attention(nn.Module):
         """
         Args:
             tokens: (batch, length, width).
-            mask: broadcasts to (batch, heads, length, length), True where attention may go; None = everywhere.
-            causal: a token sees itself and those before it; only without a mask.
+            mask, causal: as in `fused_attention`.
             first: as in Block.
         Returns:
             (batch, first, width).

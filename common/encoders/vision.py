@@ -15,8 +15,6 @@ class VisionTransformer(nn.Module):
 
     Args:
         image_size: side of the square input in pixels, a multiple of patch_size.
-        patch_size: side of a patch in pixels.
-        width, layers, heads, mlp_ratio, activation, norm_eps, gradient_checkpointing: of the transformer.
         initialisation: of the blocks, see `Transformer`.
         projection_dim: output numbers per class token; None = no projection, the output is `width` wide.
         num_class_tokens: each has its own embedding and its own position row (oblique submission, Sec. 3.2); one

@@ -182,7 +182,6 @@ def coco_results(
         image_ids: (num_images,) COCO's, in the order of the file.
         caption_ids: (num_texts,) COCO's annotation ids.
         text_to_image: (num_texts,) row of the image that each caption belongs to.
-        relations: CxC and ECCV Caption.
         fold_size: images of a fold of "1K"; divides num_images.
     Returns:
         "coco_5k", "coco_1k" and the key of each relation -> Evaluation, whose protocol has what is known here.

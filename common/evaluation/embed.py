@@ -65,10 +65,8 @@ class Encoder:
     """A model with the preprocessing that it was trained with; embeds in evaluation mode.
 
     model: unwrapped (no DDP around it), on `device`.
-    context_length: of the text tower.
     batch_size: images or captions per forward pass and process.
     cache: of the features of a frozen stem; None = they are computed again.
-    ranking_gb: as run.ranking_gb.
     """
 
     model: TwoTowers
@@ -295,8 +293,6 @@ class ScoreParts:
     computed again in every pass. Both are equal to the last bit: they are always computed for as many images at a time.
 
     Args:
-        encoder: has the geometry, its device and the bound.
-        images, texts: embeddings, the same on every process.
         shared: each process has a share of the images; otherwise all of them.
     """
 
@@ -348,7 +344,6 @@ def evaluate_zero_shot(
 
     Args:
         task: has class_names, templates with one "{}" or "{c}", name, fingerprint, label(index), items with "image".
-        average: how the prompts of a class are combined; see common/evaluation/zero_shot.py.
         further: (scores, labels, indices in the task) of the images that could be read -> further metrics, each as
             one list per image; the metric is the mean of all entries.
     Raises:

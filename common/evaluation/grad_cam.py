@@ -186,11 +186,7 @@ def points_inside(heat: Any, box: Sequence[float]) -> bool:
 
 
 def box_coverage(box: Sequence[float], rows: int, columns: int) -> np.ndarray:
-    """(rows, columns): the share of each cell of a grid over the image that lies in a box.
-
-    Args:
-        box: (left, top, right, bottom), fractions of the image.
-    """
+    """(rows, columns): the share of each cell of a grid over the image that lies in a box."""
     ((left, top, right, bottom),) = _fractions(array_of(box)[None])
     return np.outer(_covered(top * rows, bottom * rows, rows), _covered(left * columns, right * columns, columns))
 
@@ -236,13 +232,7 @@ class Grounding:
 
 
 def ground(heat: Any, proposals: Any, true_box: Sequence[float], area_exponent: float = AREA_EXPONENT) -> Grounding:
-    """Chooses the best-scoring proposal; the first of equals. Scores may all be negative: the search starts at -inf.
-
-    Args:
-        heat: (height, width) in the pixels of the boxes.
-        proposals: (num_boxes, 4), may be empty.
-        true_box: (x, y, width, height).
-    """
+    """Chooses the best-scoring proposal; the first of equals. Scores may all be negative: the search starts at -inf."""
     scores = box_scores(heat, proposals, area_exponent)
     # a box without area scores -inf and is never chosen; negative scores may be
     choice = int(scores.argmax()) if len(scores) and scores.max() > -math.inf else None

@@ -68,9 +68,7 @@ def evaluate_knn(encoder: Any, bank: Any, task: Any, k: int = 200, temperature: 
     """Accuracy of the weighted vote on one labelled set with another one as the bank.
 
     Args:
-        encoder: an Encoder; for a tower's own features see `backbone_encoder` in common/evaluation/linear_probe.py.
-        bank: labelled set, e.g. part="train"; same classes as task.
-        task: labelled set.
+        bank: with the classes of task, e.g. its part="train".
     Raises:
         ValueError: as in `knn_scores`, or if the two sets have unlike classes.
     """
@@ -103,8 +101,6 @@ def evaluate_knn(encoder: Any, bank: Any, task: Any, k: int = 200, temperature: 
 def labelled_features(encoder: Any, task: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Features and labels of the images that can be read.
 
-    Args:
-        task: labelled set with label(index).
     Returns:
         (num_images, dim) on the CPU, each picture's embedding in one row, and (num_images,) labels.
     Raises:

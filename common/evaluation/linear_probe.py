@@ -198,10 +198,6 @@ def augmented_batches(encoder: Any, task: Any, config: ProbeConfig, seed: int) -
     """Batches of features of freshly augmented images; a view is a pure function of (seed, epoch, index).
 
     An image that cannot be read is replaced by the next one that can.
-
-    Args:
-        encoder: an Encoder whose model is frozen.
-        task: labelled set.
     """
     transform = replace(encoder.transform, crop_scale=config.crop_scale, flip_probability=config.flip_probability)
 
@@ -269,8 +265,6 @@ def evaluate_linear_probe(encoder: Any, train: Any, test: Any, config: ProbeConf
 
     Args:
         encoder: of `backbone_encoder`. Test images get its evaluation view (MoCo resizes to 256 and cuts out 224).
-        train, test: labelled sets with the same class names.
-        config: the recipe, e.g. `PROBES["oblique"]`.
         seed: of initialisation, order and views.
     Raises:
         ValueError: the class names differ.

@@ -69,8 +69,6 @@ def two_stage_ranks(
         pairs_at_once: at most this many pairs per call of `match`, but at least one query.
         share_queries: each process matches its share of the queries, with as many calls of `match` on each; all
             processes make this call and get the result.
-    Returns:
-        TwoStage.
     Raises:
         ValueError: k_test below 10 (R@10 would count what was not matched) or above the number of candidates, logits
             of another shape or in half precision, logits that are not finite; and as retrieval_ranks.

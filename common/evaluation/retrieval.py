@@ -109,12 +109,9 @@ def retrieval_ranks(
     Args:
         scores: (num_images, num_texts), float32 or float64, higher is closer; with `rows`, (num_rows, num_texts).
         positives: Positives, or (num_texts,) the row of the image that each caption belongs to; with `rows` Positives.
-        rows: (num_rows,) ascending: the images that this process holds the scores of; every image is held by exactly
-            one process. All processes make this call and all get the result. None: all rows are here.
-        text_scores: like scores, where texts are ranked against images by other scores than images against texts
-            (late interaction).
-    Returns:
-        Ranks.
+        rows: (num_rows,) ascending: the images whose scores this process holds; every image is held by exactly one
+            process, and all make this call and get the result. None: all rows are here.
+        text_scores: as in `Part`.
     Raises:
         ValueError: half precision, NaN or infinite scores, shapes that do not fit, or an image that is held twice or
             by no process.
@@ -323,12 +320,7 @@ def precision_chance_level(positives: Positives) -> dict[str, float]:
 
 
 def combine_over_processes(values: np.ndarray, operation: str) -> np.ndarray:
-    """Element-wise "SUM", "MAX" or "MIN" over processes, for counts and single scores: exact, so any order will do.
-
-    Args:
-        values: integers or floats, the same shape on every process.
-        operation: name of a torch.distributed.ReduceOp.
-    """
+    """Element-wise "SUM", "MAX" or "MIN" over processes, for counts and single scores: exact, so any order will do."""
     if world_size() == 1:
         return values
     tensor = torch.from_numpy(np.array(values, order="C"))  # a copy: the reduction writes into it

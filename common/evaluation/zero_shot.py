@@ -57,9 +57,7 @@ def class_scores(
     Args:
         image_embeddings: (num_images, ...).
         prompt_embeddings: (num_templates, num_classes, ...).
-        similarity: the geometry's, images first.
         mean: the geometry's mean over the first axis; used by average="embeddings".
-        average: see the table at the top of this file.
         chunk_size: images per call of `similarity`; bounds memory, never changes the result beyond rounding.
     Returns:
         (num_images, num_classes), higher is closer.
@@ -99,9 +97,7 @@ def prompt_scores(
     the first class wins with any batching.
 
     Args:
-        image_embeddings: (num_images, ...).
         encode: texts -> (num_texts, ...) embeddings, on the device of the image embeddings.
-        class_names: in the order of the labels.
         templates: each with one place for the name, "{}" or "{c}".
         prompts_per_chunk: at least the templates of one class are encoded together.
     Returns:

@@ -67,7 +67,6 @@ class Checkpoint:
 
         Args:
             without: tensors whose names begin so are left out.
-            is_online: as in `weights`.
         Raises:
             CheckpointError: names the parameters that are missing, left over, of another shape or not finite.
         """
@@ -128,7 +127,6 @@ def save_checkpoint(
 
     Args:
         model, optimizer: as trained (DDP or FSDP wrapped or not); tensors are gathered before writing.
-        state: JSON values that rebuild the model and its preprocessing.
         average: the model with averaged weights, to be evaluated in its place; None = there is none.
     Raises:
         CheckpointError: on every process, if the disk cannot be written, a parameter is not finite or a buffer holds
@@ -258,8 +256,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def named_checkpoint(path: Path, key: str = "checkpoint") -> Checkpoint:
     """The checkpoint of a path: its folder, a run (its last whole checkpoint) or a name on the hub.
 
-    Args:
-        key: setting or option that names it, for messages.
     Raises:
         CheckpointError: no such folder, or a folder of several seeds; as `open_checkpoint` and `last_checkpoint`.
         ValueError: a hub name, user/model, that cannot be downloaded.

@@ -42,8 +42,6 @@ def plot_run(records: Sequence[Mapping], path: Path, title: str, steps: int) -> 
     """Draws a run's log so far; None if it has no training step.
 
     Args:
-        records: of the log, see common/run/log.py.
-        path: of the PNG.
         steps: of the whole run; the axes end there.
     """
     lines = [record for record in records if record.get("event") == "train"]

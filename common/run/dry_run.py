@@ -49,7 +49,6 @@ def dry_run(
     Args:
         train: as a train.py's, of the files; called with a temporary folder.
         files: of the run, which are only read.
-        resume: whether the command would resume the run.
         missing_rows: rows that the run starts from and trains first; their weights decide the run's folder.
     Returns:
         JSON values; bytes, FLOPs of all processes (a multiply-add counts as two), seconds. None is what could not be

@@ -53,13 +53,7 @@ def save_validation(
     training: dict[str, Any],
     provenance: dict[str, str],
 ) -> None:
-    """Writes validation.json: metrics of the last step by name of the data. The main process writes.
-
-    Args:
-        metrics: see `Setup.validate` of common/run/training.py.
-        sets: that they were measured on, each with name and fingerprint.
-        step, training, provenance: as in `as_json`.
-    """
+    """Writes validation.json: metrics of the last step by name of the data. The main process writes."""
     if is_main_process():
         content = as_json(paper, {}, step, training, provenance) | {"validation": metrics, "sets": _fingerprints(sets)}
         content |= {"weights": saved_weights(files.checkpoints), **files.identity}

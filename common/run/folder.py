@@ -71,8 +71,6 @@ def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
 
     The code that trained it is recorded in dependencies.json instead, see `stale_files`.
 
-    Args:
-        data_fingerprint: of the training set.
     Raises:
         ValueError: if data.vocabulary or initial weights cannot be read.
     """
@@ -141,8 +139,6 @@ def _identity(row: str, scale: str, config: Any) -> dict[str, Any]:
 def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_fingerprint: str) -> RunFiles:
     """Files of a train.py's command line.
 
-    Args:
-        arguments: of `entry_arguments`.
     Raises:
         ConfigError: --resume without a checkpoint, which would start a fresh run (--resume auto does).
     """
@@ -203,9 +199,6 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
     Damaged checkpoints of later steps are set aside with a warning. The number of processes, loader workers and
     micro-batches may change.
 
-    Args:
-        resume: whether the user wants to resume.
-        data_fingerprint: of the training set.
     Raises:
         CheckpointError: if there are checkpoints and none is whole.
         ConfigError: if a fresh run would write over one, if the run there has another config or other training data, or

@@ -21,7 +21,6 @@ def check_finite_gradient(gradient_norm: float, step: int, norms: Mapping[str, t
     """Stops the run before a step whose gradient is not finite, and names the parameters.
 
     Args:
-        gradient_norm: of all parameters together.
         norms: of the gradient of one parameter, by its name. Under FSDP2 call it on every process.
     Raises:
         NonFiniteLoss.

@@ -161,8 +161,6 @@ class InitialWeights:
         A momentum encoder is copied later. If both sides come from one source of the same geometry, the scalars of
         logits and geometry continue from there too, inside their bounds.
 
-        Args:
-            model: unwrapped, with two towers.
         Raises:
             WeightsError: what does not fit, with its keys and both values.
             ConfigError: nothing is left to train.

@@ -183,7 +183,6 @@ def open_training_data(
 
     Args:
         checkpoint: holds the tokenizer of a resumed run; None = a fresh run.
-        two_views: of a training image.
     """
     data, run = config.data, config.run
     if checkpoint is None:
@@ -214,7 +213,6 @@ def batches_from(
     If the order is known epoch by epoch, the loader of an epoch starts after the last step of the epoch before.
 
     Args:
-        first_step: updates made.
         steps: of the run, None = config.optim.steps.
     """
     last, order, run = config.optim.steps if steps is None else steps, training.order, config.run

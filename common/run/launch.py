@@ -322,11 +322,8 @@ def train_main(
     """The command line of a train.py: config, data, folder of the run, Accelerate; then `train`.
 
     Args:
-        script: the train.py; its folder's name is the paper's.
-        default_row: file in the folder's configs/ that is trained without --config.
         train: (config, training set, files, resume, accelerator, label).
         open_training_set: (config.data, seed) -> set with a fingerprint.
-        scale_files: stem of the scale files, see `load_row`.
         start: (config, arguments) -> the config with the run that it starts from.
     """
     paper = script.resolve().parent

@@ -14,7 +14,6 @@ class RunLog:
     """Appends one JSON object per line.
 
     Args:
-        path: file; its folder is created.
         resume_step: later records are dropped, so that a resumed log equals an unbroken one; None = a new file.
         enabled: False on all but the main process.
     """

@@ -147,7 +147,6 @@ def reevaluate(
     """Evaluates a trained run again, after a change of evaluation code or test data.
 
     Args:
-        config_class: of its pretrain.py.
         build_method: (config, num_classes, seed) -> the method, whose weights the checkpoint replaces.
     Raises:
         CheckpointError: if the checkpoint is not one of pretrain.py, or of another model than its config states.

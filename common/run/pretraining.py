@@ -36,8 +36,6 @@ def train_on_pictures(
     Args:
         build_method: (config, num_classes, seed) -> the method with weights from the global random state.
         training_set: the labelled set of config.data; only the supervised reference reads its labels.
-        resume: from the last whole checkpoint, if there is one.
-        label: name on the progress bar.
     """
     method = config.method
     setup = Setup(

@@ -26,9 +26,6 @@ def write_readme(
     """Writes the file on the main process: when the run opens, and once more when it is evaluated.
 
     Args:
-        state: of its checkpoints.
-        model: unwrapped.
-        steps: of the whole run.
         typed: the command of this process, which resumes a run without a `files.command`.
     """
     if not is_main_process():

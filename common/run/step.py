@@ -95,7 +95,6 @@ class Step:
         Args:
             image_embeddings, text_embeddings: (local_batch, ...) of this process.
             chance: loss at chance level, above 0.
-            loss: name of the logged loss.
         """
         self._contrast = _Contrast(loss, chance)
         if self.run.journal.diagnoses_at(self.number + 1):  # before the gradient is clipped

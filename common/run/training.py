@@ -256,8 +256,6 @@ def opened(
 
     Args:
         config: with the sections data, optim and run.
-        data_set: to train on, with a fingerprint.
-        resume: from the last whole checkpoint, if there is one.
     Raises:
         ConfigError, CheckpointError: see `checkpoint_to_resume`.
     """

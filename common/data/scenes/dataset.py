@@ -53,10 +53,8 @@ class SceneDataset:
     """The embedded image-caption data set.
 
     Args:
-        split: one of `SPLITS`.
         size: number of images; None for the split's usual size. Does not change the images themselves.
         image_size: side in pixels, at least 16.
-        seed: any integer; another seed gives other images.
         caption_noise: probability in [0, 1] that an image carries the captions of another one.
         ambiguity: probability in [0, 1] that an image's captions are vague: shapes without colours, in fixed words, so
             that they describe many other images and often repeat theirs.

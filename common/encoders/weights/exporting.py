@@ -63,10 +63,7 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
 def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
     """Our CLIP as transformers' CLIPModel, in eval mode; `save_pretrained` writes it.
 
-    Args:
-        model: sphere, one class token, causal text tower, final LayerNorms.
-    Raises:
-        WeightsError: a model that the layout cannot express; names what.
+    Args and Raises: as `clip_to_open_clip`.
     """
     from transformers import CLIPConfig, CLIPModel
 

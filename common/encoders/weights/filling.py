@@ -69,9 +69,6 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
                        patch embedding
         projection     new, and with it the last LayerNorm where the weights have none (ViT, DeiT, BERT)
 
-    Args:
-        tower: of the run, not yet wrapped.
-        key: setting that names them, for messages.
     Returns:
         Names of the tower's parameters that are filled.
     Raises:

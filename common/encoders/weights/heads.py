@@ -27,8 +27,6 @@ PUBLISHED: Mapping[str, Mapping[tuple[int, int], int]] = {  # side -> (width, la
 def heads_of(side: str, width: int, layers: int, stated: int | None, source: str) -> int:
     """The heads of a tower.
 
-    Args:
-        stated: by the user; None = nothing.
     Raises:
         WeightsError: no published model has these sizes and the user states nothing.
     """

@@ -145,8 +145,6 @@ def check_keys(config: Mapping[str, Any], table: Table, where: str, strict: bool
 
     Args:
         config: key -> value; a missing key has the library's default, which every table accepts.
-        table: of its keys.
-        where: the file, and the section in it, for messages.
         strict: a key that the table lacks is refused too, as open_clip does it; transformers ignores it.
     Raises:
         WeightsError: names key, value and what is expected.

@@ -51,7 +51,6 @@ def read_source(
             the local cache, then downloaded), or a file of weights in OpenAI's layout (.safetensors, .pt, .bin).
         activation: of the MLPs. A bare file of weights does not state it, so it must be given, except for an archive of
             OpenAI's (TorchScript), which is quick_gelu. If the source states it, another one is refused.
-        key: setting or option that the user named it with, for messages.
         heads: "image", "text" -> attention heads of a bare file whose sizes are of no published model; None = not
             stated. A side that is left out is a tower that nobody takes.
     Raises:
@@ -241,7 +240,6 @@ def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
 
     Args:
         name: folder that transformers wrote, or a name on the hub.
-        key: setting that names it, for messages.
     Raises:
         WeightsError, ValueError: what is no BERT, or cannot be read or had.
     """

@@ -76,8 +76,6 @@ def load_bert_(
     Args:
         model: transformers' model; its pooler is not used. With a head it must be a BertForMaskedLM.
         text_tower: takes the layers from 0 on; context_length at most BERT's 512.
-        fusion: takes the layers that follow.
-        head: of masked language modelling.
     Raises:
         WeightsError: sizes that do not fit, layers left over, a head without weights for it.
     """

@@ -200,8 +200,6 @@ def clip_from_open_clip(
         text_heads, image_heads: None = those of the published model of these sizes (`PUBLISHED`), else of `heads`.
         heads: what a user states. A side that it lacks is a tower that nobody takes.
         image, text: what else no shape shows, as in `two_towers_from`.
-    Returns:
-        TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
     Raises:
         WeightsError: not a CLIP with a ViT, or tensors left over.
     """
@@ -235,8 +233,6 @@ def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
 
     Args:
         model: any CLIPModel; a folder or hub name is read by CLIPModel.from_pretrained.
-    Returns:
-        TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
     Raises:
         WeightsError: a configuration that our towers cannot express.
     """

@@ -15,16 +15,7 @@ PARTS = ("train", "val", "test")
 
 
 class ReferringScenes:
-    """Two to four things, often alike; the captions of an image are expressions that fit one of them each.
-
-    Args:
-        part: one of `PARTS`; no image of one is in another.
-        size: number of images; does not change the images themselves.
-        image_size: side in pixels, at least 16.
-        num_captions: expressions of an image at most.
-    Raises:
-        ValueError: an unknown part, or a size out of range.
-    """
+    """Two to four things, often alike; the captions of an image are expressions that fit one of them each."""
 
     def __init__(
         self, part: str, size: int = 1_000, image_size: int = 48, seed: int = 0, num_captions: int = 5
