@@ -2,11 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from common.base.files import printable
+
+ATTEMPTS = 20  # samples that are tried before a whole set counts as broken
 
 
 class BrokenSample(Exception):
@@ -54,6 +57,24 @@ class TooManyBroken(ValueError):
     def __init__(self, message: str) -> None:
         # what a loader worker raises comes back as its whole traceback, in one text that ends in the message
         super().__init__(message.rpartition(f"{type(self).__name__}: ")[2].strip())
+
+
+def read_or_replace(
+    read: Callable[[int], Any], index: int, substitute: Callable[[int, int], int], broken: list[BrokenSample]
+) -> Any:
+    """What `read` gives for the sample at this index, or for the first of its substitutes that can be read.
+
+    Args:
+        substitute: index after a broken one and the number of attempts before it.
+        broken: receives the samples that could not be read.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            return read(index)
+        except BrokenSample as error:
+            broken.append(error)
+            index = substitute(index, attempt)
+    raise TooManyBroken(f"{ATTEMPTS} samples in a row are broken; the last: {broken[-1]}")
 
 
 class BrokenSamples:

@@ -8,6 +8,7 @@ kernel ends 1/20 of the height from its centre, beyond five sigma at 224 pixels.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
 from common.base.random_keys import derive_key
-from common.data.broken import BrokenSample, TooManyBroken
+from common.data.broken import BrokenSample, read_or_replace
 from common.data.order import SampleOrder, seed_of
 from common.data.transforms import IMAGENET_MEAN, IMAGENET_STD, random_crop_box
 
@@ -171,8 +172,6 @@ class TwoViews(Dataset):
     A broken image is replaced by another one drawn from (seed, position), so the order of all others stays.
     """
 
-    max_attempts = 20
-
     def __init__(self, pictures: Any, order: SampleOrder, recipes: list[ViewRecipe], size: int) -> None:
         self.pictures, self.order, self.recipes, self.size = pictures, order, recipes, size
 
@@ -183,16 +182,13 @@ class TwoViews(Dataset):
         indices = self.order.epochs_and_indices(np.asarray(positions))[1]
         seeds = [seed_of(self.order.seed, position) for position in positions]
         broken: list[BrokenSample] = []
-        samples = [self._read(int(index), seed, broken) for index, seed in zip(indices, seeds)]
+        samples = [
+            read_or_replace(self.pictures.__getitem__, int(index), partial(self._substitute, seed), broken)
+            for index, seed in zip(indices, seeds)
+        ]
         images, labels = [sample["image"] for sample in samples], [sample["label"] for sample in samples]
         first, second, *small = stacked_views(images, self.recipes, self.size, seeds)
         return ViewBatch(first, second, torch.tensor(labels), broken, small)
 
-    def _read(self, index: int, seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
-        for attempt in range(self.max_attempts):
-            try:
-                return self.pictures[index]
-            except BrokenSample as error:
-                broken.append(error)
-                index = derive_key("instead of a broken picture", seed, attempt) % self.order.num_samples
-        raise TooManyBroken(f"{self.max_attempts} images in a row are broken; the last: {broken[-1]}")
+    def _substitute(self, seed: int, index: int, attempt: int) -> int:
+        return derive_key("instead of a broken picture", seed, attempt) % self.order.num_samples

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
-from common.data.broken import BrokenSample
+from common.data.broken import read_or_replace
 from common.data.loader import Loader
 from common.data.order import permuted, seed_of
 from common.data.pairs import lost_at_open
@@ -38,7 +38,6 @@ Batches = Callable[[int], Iterable[tuple[torch.Tensor, torch.Tensor]]]
 Schedule = Literal["cosine", "cosine_per_epoch", "steps"]
 
 INITIAL_STD = 0.01  # of the layer's weights
-_ATTEMPTS = 20  # images tried in place of a broken one
 
 
 @dataclass(frozen=True)
@@ -308,19 +307,15 @@ class _Views(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         rng = np.random.default_rng(seed_of(self.seed, index))
-        for attempt in range(_ATTEMPTS):
-            place = (index + attempt) % len(self.task)
-            try:
-                pixels = self.transform.train(self.task[place]["image"], rng)
-            except BrokenSample as error:
-                broken = error
-                continue
-            if self.use_rand_augment:
-                fill = tuple(min(255, round(255 * value)) for value in self.transform.mean)
-                picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-                pixels = torch.from_numpy(np.array(rand_augment(picture, rng, fill))).permute(2, 0, 1)
-            return pixels, self.task.label(place)
-        raise ValueError(f"{self.task.name}: {_ATTEMPTS} images in a row cannot be read; the last: {broken}")
+        place, image = read_or_replace(
+            lambda place: (place, self.task[place]["image"]), index, lambda place, _: (place + 1) % len(self.task), []
+        )
+        pixels = self.transform.train(image, rng)
+        if self.use_rand_augment:
+            fill = tuple(min(255, round(255 * value)) for value in self.transform.mean)
+            picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+            pixels = torch.from_numpy(np.array(rand_augment(picture, rng, fill))).permute(2, 0, 1)
+        return pixels, self.task.label(place)
 
 
 def _new_classifier(feature_dim: int, num_classes: int, seed: int) -> nn.Linear:
