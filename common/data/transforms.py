@@ -24,9 +24,11 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-MODES = ("squeeze", "crop")
-INTERPOLATIONS = ("bicubic", "bilinear")
-RESIZERS = ("pillow", "torchvision")
+_CHOICES = {
+    "mode": ("squeeze", "crop"),
+    "interpolation": ("bicubic", "bilinear"),
+    "resize_with": ("pillow", "torchvision"),
+}
 CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop, as torchvision's RandomResizedCrop
 CROP_ATTEMPTS = 10
 MAX_SIDE_RATIO = 100  # long side over short one: of a longer image the central part is taken
@@ -66,12 +68,9 @@ class ImageTransform:
     def __post_init__(self) -> None:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
             raise ValueError(f"size is {self.size!r}; expected: a whole number of pixels, at least 1")
-        if self.mode not in MODES:
-            raise ValueError(f"mode is {self.mode!r}; expected one of: {', '.join(MODES)}")
-        if self.interpolation not in INTERPOLATIONS:
-            raise ValueError(f"interpolation is {self.interpolation!r}; expected one of: {', '.join(INTERPOLATIONS)}")
-        if self.resize_with not in RESIZERS:
-            raise ValueError(f"resize_with is {self.resize_with!r}; expected one of: {', '.join(RESIZERS)}")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of: {', '.join(known)}")
         if self.resized is not None and (type(self.resized) is not int or self.resized < self.size):
             raise ValueError(f"resized is {self.resized!r}; expected a whole number of pixels, at least {self.size}")
         if self.crop_scale is not None:
