@@ -67,11 +67,7 @@ class Model:
 
 
 def opened(text: str, overrides: Sequence[str]) -> list[Model]:
-    """The models that a word of the command names, several where it is a folder of seeds.
-
-    Raises:
-        ConfigError: if it names none.
-    """
+    """The models that a word of the command names, several where it is a folder of seeds."""
     path = Path(text).expanduser()
     if path.is_file() and path.suffix == ".json":
         return [_of_file(path, overrides)]
@@ -141,11 +137,7 @@ def _unlike(code: dict[str, str], other: dict[str, str]) -> bool:
 
 
 def lines_of(models: Sequence[Model]) -> dict[str, list[RowRun]]:
-    """Label -> one run per seed, in the order in which they were named.
-
-    Raises:
-        ConfigError: one model, or a seed of a line, was named twice; fewer than two lines.
-    """
+    """Label -> one run per seed, in the order in which they were named."""
     groups: dict[str, list[Model]] = {}
     for model in models:
         groups.setdefault(model.line, []).append(model)
@@ -163,12 +155,7 @@ def lines_of(models: Sequence[Model]) -> dict[str, list[RowRun]]:
 
 
 def compare(models: Sequence[Model], command: str) -> Table:
-    """The table; its notes hold the differences, and what shares no column and why.
-
-    Raises:
-        ConfigError: nothing can be compared; says why. See `lines_of`.
-        ProtocolError: the seeds of one line were evaluated under unlike protocols.
-    """
+    """The table; its notes hold the differences, and what shares no column and why."""
     lines = lines_of(models)
     columns, cells, differences, notes = [], {label: {} for label in lines}, [], []
     for role in dict.fromkeys(role for runs in lines.values() for role in runs[0].evaluations):

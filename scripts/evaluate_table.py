@@ -71,8 +71,6 @@ def open_models(options: argparse.Namespace, overrides: Sequence[str], module_fo
 
     Args:
         module_for: name -> module that evaluates it.
-    Raises:
-        ConfigError, CheckpointError, WeightsError: a model that cannot be evaluated; names it.
     """
     if len(set(options.models)) < len(options.models):
         raise ConfigError(f"a model is named twice: {' '.join(options.models)}; expected each once")
@@ -118,8 +116,6 @@ def evaluate_model(model: Model, tasks: Sequence[str], data: Any, sets: Evaluati
     Args:
         data: settings of the test sets.
         sets: of `open_evaluation_sets`.
-    Raises:
-        ConfigError: a geometry without a root with the task hierarchy.
     """
     encoder, method = model.encoder, model.config.method
     # the same functions as those of every evaluate.py

@@ -41,11 +41,7 @@ class Needed:
 
 
 def needed_by(modules: Sequence[str]) -> Needed:
-    """Files and packages that modules import, and what these import.
-
-    Raises:
-        ValueError: no such module.
-    """
+    """Files and packages that modules import, and what these import."""
     for module in modules:
         if _file_of(module) is None:
             known = [_module_of(file) for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
@@ -113,11 +109,7 @@ def licence() -> Path:
 
 
 def copy(needed: Needed, folder: Path) -> None:
-    """Copies the files with their folders, and the licence.
-
-    Raises:
-        FileExistsError: one of them exists in the folder.
-    """
+    """Copies the files with their folders, and the licence."""
     sources = {file: ROOT / file for file in (*needed.files, *needed.optional_files)} | {"LICENSE": licence()}
     existing = [folder / file for file in sources if (folder / file).exists()]
     if existing:

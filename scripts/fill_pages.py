@@ -59,8 +59,6 @@ def filled(text: str, page: str) -> str:
     Args:
         text: of the page.
         page: its name, for messages.
-    Raises:
-        PageError: a result, a column or a claim that does not exist; names page, file and those that do.
     """
 
     def fill(match: re.Match) -> str:
@@ -86,8 +84,6 @@ def result_table(path: Path, columns: list[str]) -> str:
     Args:
         path: of its JSON.
         columns: their keys; none = all.
-    Raises:
-        PageError: a column that it does not have.
     """
     table = read_table(path)
     by_key = {column.key: column for column in table.columns}
@@ -103,8 +99,6 @@ def verdict_table(path: Path, ids: list[str]) -> str:
     Args:
         path: of the file.
         ids: of the claims; none = all.
-    Raises:
-        PageError: a claim that it does not have.
     """
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| C")]
     rows = {line[2:].split(". ", 1)[0]: line.strip("| ").split(" | ") for line in lines}

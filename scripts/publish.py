@@ -39,9 +39,6 @@ def publish(run: Path, folder: Path, licence: str) -> None:
         run: of a finished run; its seeds beside it are counted in.
         folder: does not exist yet.
         licence: of the weights, as the hub names it.
-    Raises:
-        CheckpointError: no checkpoint, or one of pictures alone.
-        ConfigError: the folder is there.
     """
     checkpoint = named_checkpoint(run)
     state = {**checkpoint.state, "config": without_places(checkpoint.state["config"])}

@@ -48,11 +48,7 @@ _Words.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("(~|null|Null|
 
 
 def load_config(config_class: type, files: list[Path], overrides: Sequence[str] = ()) -> Any:
-    """Fills a config dataclass from its defaults, then YAML files in order, then `section.key=value` overrides.
-
-    Raises:
-        ConfigError: missing file, broken YAML, unknown or repeated key, wrong type, value out of bounds.
-    """
+    """Fills a config dataclass from its defaults, then YAML files in order, then `section.key=value` overrides."""
     return located(_filled(config_class, [(str(path), _read_yaml(path)) for path in files], overrides))
 
 
@@ -111,8 +107,6 @@ def entry_arguments(
     Returns:
         (config, arguments); arguments.row is the row's name, arguments.resume one of None, "last" and "auto",
         arguments.missing_rows empty, for what a dry run does not train.
-    Raises:
-        ConfigError: as `load_row`; or the comments that open the row's file name another script.
     """
     folder = script.resolve().parent
     parser = Parser(description)
@@ -164,11 +158,7 @@ def _run_line(file: Path) -> tuple[str, str] | None:
 
 
 def row_file(folder: Path, row: str) -> Path:
-    """File of a row: a path, or the bare name of one in the paper folder's configs/.
-
-    Raises:
-        ConfigError: there is neither.
-    """
+    """File of a row: a path, or the bare name of one in the paper folder's configs/."""
     path = Path(row)
     named = folder / "configs" / f"{row.removesuffix('.yaml')}.yaml"
     if path.is_file() or path.name != row:
@@ -192,9 +182,6 @@ def load_row(
     Entries under `rows` in the scale's file win over the row: for ablation_ob_64_8.yaml those of ablation, ablation_ob,
     ..., ablation_ob_64_8. An entry may name several beginnings, separated by blanks; the file's order decides among
     equals.
-
-    Raises:
-        ConfigError: as `load_config`; an unknown scale; `rows` or one of its entries is no mapping.
     """
     if scale not in SCALES:
         raise ConfigError(f"scale {scale!r} is unknown; {accepted(scale, SCALES)}")

@@ -111,8 +111,6 @@ def check_room(folder: Path, what: str, size: float, most: float, setting: str, 
 
     Args:
         size, most, present: bytes to write, bytes allowed in the folder, bytes in it now.
-    Raises:
-        ValueError: too large.
     """
     free, summary = shutil.disk_usage(folder).free, f"{what} take {size / 1e9:.2f} GB in {folder}"
     if present + size > most or size > free:

@@ -61,8 +61,6 @@ def read_vqa(path: str | Path, answers: str | Path | None = None) -> Annotations
     Returns:
         Items {"question", "answers": list of str, "answer": the most frequent of them, "answer_type", "question_id",
         "image_id"}. An image without a path is COCO's of that number.
-    Raises:
-        ValueError: no JSON, another layout, or only one of the two official files; names the file.
     """
     path = Path(path).expanduser()
     content = _content(path)
@@ -183,9 +181,6 @@ class AnnotatedPictures:
 
     Args:
         images: folder that relative image paths start from; None searches for it, see `find_images`.
-    Raises:
-        FileNotFoundError: there is no folder with the images.
-        ValueError: nothing is left, or too much is broken.
     """
 
     def __init__(

@@ -44,9 +44,6 @@ def open_karpathy(
         split: Karpathy splits joined by "+"; None is the role's own, and for training "train+restval" where the file
             has a restval split (COCO: 82,783 + 30,504 images are the usual training set). The other layouts have no
             splits.
-    Raises:
-        ValueError: no JSON, another layout, or a split that the file does not have.
-        FileNotFoundError: there is no folder with the images.
     """
     annotations = Path(annotations).expanduser()
     content = read_json(annotations)

@@ -197,11 +197,7 @@ def open_image_folder(
 
 
 def class_folders(root: str | Path) -> list[str]:
-    """Names of the class folders of an image folder in label order: sorted, numbers as numbers.
-
-    Raises:
-        FileNotFoundError, ValueError: the folder is missing, or has no folders.
-    """
+    """Names of the class folders of an image folder in label order: sorted, numbers as numbers."""
     root = Path(root).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder; expected: a folder with one folder of images per class")
@@ -244,9 +240,6 @@ def open_webdataset(
         folder: of the task, for example wds_vtab-cifar100_test.
         index_dir: see `open_shards`.
         part: folder of the shards.
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a file cannot be used.
     """
     folder = Path(folder).expanduser()
     count_file = folder / part / "nshards.txt"
@@ -278,10 +271,6 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
     folder if that has no folder called test, val or train; the first of the three with as many folders as there are
     classes. Folders without `classnames.txt` are skipped with a warning. A link `imagenet -> /data/tiny_imagenet` puts
     one set in the place of another: tables show it in that column and name the set.
-
-    Raises:
-        FileNotFoundError: the folder is missing.
-        ValueError: it holds no set, or one cannot be opened.
     """
     root = Path(root).expanduser()
     if not root.is_dir():

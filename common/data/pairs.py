@@ -70,11 +70,7 @@ def _open_training_set(data: DataConfig, seed: int, key: str) -> Pairs:
 
 
 def open_validation_pairs(data: DataConfig) -> Pairs:
-    """The set ranked during training: a split of the source, or the share data.val_share of the training set.
-
-    Raises:
-        ValueError: data.val and data.val_share.
-    """
+    """The set ranked during training: a split of the source, or the share data.val_share of the training set."""
     if data.source == "scenes":
         return SceneDataset("val", data.validation_size, data.image_size, num_captions=data.num_captions)
     if data.val_share and data.val:

@@ -28,10 +28,6 @@ def pictures_in_files(
 
     A missing or empty image file is listed in `broken_at_open`; the folders are listed once for that, no file is
     opened.
-
-    Raises:
-        FileNotFoundError: there is no folder with the images.
-        ValueError: nothing is left, too much is broken, or an argument is out of range.
     """
     paths = [entry.path for entry in entries]
     folder = find_images(paths, annotations, images, root) if paths else annotations.parent

@@ -49,10 +49,8 @@ class ImageTransform:
         mean, std: for `normalize`, red, green, blue, of pixels in [0, 1]; a checkpoint brings its own preprocessing.
             The uint8 tensors are not normalised.
         resized: side that `mode` resizes to before the centre of `size` is cut, at least size; None = size.
-        resize_with: "pillow", as published evaluations, or "torchvision". Levels of a photograph differ by 0.004 on
-            average and by 2 at most; by 0.2 on average where one ten times as tall as wide is squeezed.
-    Raises:
-        ValueError: gives the value and what is expected.
+        resize_with: "pillow", as published evaluations, or "torchvision", whose levels of a photograph differ by 0.004
+            on average and by 2 at most.
     """
 
     size: int
@@ -95,8 +93,6 @@ class ImageTransform:
             image: Pillow image, or uint8 array (height, width, 3); an array of the right size passes unchanged.
         Returns:
             (3, size, size), uint8.
-        Raises:
-            ValueError: the array is not uint8 with three channels.
         """
         if isinstance(image, np.ndarray):
             _check_array(image)
@@ -162,11 +158,7 @@ class ImageTransform:
 
     @classmethod
     def from_json(cls, text: str | dict) -> "ImageTransform":
-        """Reads what `to_json` wrote, as text or already parsed; every key that it writes must be there.
-
-        Raises:
-            ValueError: no JSON, a missing or unknown key, or a wrong value.
-        """
+        """Reads what `to_json` wrote, as text or already parsed; every key that it writes must be there."""
         content = parsed_json(text, "the image transform")
         known = set(cls.__dataclass_fields__)
         if not isinstance(content, dict) or set(content) | set(_LATER) != known:
@@ -183,9 +175,6 @@ def random_crop_box(
     height: int, width: int, scale: tuple[float, float], rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
     """A random crop by the rules of torchvision's RandomResizedCrop, drawn from the generator.
-
-    Area uniform in `scale` times the image, log of the aspect ratio uniform in log `CROP_RATIO`, place uniform. Ten
-    attempts, then the largest central crop with an allowed ratio.
 
     Returns:
         top, left, height, width of the crop, pixels; it lies inside the image.
@@ -215,8 +204,6 @@ def normalize(images_uint8: Tensor, mean: tuple[float, ...] = CLIP_MEAN, std: tu
         mean, std: red, green, blue, of pixels in [0, 1].
     Returns:
         (batch, 3, height, width), float32; the same bits as torchvision's ToTensor and Normalize on the same device.
-    Raises:
-        ValueError: the tensor has another type or shape, or mean and std are not three numbers, std above 0.
     """
     if images_uint8.dtype != torch.uint8 or images_uint8.ndim != 4 or images_uint8.shape[1] != 3:
         raise ValueError(

@@ -30,8 +30,6 @@ def vision_transformer(
         num_class_tokens: each has its own output of model.embedding_dim numbers.
         projected: False: its tokens are wanted, and whoever takes them projects.
         initialisation: of the blocks, see `Transformer`.
-    Raises:
-        ValueError: an embedding that is not as wide as a stem without projection.
     """
     from common.encoders.stem import PooledStem, Stem
     from common.encoders.vision import VisionTransformer

@@ -40,8 +40,6 @@ class Stem(nn.Module):
         colours: mean and standard deviation that it was trained with; None = those of its weights, or timm's.
     Attributes:
         channels: numbers per place. grid: places along each side.
-    Raises:
-        StemError: a name that timm does not have, or a network that does not take such images.
     """
 
     def __init__(
@@ -137,9 +135,6 @@ class Stem(nn.Module):
         Args:
             weights: a file in timm's layout, a folder with model.safetensors and perhaps timm's config.json, or "" =
                 timm's own for this name, from the local cache of the hub or the hub itself.
-        Raises:
-            StemError: weights that are missing, belong to another network, are not finite, or do not state their
-                colours.
         """
         source, file = _create(self.name, self.image_size, weights), configuration_file(weights)
         device = self.gain.device
@@ -199,11 +194,7 @@ class PooledStem(nn.Module):
 
 
 def weights_file(weights: str) -> Path | None:
-    """The file that a name of weights stands for; None = timm's own.
-
-    Raises:
-        StemError: a path at which there are none.
-    """
+    """The file that a name of weights stands for; None = timm's own."""
     if not weights:
         return None
     path = Path(weights).expanduser()

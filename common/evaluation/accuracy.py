@@ -129,11 +129,7 @@ def worst_region_hits(hits: Any, regions: Sequence[str]) -> dict[str, list[list[
 
 
 def winogavil_prompt(cue: str) -> str:
-    """The cue in lower case after "An " before a, e, i, o, u, else after "A ".
-
-    Raises:
-        ValueError: for an empty cue.
-    """
+    """The cue in lower case after "An " before a, e, i, o, u, else after "A "."""
     if not cue.strip():
         raise ValueError(f"empty WinoGAViL cue {cue!r}; expected: a word")
     return f"{'An' if cue[0].lower() in 'aeiou' else 'A'} {cue.lower()}"

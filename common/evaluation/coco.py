@@ -69,9 +69,6 @@ def read_cxc(path: Path, score: float = CXC_SCORE) -> Relation:
     """The positives of Crisscrossed Captions, from sits_test.csv or sits_val.csv, plain or gzip.
 
     A pair counts by its score only: 29 of the original COCO pairs of the test file fall below 3 and are no positives.
-
-    Raises:
-        ValueError: names the file, and the line where it is not of this form.
     """
     lines = csv.reader(io.StringIO(read_text(path)))
     if (header := next(lines, None)) != _CXC_HEADER:
@@ -97,11 +94,7 @@ def read_cxc(path: Path, score: float = CXC_SCORE) -> Relation:
 
 
 def read_eccv(folder: Path) -> Relation:
-    """The positives of ECCV Caption, from eccv_image_to_caption.json and eccv_caption_to_image.json, plain or gzip.
-
-    Raises:
-        ValueError: names the file that is missing or is not of this form.
-    """
+    """The positives of ECCV Caption, from eccv_image_to_caption.json and eccv_caption_to_image.json, plain or gzip."""
     return Relation(
         "eccv",
         "ECCV Caption",
@@ -113,11 +106,7 @@ def read_eccv(folder: Path) -> Relation:
 
 
 def read_id_lists(path: Path) -> dict[int, list[int]]:
-    """A JSON object {"id": [ids]}, from the file or its .gz.
-
-    Raises:
-        ValueError: names the file, and the key whose value is no list of whole numbers.
-    """
+    """A JSON object {"id": [ids]}, from the file or its .gz."""
     file = path if path.exists() else path.with_name(path.name + ".gz")
     content = read_json_object(file)
     for key, values in content.items():

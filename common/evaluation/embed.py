@@ -225,11 +225,7 @@ class EmbeddedPairs:
 
 
 def embed_pairs(encoder: Encoder, pairs: Pairs, rule: CaptionRule) -> EmbeddedPairs:
-    """Embeds a test set on all processes.
-
-    Raises:
-        ValueError: if none of its images can be read, or none has a caption.
-    """
+    """Embeds a test set on all processes."""
     images, readable = encoder.images(pairs)
     indices = readable.nonzero().squeeze(1).tolist()
     if not indices:
@@ -346,8 +342,6 @@ def evaluate_zero_shot(
         task: has class_names, templates with one "{}" or "{c}", name, fingerprint, label(index), items with "image".
         further: (scores, labels, indices in the task) of the images that could be read -> further metrics, each as
             one list per image; the metric is the mean of all entries.
-    Raises:
-        ValueError: no image can be read, or a template has no place for the name.
     """
     image_embeddings, readable = encoder.images(task)
     indices = readable.nonzero().squeeze(1).tolist()

@@ -69,8 +69,6 @@ def evaluate_knn(encoder: Any, bank: Any, task: Any, k: int = 200, temperature: 
 
     Args:
         bank: with the classes of task, e.g. its part="train".
-    Raises:
-        ValueError: as in `knn_scores`, or if the two sets have unlike classes.
     """
     if list(bank.class_names) != list(task.class_names):
         raise ValueError(f"{bank.name} and {task.name} have unlike class names; a bank must hold the classes asked for")
@@ -103,8 +101,6 @@ def labelled_features(encoder: Any, task: Any) -> tuple[torch.Tensor, torch.Tens
 
     Returns:
         (num_images, dim) on the CPU, each picture's embedding in one row, and (num_images,) labels.
-    Raises:
-        ValueError: if no image can be read.
     """
     features, readable = encoder.images(task)
     kept = readable.nonzero().squeeze(1)

@@ -265,8 +265,6 @@ def evaluate_linear_probe(encoder: Any, train: Any, test: Any, config: ProbeConf
     Args:
         encoder: of `backbone_encoder`. Test images get its evaluation view (MoCo resizes to 256 and cuts out 224).
         seed: of initialisation, order and views.
-    Raises:
-        ValueError: the class names differ.
     """
     check_classes(train, test)
     num_classes = len(test.class_names)

@@ -129,8 +129,6 @@ def ranks_of_parts(parts: Iterable[Part], positives: Positives, *, shared: bool 
     Args:
         parts: iterated twice, with the same scores; at least one, each image in exactly one.
         shared: other processes hold the other images. All make this call and all get the result.
-    Raises:
-        ValueError: as retrieval_ranks.
     """
     over = _Over(positives, shared)
     # first pass: the ranks of images, which need one row only, and the best positive of each text
@@ -240,11 +238,7 @@ def retrieval_metrics(ranks: Ranks) -> dict[str, float]:
 
 
 def means(results: PerQuery) -> dict[str, float]:
-    """Means over the queries of each direction under "i2t_" and "t2i_", and the means of recalls if all six exist.
-
-    Raises:
-        ValueError: if one direction has no query.
-    """
+    """Means over the queries of each direction under "i2t_" and "t2i_", and the means of recalls if all six exist."""
     metrics = {}
     for name, values in (("i2t", results.image_to_text), ("t2i", results.text_to_image)):
         for metric, of_queries in values.items():
@@ -399,11 +393,7 @@ class _Over:
             yield by_image, by_image if text_scores is None else _Table.of(text_scores, rows, self.positives)
 
     def checked(self, parts: Iterable[Part]) -> Iterator[tuple[_Table, _Table]]:
-        """As `tables`, with a check at the end. All processes decide together: otherwise one stops and the others wait.
-
-        Raises:
-            ValueError: scores that are not finite, or an image that is held twice or by no process.
-        """
+        """As `tables`, with a check at the end, by all processes together: otherwise one stops and the others wait."""
         times, bad = np.zeros(self.positives.num_images, np.int64), np.zeros(2, np.int64)
         for by_image, by_text in self.tables(parts):
             times[by_image.rows] += 1

@@ -61,8 +61,6 @@ def class_scores(
         chunk_size: images per call of `similarity`; bounds memory, never changes the result beyond rounding.
     Returns:
         (num_images, num_classes), higher is closer.
-    Raises:
-        ValueError: an unknown average, or no prompts.
     """
     if average not in get_args(PromptAverage):
         raise ValueError(f"average = {average!r}; expected: {', '.join(get_args(PromptAverage))}")
@@ -102,8 +100,6 @@ def prompt_scores(
         prompts_per_chunk: at least the templates of one class are encoded together.
     Returns:
         (num_images, num_classes), higher is closer.
-    Raises:
-        ValueError: a template without a place for the name, no classes, no templates, or an unknown average.
     """
     if not class_names or not templates:
         raise ValueError(f"{len(class_names)} class names and {len(templates)} templates; expected: at least one each")

@@ -70,9 +70,6 @@ class TrainedModels:
 
         Args:
             overrides: "data.key=value" and "run.key=value": other test sets, other batch sizes.
-        Raises:
-            CheckpointError: if it belongs to another paper or another model.
-            ConfigError: if an override would change the model.
         """
         state = checkpoint.state
         paper, kind = state["paper"], state.get("kind", "")
@@ -247,11 +244,7 @@ def hits_beside(evaluation: Path) -> Path:
 
 
 def check_layout(checkpoint: str, layout: str, of_files: tuple[str, ...], of_folders: tuple[str, ...]) -> None:
-    """Refuses an unknown layout, and a missing file where the layout takes a file.
-
-    Raises:
-        ValueError, FileNotFoundError.
-    """
+    """Refuses an unknown layout, and a missing file where the layout takes a file."""
     layouts = (*of_folders, *of_files)
     if layout not in layouts:
         raise ValueError(f"layout {layout!r}; expected one of: {', '.join(layouts)}")
@@ -278,8 +271,6 @@ def published_encoder(
         tokenizer: with the ids that the model was trained with.
         pixels: preprocessing that the weights state; None = CLIP's is used (shorter side scaled, centre cut), with a
             warning.
-    Raises:
-        ValueError: a vocabulary of another size, or images of another size than the image tower takes.
     """
     ids, rows = tokenizer.vocabulary_size, model.text_tower.vocabulary_size
     # CLIP's vocabulary, and rows behind it that no caption's id names

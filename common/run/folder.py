@@ -70,9 +70,6 @@ def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
     """Hash of what decides a training run: resolved config, data, initial weights.
 
     The code that trained it is recorded in dependencies.json instead, see `stale_files`.
-
-    Raises:
-        ValueError: if data.vocabulary or initial weights cannot be read.
     """
     data, content = config.data, _settings_deciding("weights", config)
     if content.get("optim.ema") is None:  # runs from before the setting keep their key
@@ -88,11 +85,7 @@ def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
 
 
 def precision_of(run: RunConfig) -> str:
-    """Precision of the towers as Accelerate names it: "no" is float32 throughout.
-
-    Raises:
-        ConfigError: the launch sets another one, whatever run.mixed_precision is.
-    """
+    """Precision of the towers as Accelerate names it: "no" is float32 throughout."""
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     check_precision(f"ACCELERATE_MIXED_PRECISION = {launched!r}", launched)
     if run.mixed_precision == "auto":
@@ -198,11 +191,6 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
 
     Damaged checkpoints of later steps are set aside with a warning. The number of processes, loader workers and
     micro-batches may change.
-
-    Raises:
-        CheckpointError: if there are checkpoints and none is whole.
-        ConfigError: if a fresh run would write over one, if the run there has another config or other training data, or
-            if the processes see different checkpoints.
     """
     checkpoint = problem = None
     try:
@@ -230,11 +218,7 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
 
 
 def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fingerprint: str) -> None:
-    """Refuses a checkpoint of another run; arguments as in `checkpoint_to_resume`.
-
-    Raises:
-        ConfigError: if it was trained with another config or on other data.
-    """
+    """Refuses a checkpoint of another run; arguments as in `checkpoint_to_resume`."""
     now = _settings_deciding("weights", config)
     # what the code has learnt since is taken to have had its default
     before = _settings_deciding("weights", type(config)(), checkpoint.state["config"])
@@ -280,8 +264,6 @@ def only_run_in(files: RunFiles, lock: bool = True) -> Iterator[None]:
 
     Args:
         lock: run.lock; False = the user makes sure that nobody else writes.
-    Raises:
-        ConfigError: if another process trains in it, or its disk has no locks.
     """
     files.folder.mkdir(parents=True, exist_ok=True)
     way = "run.lock=false, where no second process trains in this folder, or another --output-dir"

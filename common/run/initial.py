@@ -140,11 +140,7 @@ class InitialWeights:
         return dataclasses.replace(config, model=model)
 
     def load_stems_(self, model: nn.Module, config: Any) -> None:
-        """Fills the stems that name separate weights, in place.
-
-        Raises:
-            StemError: missing weights, or weights of another network.
-        """
+        """Fills the stems that name separate weights, in place."""
         stems = stems_to_load(getattr(config, "model", None))
         if "image" in stems:
             bare_tower(model.image_tower).stem.load_(stems["image"].weights)
@@ -160,10 +156,6 @@ class InitialWeights:
 
         A momentum encoder is copied later. If both sides come from one source of the same geometry, the scalars of
         logits and geometry continue from there too, inside their bounds.
-
-        Raises:
-            WeightsError: what does not fit, with its keys and both values.
-            ConfigError: nothing is left to train.
         """
         facts: dict[str, Any] = {}
         for side, (key, weights) in self.of.items():

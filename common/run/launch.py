@@ -79,9 +79,6 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     """Accelerate for launch, device and precision; deterministic algorithms and a tracker if the config sets them.
 
     The tracker starts with the journal, which knows at which step the run resumes.
-
-    Raises:
-        ConfigError: the tracker's package is not installed.
     """
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS wants it before its first product
@@ -142,11 +139,7 @@ def ending_together() -> Iterator[None]:
 
 
 def prepare(accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    """Accelerate's prepare. Under FSDP a model without transformer blocks, such as a ResNet, is one unit.
-
-    Raises:
-        ConfigError: FSDP in half precision for a model with batch normalisation.
-    """
+    """Accelerate's prepare. Under FSDP a model without transformer blocks, such as a ResNet, is one unit."""
     if accelerator.distributed_type == DistributedType.FSDP:
         plugin = accelerator.state.fsdp_plugin
         has_statistics = any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -148,8 +148,6 @@ def reevaluate(
 
     Args:
         build_method: (config, num_classes, seed) -> the method, whose weights the checkpoint replaces.
-    Raises:
-        CheckpointError: if the checkpoint is not one of pretrain.py, or of another model than its config states.
     """
     if checkpoint.state.get("kind") != "vision":
         raise CheckpointError(f"{checkpoint.path} is not from {paper}/pretrain.py")

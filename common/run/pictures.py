@@ -39,22 +39,13 @@ SCALE_FILES = "scale_vision"  # stem of the scale files of rows that train on im
 
 
 def open_training_set(data: VisionDataConfig, seed: int = 0) -> Any:
-    """The labelled training set; it does not depend on the seed.
-
-    Raises:
-        FileNotFoundError: a folder is missing.
-        ValueError: a file cannot be used; names it.
-    """
+    """The labelled training set; it does not depend on the seed."""
     opened = _open(data, "train")
     return split_off(opened, data.val_share).training if data.val_share else opened
 
 
 def open_validation_set(data: VisionDataConfig) -> Any:
-    """Labelled pictures that no run trains on and no table reports.
-
-    Raises:
-        ValueError: the source has none.
-    """
+    """Labelled pictures that no run trains on and no table reports."""
     if data.source == "scenes" or data.val:
         return _open(data, "val")
     if data.val_share:
@@ -66,7 +57,7 @@ def open_validation_set(data: VisionDataConfig) -> Any:
 
 
 def open_validation_sets(config: Any) -> list["SomePictures"]:
-    """What kNN accuracy is measured on at the end of a search's run; raises as `open_validation_set`."""
+    """What kNN accuracy is measured on at the end of a search's run."""
     return [SomePictures(open_validation_set(config.data), config.evaluation.monitor_queries)]
 
 

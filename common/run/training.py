@@ -256,8 +256,6 @@ def opened(
 
     Args:
         config: with the sections data, optim and run.
-    Raises:
-        ConfigError, CheckpointError: see `checkpoint_to_resume`.
     """
     # what the run is made from
     provenance = provenance_of()

@@ -65,8 +65,6 @@ class SceneDataset:
             that they describe many other images and often repeat theirs.
         num_captions: of an image, from 1 to 5, the most specific first. The fifth ("some things") fits so many images
             that in training it repeats again and again, unlike captions of photographs.
-    Raises:
-        ValueError: an unknown split or a value out of range.
     """
 
     def __init__(

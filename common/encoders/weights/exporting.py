@@ -23,8 +23,6 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
         model: sphere, one class token, causal text tower, final LayerNorms.
     Returns:
         (state dict, model configuration): open_clip's CLIP(**configuration) takes the state dict.
-    Raises:
-        WeightsError: a model that the layout cannot express; names what.
     """
     image, text = _exportable_towers(model)
     of_image, of_text = sizes_of(image.transformer), sizes_of(text.transformer)
@@ -63,7 +61,7 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
 def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
     """Our CLIP as transformers' CLIPModel, in eval mode; `save_pretrained` writes it.
 
-    Args and Raises: as `clip_to_open_clip`.
+    Arguments as in `clip_to_open_clip`.
     """
     from transformers import CLIPConfig, CLIPModel
 

@@ -71,8 +71,6 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
 
     Returns:
         Names of the tower's parameters that are filled.
-    Raises:
-        WeightsError: what does not fit, each with its key and both values.
     """
     if not hasattr(tower, "transformer"):
         raise WeightsError(

@@ -53,8 +53,6 @@ def read_source(
             OpenAI's (TorchScript), which is quick_gelu. If the source states it, another one is refused.
         heads: "image", "text" -> attention heads of a bare file whose sizes are of no published model; None = not
             stated. A side that is left out is a tower that nobody takes.
-    Raises:
-        WeightsError, FileNotFoundError, ValueError: weights that cannot be read or downloaded.
     """
     path = Path(name).expanduser()
     if not path.exists() and (path.is_absolute() or name.startswith(".") or path.suffix in _SUFFIXES):
@@ -71,7 +69,7 @@ def read_source(
 
 
 def load_clip(path: str | Path, activation: Activation | None = None, heads: Heads = NOT_STATED) -> TwoTowers:
-    """CLIP from a source of `read_source`; arguments and errors as there.
+    """CLIP from a source of `read_source`; arguments as there.
 
     How pixels become its inputs stands in `read_source(path).pixels`.
     """
@@ -90,8 +88,6 @@ def read_bare(path: str | Path, activation: Activation | None) -> tuple[dict[str
 
     Args:
         activation: must be given but for a TorchScript archive: OpenAI's, quick_gelu.
-    Raises:
-        WeightsError: it is not given, or not the archive's; the layout is transformers', whose config.json is needed.
     """
     return _read_bare(Path(path), activation)[:2]
 
@@ -114,11 +110,7 @@ def _read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, tor
 
 
 def agreed_activation(source: str | Path, stated: Activation, activation: Activation | None) -> Activation:
-    """The activation that a source states; a user may state the same one, or nothing (None).
-
-    Raises:
-        WeightsError: the user states another one.
-    """
+    """The activation that a source states; a user may state the same one, or nothing (None)."""
     if activation not in (None, stated):
         raise WeightsError(f"{source} states the activation {stated}; expected {stated}, got {activation}")
     return stated
@@ -191,9 +183,6 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
 
     A TorchScript archive, the form of OpenAI's files, can only be opened by torch.jit.load, which may run TorchScript
     that it holds (no Python): take archives from where you would take a program.
-
-    Raises:
-        WeightsError: the file holds no state dict or cannot be read; names it.
     """
     return _read_file(Path(path))[0]
 
@@ -240,8 +229,6 @@ def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
 
     Args:
         name: folder that transformers wrote, or a name on the hub.
-    Raises:
-        WeightsError, ValueError: what is no BERT, or cannot be read or had.
     """
     configuration = find_file(name, ("config.json",), key)
     kind = read_json_object(configuration).get("model_type")

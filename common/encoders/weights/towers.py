@@ -53,11 +53,7 @@ class Weights:
     pixels: ImageTransform | None = None
 
     def clip(self) -> TwoTowers:
-        """Both towers on the sphere.
-
-        Raises:
-            WeightsError: a side is missing, or they were trained with another geometry.
-        """
+        """Both towers on the sphere."""
         if self.geometry is None:
             raise WeightsError(f"{self.source} has one tower only; expected: a model of pictures and captions")
         if self.geometry != "sphere":
@@ -90,9 +86,6 @@ def two_towers_from(
             "norm_eps", "end_id" (default: the largest id of a row).
     Returns:
         TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
-    Raises:
-        WeightsError: tensors that are missing, left over, of another shape or not finite; heads that do not divide a
-            width.
     """
     entries = tower_entries(
         layout, *(count_blocks(state, blocks[0]) for blocks in (layout.image_blocks, layout.text_blocks))
@@ -114,8 +107,6 @@ def towers_of_sizes(
 
     Args:
         tensors: "image_tower.patch_embedding.weight", ...
-    Raises:
-        WeightsError: a number of heads that does not divide the width.
     """
     image_tensors, text_tensors = (
         {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -200,8 +191,6 @@ def clip_from_open_clip(
         text_heads, image_heads: None = those of the published model of these sizes (`PUBLISHED`), else of `heads`.
         heads: what a user states. A side that it lacks is a tower that nobody takes.
         image, text: what else no shape shows, as in `two_towers_from`.
-    Raises:
-        WeightsError: not a CLIP with a ViT, or tensors left over.
     """
     # open_clip's custom text towers have a prefix of their own, OpenAI's archives numbers that are no weights
     state = {name.removeprefix("text."): value for name, value in without_ddp(state).items()}
@@ -233,8 +222,6 @@ def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
 
     Args:
         model: any CLIPModel; a folder or hub name is read by CLIPModel.from_pretrained.
-    Raises:
-        WeightsError: a configuration that our towers cannot express.
     """
     source = model.config.name_or_path or "the transformers model"
     check_config(model.config, source)
@@ -253,11 +240,7 @@ def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
 
 
 def check_config(config: "PreTrainedConfig", source: str) -> None:
-    """Refuses a configuration of transformers with a value that our towers do not compute.
-
-    Raises:
-        WeightsError: names key, value and what is expected.
-    """
+    """Refuses a configuration of transformers with a value that our towers do not compute."""
     table = TRANSFORMERS[config.model_type]
     check_keys({key: getattr(config, key) for key in table if hasattr(config, key)}, table, f"{source}: ")
     for section in ("vision_config", "text_config"):
