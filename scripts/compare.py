@@ -225,12 +225,7 @@ def _alike(protocols: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
 
 
 def difference(one: Sequence[RowRun], other: Sequence[RowRun], role: str, metric: str) -> str:
-    """What one line has more than the other, in points, with interval and p value.
-
-    Args:
-        one, other: seeds of a line.
-        role, metric: of their evaluations.
-    """
+    """What one line has more than the other, in points, with interval and p value."""
     sums, counts = zip(*(_over_images(runs, role, metric) for runs in (one, other)))
     values = [[100 * run.evaluations[role]["metrics"][metric] for run in runs] for runs in (one, other)]
     text = f"{np.mean(values[0]) - np.mean(values[1]):+.1f}"

@@ -22,7 +22,6 @@ def described_rows(paper: str, output: Path) -> list[str]:
 
     Args:
         paper: the folder; the comments that open its configs say what a row is and where its results are.
-        output: folder with runs/.
     """
     check_paper(paper)
     rows, lines = rows_of(ROOT / paper), []

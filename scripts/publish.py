@@ -33,13 +33,7 @@ from common.run.launch import run_or_explain
 
 
 def publish(run: Path, folder: Path, licence: str) -> None:
-    """Writes the model folder.
-
-    Args:
-        run: of a finished run; its seeds beside it are counted in.
-        folder: does not exist yet.
-        licence: of the weights, as the hub names it.
-    """
+    """Writes the model folder of a finished run, whose seeds beside it are counted in."""
     checkpoint = named_checkpoint(run)
     state = {**checkpoint.state, "config": without_places(checkpoint.state["config"])}
     checkpoint = replace(checkpoint, state=state)

@@ -82,9 +82,6 @@ class BrokenSamples:
 
     Every attempt counts once: a good one by `saw`, a broken one by `record`. A sample that is broken in several epochs
     is listed once, with its number of times.
-
-    Args:
-        max_share: largest allowed share of broken samples, in [0, 1].
     """
 
     def __init__(self, max_share: float = 0.01, minimum_seen: int = 100) -> None:

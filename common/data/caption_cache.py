@@ -62,13 +62,7 @@ class CaptionCache:
         return self
 
     def keep(self, name: str, ids: torch.Tensor, device: torch.device) -> None:
-        """Computes the captions that are not cached yet. Call it on every process: the first computes, the others wait.
-
-        Args:
-            ids: (captions, length).
-        Raises:
-            ValueError: the file would become larger than max_bytes, or than the disk has room for.
-        """
+        """Computes the captions that are not cached yet. Call on every process: the first computes, the others wait."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with locked(Path(f"{self.file}.lock"), _WAY_ON):
             self._open()  # another process may have written since

@@ -32,23 +32,13 @@ class Side(Part):
 
 
 def is_held_out(identity: str, share: float) -> bool:
-    """Whether a picture belongs to the validation side; a larger share keeps all pictures of a smaller one there.
-
-    Args:
-        share: expected share of held-out pictures, in [0, 1].
-    """
+    """Whether a picture belongs to the validation side; a larger share keeps all pictures of a smaller one there."""
     digest = hashlib.blake2b(f"validation 0 {identity}".encode("utf-8", "backslashreplace"), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 
 
 def split_off(data_set: Any, share: float) -> Split:
-    """Both sides of a training set.
-
-    Args:
-        share: of the pictures that is held out, in (0, 1).
-    Raises:
-        ValueError: a stream or a mixture; or one side is empty.
-    """
+    """Both sides of a training set, which is neither a stream nor a mixture; `share` lies in (0, 1)."""
     if getattr(data_set, "forward_only", False) or not hasattr(data_set, "image_id"):
         raise ValueError(
             f"data.val_share = {share}: {data_set.name} has no random access to ids of pictures; expected data.val, a "

@@ -40,7 +40,6 @@ class LabelledPictures:
 
     Args:
         class_names, templates: in label order; templates have one "{}".
-        broken: what opening showed to be unusable.
     """
 
     def __init__(
@@ -148,9 +147,6 @@ def open_image_folder(
         class_names: one per class, in label order.
         folders: name of each class's folder, in the order of class_names; None takes `class_folders`, the label order
             of ImageNet and its shifts.
-    Raises:
-        FileNotFoundError: the folder is missing.
-        ValueError: the class folders are not those of the classes, or there is no image; names both sides.
     """
     # which folder is which class of the whole list
     root = Path(root).expanduser()

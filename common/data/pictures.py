@@ -105,7 +105,6 @@ class Pictures:
 
     Args:
         rows: see `table_of`; those of several shards one behind the other.
-        images: folder that paths start from.
         broken: what opening showed to be unusable; `broken_at_open`, not counted by len().
         role: "train" refuses empty captions; in the other roles an empty caption is one more text to rank.
         shards: that hold the rows, in order; without them every row is a file.

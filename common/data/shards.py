@@ -40,8 +40,6 @@ def open_shards(
         role: "train" may repeat an image; "val", "test" and "second_test" need unique `image_id`s.
         allow_missing_captions: a labelled set (`KEY.cls`), which is not ranked: images without caption are samples with
             an empty list, and ids may repeat.
-    Raises:
-        ValueError: a shard is not a tar, nothing is left, too much is broken, or a ranked set repeats an `image_id`.
     """
     check_role(role)
     paths = expand_shards(pattern, root, f"data.{role}" if key is None else key)

@@ -89,7 +89,7 @@ def _read_cached(path: Path) -> WordTokenizer | None:
 
 
 def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
-    """The tokenizer that data.tokenizer names; "words": the scenes' closed vocabulary, or words of training captions."""
+    """The tokenizer that data.tokenizer names; "words": the scenes' closed vocabulary, or the words of captions."""
     if data.tokenizer != "words":
         kind = {"clip_bpe": "ClipTokenizer", "bert_wordpiece": "BertTokenizer"}[data.tokenizer]
         return _class_of(kind).from_vocabulary(data.vocabulary)

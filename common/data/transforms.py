@@ -87,12 +87,10 @@ class ImageTransform:
             raise ValueError(f"std is {self.std!r}; expected: three numbers above 0")
 
     def eval(self, image: Image.Image | np.ndarray) -> Tensor:
-        """The evaluation view.
+        """The evaluation view, (3, size, size) uint8.
 
         Args:
             image: Pillow image, or uint8 array (height, width, 3); an array of the right size passes unchanged.
-        Returns:
-            (3, size, size), uint8.
         """
         if isinstance(image, np.ndarray):
             _check_array(image)
@@ -111,11 +109,10 @@ class ImageTransform:
         return self._resize(picture, width, height)
 
     def train(self, image: Image.Image | np.ndarray, rng: np.random.Generator | int) -> Tensor:
-        """The training view: a random crop where `crop_scale` is set, else the evaluation view; then the mirror.
+        """The training view, (3, size, size) uint8: a random crop where `crop_scale` is set, then the mirror.
 
+        Args:
             rng: generator that the view advances, or a seed >= 0 that fixes it.
-        Returns:
-            (3, size, size), uint8.
         """
         if self.crop_scale is None and not self.flip_probability:
             return self.eval(image)
@@ -201,7 +198,6 @@ def normalize(images_uint8: Tensor, mean: tuple[float, ...] = CLIP_MEAN, std: tu
 
     Args:
         images_uint8: (batch, 3, height, width), uint8.
-        mean, std: red, green, blue, of pixels in [0, 1].
     Returns:
         (batch, 3, height, width), float32; the same bits as torchvision's ToTensor and Normalize on the same device.
     """

@@ -75,12 +75,7 @@ RECIPES = {
 
 
 def random_view(image: Image.Image | np.ndarray, recipe: ViewRecipe, size: int, seed: int) -> Tensor:
-    """One view of an image: (3, size, size) uint8, to be normalised with the recipe's mean and std.
-
-    Args:
-        size: pixels.
-        seed: >= 0; fixes every draw.
-    """
+    """One view of an image: (3, size, size) uint8, to be normalised with the recipe's mean and std."""
     rng = np.random.default_rng(seed)
     image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
     image = image if image.mode == "RGB" else image.convert("RGB")
@@ -125,12 +120,7 @@ def colour_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.rand
 def stacked_views(
     images: list[Image.Image | np.ndarray], recipes: list[ViewRecipe], size: int, seeds: list[int]
 ) -> list[Tensor]:
-    """Views of a batch: for each recipe (batch, 3, size, size) uint8. View v of image i is drawn from its own seed.
-
-    Args:
-        size: pixels of a whole view, of which a recipe may take a share.
-        seeds: one for each image, >= 0.
-    """
+    """Views of a batch: for each recipe (batch, 3, size, size) uint8. View v of image i is drawn from its own seed."""
     sizes = [round(recipe.size_share * size) for recipe in recipes]
     return [
         torch.stack(

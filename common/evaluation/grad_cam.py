@@ -113,14 +113,7 @@ def signed_heat(activations: torch.Tensor, gradient: torch.Tensor, kept: torch.T
 
 
 def resize_heat(heat: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """A heat map in the picture's own pixels, bicubic; overshoot can make values negative.
-
-    Args:
-        heat: (rows, columns).
-        height, width: of the original image, pixels.
-    Returns:
-        (height, width).
-    """
+    """A heat map in the picture's own pixels, bicubic; overshoot can make values negative."""
     heat = tensor_of(heat, "heat")
     if heat.ndim != 2 or height < 1 or width < 1:
         raise ValueError(f"heat of shape {tuple(heat.shape)} to {height} x {width}; expected: (rows, columns) to >= 1")
@@ -159,11 +152,6 @@ def inclusive_iou(one: Sequence[float], other: Sequence[float]) -> float:
 
     A box covers the pixels x to x + width - 1. Equal to the ordinary form, except that an overlap of at most one pixel
     in width or height counts as none.
-
-    Args:
-        one, other: (x, y, width, height), pixels.
-    Returns:
-        In [0, 1]; 0 where both have no area.
     """
     (x1, y1, w1, h1), (x2, y2, w2, h2) = _pixels(np.stack([array_of(one), array_of(other)]))
     left, right = max(x1, x2), min(x1 + w1, x2 + w2) - 1
@@ -206,11 +194,7 @@ def share_in_box(heat: Any, box: Sequence[float]) -> float | None:
 
 
 def pixel_boxes(corners: Any, height: int, width: int) -> np.ndarray:
-    """Boxes (left, top, right, bottom) as fractions of the image, as scenes have them, in pixels.
-
-    Returns:
-        (num_boxes, 4) float64 (x, y, width, height).
-    """
+    """Boxes (left, top, right, bottom) as fractions of the image, as scenes have them, as float64 boxes in pixels."""
     corners = _fractions(corners) * np.array([width, height, width, height], dtype=np.float64)
     return np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
 

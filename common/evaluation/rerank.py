@@ -234,9 +234,6 @@ def _rerank(
 def best_candidates(scores: torch.Tensor, k: int) -> torch.Tensor:
     """The k candidates with the highest scores of each query, ties to the lower index (torch.topk keeps any).
 
-    Args:
-        scores: (num_queries, num_candidates).
-        k: at most num_candidates.
     Returns:
         (num_queries, k) indices, ascending.
     """

@@ -132,10 +132,7 @@ def classification_hits(scores: torch.Tensor, labels: torch.Tensor, k: int = 1) 
 
     Args:
         scores: (num_images, num_classes), finite.
-        labels: (num_images,) in [0, num_classes).
         k: at most num_classes; a larger k would call every image right.
-    Returns:
-        (num_images,) bool.
     Raises:
         ValueError: non-finite scores, labels that are no class, or k larger than the number of classes.
     """

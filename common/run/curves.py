@@ -39,11 +39,7 @@ _VALIDATED = {  # metric -> its curve
 
 
 def plot_run(records: Sequence[Mapping], path: Path, title: str, steps: int) -> Path | None:
-    """Draws a run's log so far; None if it has no training step.
-
-    Args:
-        steps: of the whole run; the axes end there.
-    """
+    """Draws a run's log so far; None if it has no training step. The axes end at `steps`, of the whole run."""
     lines = [record for record in records if record.get("event") == "train"]
     if not lines:
         return None

@@ -130,11 +130,7 @@ def _identity(row: str, scale: str, config: Any) -> dict[str, Any]:
 
 
 def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_fingerprint: str) -> RunFiles:
-    """Files of a train.py's command line.
-
-    Raises:
-        ConfigError: --resume without a checkpoint, which would start a fresh run (--resume auto does).
-    """
+    """Files of a train.py's command line; --resume needs a checkpoint, --resume auto starts a fresh run without one."""
     if arguments.output_dir is not None:
         files = RunFiles(Path(arguments.output_dir), _identity(arguments.row, arguments.scale, config))
     else:

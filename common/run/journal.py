@@ -32,7 +32,7 @@ class BrokenLog:
 
     Args:
         at_open: samples that could not be indexed; logged at once.
-        counted: `counts()` of a checkpoint, so that the whole run is judged; None = a fresh run.
+        counted: `counts()` of a checkpoint; None = a fresh run.
     """
 
     def __init__(

@@ -35,7 +35,6 @@ def train_on_pictures(
 
     Args:
         build_method: (config, num_classes, seed) -> the method with weights from the global random state.
-        training_set: the labelled set of config.data; only the supervised reference reads its labels.
     """
     method = config.method
     setup = Setup(

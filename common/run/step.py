@@ -74,13 +74,7 @@ class Step:
     def backward(
         self, loss: torch.Tensor | None, parts: Mapping[str, torch.Tensor] | None = None, **logged: torch.Tensor
     ) -> None:
-        """Gradients of the loss.
-
-        Args:
-            loss: scalar, of this process; None = the sum of the parts.
-            parts: terms of the loss, for the log.
-            logged: further scalars for the log.
-        """
+        """Gradients of the loss of this process (None = the sum of its parts); parts and further scalars are logged."""
         parts = dict(parts or {})
         total = sum(parts.values()) if loss is None else loss
         self._parts = tuple(parts) if loss is None else None

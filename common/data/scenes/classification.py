@@ -309,7 +309,6 @@ class ClassificationTask:
     """A balanced classification set: every run of `len(class_names)` images holds each class once.
 
     Args:
-        image_size: side in pixels, at least 16.
         part: "test", or "train" and "val" for disjoint sets of the same distribution.
     """
 

@@ -59,9 +59,8 @@ class SceneDataset:
 
     Args:
         size: number of images; None for the split's usual size. Does not change the images themselves.
-        image_size: side in pixels, at least 16.
-        caption_noise: probability in [0, 1] that an image carries the captions of another one.
-        ambiguity: probability in [0, 1] that an image's captions are vague: shapes without colours, in fixed words, so
+        caption_noise: probability that an image carries the captions of another one.
+        ambiguity: probability that an image's captions are vague: shapes without colours, in fixed words, so
             that they describe many other images and often repeat theirs.
         num_captions: of an image, from 1 to 5, the most specific first. The fifth ("some things") fits so many images
             that in training it repeats again and again, unlike captions of photographs.

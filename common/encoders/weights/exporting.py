@@ -20,7 +20,7 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
     """Our CLIP in open_clip's layout.
 
     Args:
-        model: sphere, one class token, causal text tower, final LayerNorms.
+        model: sphere, one class token, causal text tower, final LayerNorms; another one is refused.
     Returns:
         (state dict, model configuration): open_clip's CLIP(**configuration) takes the state dict.
     """

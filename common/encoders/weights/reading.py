@@ -225,11 +225,7 @@ def _sentence(error: Exception) -> str:
 
 
 def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
-    """A BERT for `load_bert_`, with the head of masked language modelling where the weights have one.
-
-    Args:
-        name: folder that transformers wrote, or a name on the hub.
-    """
+    """A BERT for `load_bert_`, with the head of masked language modelling where the weights have one."""
     configuration = find_file(name, ("config.json",), key)
     kind = read_json_object(configuration).get("model_type")
     if kind != "bert":

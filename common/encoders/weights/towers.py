@@ -103,11 +103,7 @@ def two_towers_from(
 def towers_of_sizes(
     tensors: State, image: dict[str, Any], text: dict[str, Any], source: str
 ) -> tuple[VisionTransformer, CausalTextTransformer | BidirectionalTextTransformer]:
-    """Towers on the meta device for tensors under our names, of the sizes of their shapes.
-
-    Args:
-        tensors: "image_tower.patch_embedding.weight", ...
-    """
+    """Towers on the meta device for tensors under our names, of the sizes of their shapes."""
     image_tensors, text_tensors = (
         {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         for prefix in ("image_tower.", "text_tower.")
@@ -218,11 +214,7 @@ def clip_from_open_clip(
 
 
 def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
-    """CLIP from transformers' model, with its activation and LayerNorm eps.
-
-    Args:
-        model: any CLIPModel; a folder or hub name is read by CLIPModel.from_pretrained.
-    """
+    """CLIP from transformers' model, with its activation and LayerNorm eps."""
     source = model.config.name_or_path or "the transformers model"
     check_config(model.config, source)
     image, text = (
