@@ -83,11 +83,7 @@ def usage() -> str:
 
 
 def module_of(words: list[str]) -> tuple[str, list[str]]:
-    """The module whose main does what the words say, and the arguments for it.
-
-    Raises:
-        ValueError: an unknown subcommand or paper, or none.
-    """
+    """The module whose main does what the words say, and the arguments for it."""
     name, *rest = words
     if name not in SUBCOMMANDS:
         raise ValueError(f"vlgeometry has no subcommand {name}; {accepted(name, list(SUBCOMMANDS))}")

@@ -67,11 +67,7 @@ class Model:
 
 
 def opened(text: str, overrides: Sequence[str]) -> list[Model]:
-    """The models that a word of the command names, several where it is a folder of seeds.
-
-    Raises:
-        ConfigError: if it names none.
-    """
+    """The models that a word of the command names, several where it is a folder of seeds."""
     path = Path(text).expanduser()
     if path.is_file() and path.suffix == ".json":
         return [_of_file(path, overrides)]
@@ -86,7 +82,6 @@ def opened(text: str, overrides: Sequence[str]) -> list[Model]:
 
 
 def _of_file(path: Path, overrides: Sequence[str]) -> Model:
-    """An evaluation that a command has written."""
     if overrides:
         raise ConfigError(f"{path} is measured already, {overrides[0]} needs a checkpoint; expected no SET, or a run")
     content, hits = read_json(path), read_json(hits_beside(path))
@@ -97,7 +92,6 @@ def _of_file(path: Path, overrides: Sequence[str]) -> Model:
 
 
 def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
-    """A run, or a checkpoint in its folder."""
     step = folder.name if (folder / "state.json").is_file() else ""
     files = RunFiles(folder.resolve().parents[1] if step else folder.resolve())
     try:
@@ -138,16 +132,12 @@ def _model(label: str, line: str, seed: int, content: dict[str, Any], hits: dict
 
 
 def _unlike(code: dict[str, str], other: dict[str, str]) -> bool:
-    """Whether a file that both have loaded differs."""
+    # Whether a file that both have loaded differs.
     return any(code[file] != other[file] for file in code.keys() & other.keys())
 
 
 def lines_of(models: Sequence[Model]) -> dict[str, list[RowRun]]:
-    """Label -> one run per seed, in the order in which they were named.
-
-    Raises:
-        ConfigError: one model, or a seed of a line, was named twice; fewer than two lines.
-    """
+    """Label -> one run per seed, in the order in which they were named."""
     groups: dict[str, list[Model]] = {}
     for model in models:
         groups.setdefault(model.line, []).append(model)
@@ -165,12 +155,7 @@ def lines_of(models: Sequence[Model]) -> dict[str, list[RowRun]]:
 
 
 def compare(models: Sequence[Model], command: str) -> Table:
-    """The table; its notes hold the differences, and what shares no column and why.
-
-    Raises:
-        ConfigError: nothing can be compared; says why. See `lines_of`.
-        ProtocolError: the seeds of one line were evaluated under unlike protocols.
-    """
+    """The table; its notes hold the differences, and what shares no column and why."""
     lines = lines_of(models)
     columns, cells, differences, notes = [], {label: {} for label in lines}, [], []
     for role in dict.fromkeys(role for runs in lines.values() for role in runs[0].evaluations):
@@ -219,7 +204,7 @@ def compare(models: Sequence[Model], command: str) -> Table:
 
 
 def _alike(protocols: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
-    """Labels under the first protocol that two share, and why the others are left out."""
+    # Labels under the first protocol that two share, and why the others are left out.
     labels = list(protocols)
     may_differ = (*MAY_DIFFER, "preprocessing")
 
@@ -240,12 +225,7 @@ def _alike(protocols: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
 
 
 def difference(one: Sequence[RowRun], other: Sequence[RowRun], role: str, metric: str) -> str:
-    """What one line has more than the other, in points, with interval and p value.
-
-    Args:
-        one, other: seeds of a line.
-        role, metric: of their evaluations.
-    """
+    """What one line has more than the other, in points, with interval and p value."""
     sums, counts = zip(*(_over_images(runs, role, metric) for runs in (one, other)))
     values = [[100 * run.evaluations[role]["metrics"][metric] for run in runs] for runs in (one, other)]
     text = f"{np.mean(values[0]) - np.mean(values[1]):+.1f}"
@@ -261,7 +241,7 @@ def difference(one: Sequence[RowRun], other: Sequence[RowRun], role: str, metric
 
 
 def _over_images(runs: Sequence[RowRun], role: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """(num_images,) what an image's queries add to the number, mean over seeds, and how many queries it has."""
+    # (num_images,) what an image's queries add to the number, mean over seeds, and how many queries it has.
     counts = np.array([len(hits) for hits in runs[0].hits[role][metric]])
     sums = np.array([[100 * math.fsum(hits) for hits in run.hits[role][metric]] for run in runs])
     return sums[:, counts > 0].mean(axis=0), counts[counts > 0]

@@ -31,11 +31,7 @@ from common.run.sources import run_checkpoint
 
 
 def module_for(model: str) -> str:
-    """Module whose main evaluates a model.
-
-    Raises:
-        ConfigError: a run of no paper of this repository.
-    """
+    """Module whose main evaluates a model."""
     checkpoint = run_checkpoint(model)
     if checkpoint is None:
         return "euclip.published"

@@ -67,13 +67,7 @@ class Model(NamedTuple):
 
 
 def open_models(options: argparse.Namespace, overrides: Sequence[str], module_for: Callable[[str], str]) -> list[Model]:
-    """The models that a user names.
-
-    Args:
-        module_for: name -> module that evaluates it.
-    Raises:
-        ConfigError, CheckpointError, WeightsError: a model that cannot be evaluated; names it.
-    """
+    """The models that a user names; `module_for` knows which module evaluates a name."""
     if len(set(options.models)) < len(options.models):
         raise ConfigError(f"a model is named twice: {' '.join(options.models)}; expected each once")
     device, models = this_device(), []
@@ -113,14 +107,7 @@ def check_data(tasks: Sequence[str], data: Any, sets: EvaluationSets) -> None:
 
 
 def evaluate_model(model: Model, tasks: Sequence[str], data: Any, sets: EvaluationSets) -> Iterator[Number]:
-    """All numbers of a model.
-
-    Args:
-        data: settings of the test sets.
-        sets: of `open_evaluation_sets`.
-    Raises:
-        ConfigError: a geometry without a root with the task hierarchy.
-    """
+    """All numbers of a model."""
     encoder, method = model.encoder, model.config.method
     # the same functions as those of every evaluate.py
     chosen = EvaluationSets(*({} if task not in tasks else getattr(sets, task) for task in ("zero_shot", "retrieval")))

@@ -41,11 +41,7 @@ class Needed:
 
 
 def needed_by(modules: Sequence[str]) -> Needed:
-    """Files and packages that modules import, and what these import.
-
-    Raises:
-        ValueError: no such module.
-    """
+    """Files and packages that modules import, and what these import."""
     for module in modules:
         if _file_of(module) is None:
             known = [_module_of(file) for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
@@ -63,7 +59,7 @@ def needed_by(modules: Sequence[str]) -> Needed:
 
 
 def _closure(modules: Sequence[str], with_optional: bool) -> tuple[set[str], set[str]]:
-    """Files of the repository, and packages of third parties."""
+    # Files of the repository, and packages of third parties.
     files, packages, waiting = set(), set(), list(modules)
     while waiting:
         module = waiting.pop()
@@ -81,7 +77,7 @@ def _closure(modules: Sequence[str], with_optional: bool) -> tuple[set[str], set
 
 
 def _imports(node: ast.AST, in_function: bool = False) -> Iterator[tuple[str, bool]]:
-    """(module, whether a function imports it); of `from a import b` both a and a.b, as b may be a module."""
+    # (module, whether a function imports it); of `from a import b` both a and a.b, as b may be a module.
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from ((alias.name, in_function) for alias in child.names)
@@ -94,7 +90,7 @@ def _imports(node: ast.AST, in_function: bool = False) -> Iterator[tuple[str, bo
 
 
 def _file_of(module: str) -> str | None:
-    """None for a module of another project."""
+    # None for a module of another project.
     if module.partition(".")[0] not in PACKAGES:
         return None
     path = module.replace(".", "/")
@@ -113,11 +109,7 @@ def licence() -> Path:
 
 
 def copy(needed: Needed, folder: Path) -> None:
-    """Copies the files with their folders, and the licence.
-
-    Raises:
-        FileExistsError: one of them exists in the folder.
-    """
+    """Copies the files with their folders, and the licence."""
     sources = {file: ROOT / file for file in (*needed.files, *needed.optional_files)} | {"LICENSE": licence()}
     existing = [folder / file for file in sources if (folder / file).exists()]
     if existing:

@@ -54,14 +54,7 @@ class PageError(ValueError):
 
 
 def filled(text: str, page: str) -> str:
-    """A page with its tables as the results have them.
-
-    Args:
-        text: of the page.
-        page: its name, for messages.
-    Raises:
-        PageError: a result, a column or a claim that does not exist; names page, file and those that do.
-    """
+    """A page with its tables as the results have them."""
 
     def fill(match: re.Match) -> str:
         path = ROOT / match["path"]
@@ -81,14 +74,7 @@ def filled(text: str, page: str) -> str:
 
 
 def result_table(path: Path, columns: list[str]) -> str:
-    """The measured rows of a result in Markdown, each line ended.
-
-    Args:
-        path: of its JSON.
-        columns: their keys; none = all.
-    Raises:
-        PageError: a column that it does not have.
-    """
+    """The measured rows of a result in Markdown, each line ended."""
     table = read_table(path)
     by_key = {column.key: column for column in table.columns}
     for key in columns:
@@ -98,14 +84,7 @@ def result_table(path: Path, columns: list[str]) -> str:
 
 
 def verdict_table(path: Path, ids: list[str]) -> str:
-    """Claims and what we measured of them, from a file that the reports write.
-
-    Args:
-        path: of the file.
-        ids: of the claims; none = all.
-    Raises:
-        PageError: a claim that it does not have.
-    """
+    """Claims and what we measured of them, from a file that the reports write."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| C")]
     rows = {line[2:].split(". ", 1)[0]: line.strip("| ").split(" | ") for line in lines}
     for key in ids:

@@ -35,13 +35,10 @@ def names_for(folder: Path, folders: list[str], names: list[str], order: str = "
     """The names in the order of the class folders, which is that of the labels.
 
     Args:
-        folder: of the set, for messages.
         folders: its class folders, sorted.
         names: in the order of the source.
         order: "sorted" = the names are in the order of the folders; else a file with the folder of each name; "" = the
             folders say it themselves.
-    Raises:
-        ValueError: not as many names as folders, or nothing says which is which.
     """
     if order and order != "sorted":
         folder_of = read_lines(Path(order).expanduser())
@@ -75,12 +72,8 @@ def names_among(names: list[str], folder: Path, whole: Path, order: str = "") ->
     """The names of the classes that a set has, out of those of the set that has them all.
 
     Args:
-        names: of `whole`, see `names_for`.
-        folder: of the set with some of the classes.
-        whole: of the set with all of them.
-        order: of its folders, see `names_for`.
-    Raises:
-        ValueError: a folder of the one that the other lacks, no folders, or not as many names as folders.
+        folder, whole: of the set with some of the classes, and of that with all of them.
+        names, order: of `whole`, see `names_for`.
     """
     all_folders, some = folders_of_classes(whole), folders_of_classes(folder)
     if not some:

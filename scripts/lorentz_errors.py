@@ -45,11 +45,9 @@ def pairs_at(
     Args:
         length: |u|.
         distance: d(u, v).
-        c: curvature.
         direction: from u to v: "any", or "ray" = along u.
-        num, dim: (num, dim) each.
     Returns:
-        u and v, or None where float32 has no such pairs.
+        u and v, (num, dim) each, or None where float32 has no such pairs.
     """
     curvature = torch.tensor(c, dtype=torch.float64)
     first = length * unit(torch.randn(num, dim))

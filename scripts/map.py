@@ -59,11 +59,7 @@ LEVELS = ("everything is stated", "almost everything", "in part", "little", "onl
 
 
 def opened(text: str, overrides: Sequence[str]) -> tuple[str, Any, Encoder, RootedGeometry]:
-    """Name, config, encoder and rooted geometry of a run, with `data.*` and `run.*` overridden.
-
-    Raises:
-        CheckpointError, ConfigError: no run, or one whose model does not embed images and captions.
-    """
+    """Name, config, encoder and rooted geometry of a run, with `data.*` and `run.*` overridden."""
     checkpoint = named_checkpoint(Path(text).expanduser(), "RUNS")
     if (paper := checkpoint.state["paper"]) not in PAPERS:  # it is imported
         raise ConfigError(f"{checkpoint.path} belongs to {paper!r}; expected one of: {', '.join(PAPERS)}")

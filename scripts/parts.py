@@ -22,9 +22,6 @@ def described_rows(paper: str, output: Path) -> list[str]:
 
     Args:
         paper: the folder; the comments that open its configs say what a row is and where its results are.
-        output: folder with runs/.
-    Raises:
-        ValueError: no such paper.
     """
     check_paper(paper)
     rows, lines = rows_of(ROOT / paper), []

@@ -33,16 +33,7 @@ from common.run.launch import run_or_explain
 
 
 def publish(run: Path, folder: Path, licence: str) -> None:
-    """Writes the model folder.
-
-    Args:
-        run: of a finished run; its seeds beside it are counted in.
-        folder: does not exist yet.
-        licence: of the weights, as the hub names it.
-    Raises:
-        CheckpointError: no checkpoint, or one of pictures alone.
-        ConfigError: the folder is there.
-    """
+    """Writes the model folder of a finished run, whose seeds beside it are counted in."""
     checkpoint = named_checkpoint(run)
     state = {**checkpoint.state, "config": without_places(checkpoint.state["config"])}
     checkpoint = replace(checkpoint, state=state)
@@ -73,10 +64,9 @@ def without_places(settings: Any) -> Any:
 
 
 def _measured(run: Path, step: int) -> list[dict[str, Any]]:
-    """Evaluations of this run, first, and of the other seeds of its row that got as far, each once.
-
-    Empty without its own, as its files were written and of these weights.
-    """
+    # Evaluations of this run, first, and of the other seeds of its row that got as far, each once.
+    #
+    # Empty without its own, as its files were written and of these weights.
     folders = [run, *sorted(other for other in run.parent.glob("seed*") if other.resolve() != run.resolve())]
     saved = [read_evaluations(RunFiles(folder)) for folder in folders]
     by_seed = {}

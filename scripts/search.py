@@ -79,7 +79,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _job(paper: str, row: str, scale: str, overrides: tuple[str, ...], runs: Path) -> Job:
-    """A row's job with the first seed of the search."""
     module = importlib.import_module(f"{paper}.reproduce")
     code: PaperCode = getattr(module, "EVERY_ROW", module.CODE).of(f"{row}.yaml")
     return Job(code, f"{row}.yaml", scale, SEARCH_SEEDS[0], overrides, runs)

@@ -10,8 +10,7 @@ from PIL import Image
 from common.base.settings import DataConfig, MixedSet
 from common.base.vision_settings import VisionDataConfig
 from common.data.held_out import is_held_out, split_off
-from common.data.labelled import open_labelled_sets
-from common.data.labelled_validation import open_labelled_validation
+from common.data.labelled import open_labelled_sets, open_labelled_validation
 from common.data.pairs import open_evaluation_sets, open_training_pairs, open_validation_sets
 from common.data.scenes import annotation_task, classification_task
 from common.run import pictures

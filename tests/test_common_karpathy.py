@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import struct
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,7 @@ from PIL import Image
 from tars import as_plain, jpeg
 
 from common.data.decoding import FILE_FORMATS, Unusable, decode_picture
-from common.data.karpathy import EXPECTED, open_karpathy
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
+from common.data.karpathy import open_karpathy
 
 
 def image(number, split="test", **changes):
@@ -67,21 +64,6 @@ def test_coco_trains_on_train_and_restval_and_takes_ids_and_folders_from_the_fil
 def test_a_file_without_restval_trains_on_train(tmp_path):
     path = write(tmp_path, {"images": [image(0, "train"), image(1, "test")], "dataset": "flickr8k"})
     assert len(open_karpathy(path)) == 1
-
-
-def test_unexpected_counts_are_reported_and_expected_ones_are_not(tmp_path, monkeypatch):
-    path = write(tmp_path, coco_like(test=[0, 1]))
-    (tmp_path / "pictures").rename(tmp_path / "val2014")
-    usual = "split test of coco has 2 images and 10 captions; usual are 5,000 images and 25,010 captions"
-    with pytest.warns(UserWarning, match=usual):
-        open_karpathy(path, role="test")
-    monkeypatch.setitem(EXPECTED, ("coco", "test"), (2, 10))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        open_karpathy(path, role="test")
-    monkeypatch.setitem(EXPECTED, ("coco", "test"), (2, 11))
-    with pytest.warns(UserWarning, match="10 captions; usual are 2 images and 11"):
-        open_karpathy(path, role="test")
 
 
 def test_retrieval_lists_put_the_captions_of_a_picture_together(tmp_path):

@@ -1,26 +1,21 @@
-"""common/data/labelled.py: image folders, torchvision's sets, tar shards; classes, subsets, faults."""
+"""common/data/labelled.py: image folders, tar shards; classes, subsets, faults."""
 
 import io
-import json
 import os
 import pickle
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
-import torchvision.datasets
 from PIL import Image
 from tars import jpeg, write_tar
 
 from common.data.broken import BrokenSample
 from common.data.labelled import (
-    TORCHVISION_SETS,
     class_folders,
     open_image_folder,
     open_labelled_sets,
-    open_torchvision,
+    open_labelled_validation,
     open_webdataset,
 )
 
@@ -205,232 +200,12 @@ def test_the_fingerprint_changes_with_files_labels_names_and_templates(folder):
     assert len({first, *others}) == 7
 
 
-# --- torchvision -----------------------------------------------------------------------------------------------------
-# Each writer makes the smallest tree that torchvision reads, with pictures and labels that it returns in the order in
-# which ours are expected.
+# --- tar shards ------------------------------------------------------------------------------------------------------
 
 
 def write_lines(path, *lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines))
-
-
-def food101(root):
-    content = {"apple_pie": ["apple_pie/1"], "waffles": ["waffles/2", "waffles/3"]}
-    write_lines(root / "food-101/meta/test.json", json.dumps(content))
-    write_lines(root / "food-101/meta/train.json", json.dumps({name: [] for name in content}))
-    for number, name in enumerate(("apple_pie/1", "waffles/2", "waffles/3")):
-        put(root / f"food-101/images/{name}.jpg", number)
-    return [0, 1, 1]
-
-
-def stanford_cars(root):
-    base = root / "stanford_cars"
-    (base / "devkit").mkdir(parents=True)
-    kinds = np.array([f"car {number}" for number in range(196)], dtype=object)
-    scipy.io.savemat(base / "devkit/cars_meta.mat", {"class_names": kinds})
-    rows = np.array([("a.jpg", 5), ("b.jpg", 1)], dtype=[("fname", object), ("class", int)])
-    scipy.io.savemat(base / "cars_test_annos_withlabels.mat", {"annotations": rows})
-    put(base / "cars_test/a.jpg", 0)
-    put(base / "cars_test/b.jpg", 1)
-    return [4, 0]
-
-
-def country211(root):
-    for split in ("test", "train", "valid"):
-        put(root / f"country211/{split}/AD/1.jpg", 0)
-        put(root / f"country211/{split}/FR/2.jpg", 1)
-    return [0, 1]
-
-
-def sun397(root):
-    write_lines(root / "SUN397/ClassName.txt", "/a/abbey", "/z/zoo/inside")
-    put(root / "SUN397/a/abbey/sun_1.jpg", 0)
-    put(root / "SUN397/a/abbey/sun_2.jpg", 1)
-    put(root / "SUN397/z/zoo/inside/sun_0.jpg", 2)
-    return [0, 0, 1]
-
-
-def dtd(root):
-    write_lines(root / "dtd/dtd/labels/test1.txt", "banded/b.jpg", "zigzag/z.jpg")
-    write_lines(root / "dtd/dtd/labels/train1.txt", "banded/b.jpg")
-    write_lines(root / "dtd/dtd/labels/val1.txt", "zigzag/z.jpg")
-    put(root / "dtd/dtd/images/banded/b.jpg", 0)
-    put(root / "dtd/dtd/images/zigzag/z.jpg", 1)
-    return [0, 1]
-
-
-def pets(root):
-    write_lines(root / "oxford-iiit-pet/annotations/test.txt", "Abyssinian_2 1 1 1", "pug_7 2 2 1")
-    put(root / "oxford-iiit-pet/images/Abyssinian_2.jpg", 0)
-    put(root / "oxford-iiit-pet/images/pug_7.jpg", 1)
-    return [0, 1]
-
-
-def flowers102(root):
-    base = root / "flowers-102"
-    put(base / "jpg/image_00002.jpg", 0)
-    put(base / "jpg/image_00003.jpg", 1)
-    scipy.io.savemat(base / "imagelabels.mat", {"labels": np.array([9, 77, 102])})
-    scipy.io.savemat(
-        base / "setid.mat", {"tstid": np.array([2, 3]), "trnid": np.array([1, 2]), "valid": np.array([1, 3])}
-    )
-    return [76, 101]
-
-
-def caltech101(root):
-    base = root / "caltech101/101_ObjectCategories"
-    put(base / "BACKGROUND_Google/image_0001.jpg", 9)
-    put(base / "Faces/image_0001.jpg", 0)
-    put(base / "accordion/image_0001.jpg", 1)
-    return [0, 1]
-
-
-def grey(number):
-    return np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)
-
-
-def mnist(root):
-    raw = root / "MNIST/raw"
-    raw.mkdir(parents=True)
-    for part in ("train", "t10k"):
-        body = b"".join(grey(number).tobytes() for number in range(2))
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">4B3i", 0, 0, 8, 3, 2, 28, 28) + body)
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">4Bi", 0, 0, 8, 1, 2) + bytes([7, 0]))
-    return [7, 0]
-
-
-def svhn(root):
-    data = {"X": np.zeros((32, 32, 3, 2), dtype=np.uint8), "y": np.array([[10], [4]])}
-    scipy.io.savemat(root / "test_32x32.mat", data)
-    return [0, 4]  # the file calls the digit 0 by the label 10
-
-
-# one set for each way in which torchvision keeps labels and files
-WRITERS = [food101, stanford_cars, country211, sun397, dtd, pets, flowers102, caltech101, mnist, svhn]
-
-
-@pytest.fixture
-def no_checksums(monkeypatch):
-    """Our small files are not the published ones."""
-    for name in ("cifar", "svhn", "stl10", "flowers102"):
-        monkeypatch.setattr(f"torchvision.datasets.{name}.check_integrity", lambda *arguments: True)
-
-
-def names_of(dataset):
-    return [f"class {number}" for number in range(TORCHVISION_SETS[dataset].num_classes)]
-
-
-@pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
-@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
-def test_torchvisions_sets_give_their_labels_without_decoding(tmp_path, write, no_checksums, monkeypatch):
-    dataset = write.__name__
-    labels = write(tmp_path)
-    pictures = open_torchvision(dataset, tmp_path, names_of(dataset), TEMPLATES)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            type(pictures._source.parts[0]), "__getitem__", lambda *arguments: pytest.fail("decoded for a label")
-        )
-        assert [pictures.label(index) for index in range(len(pictures))] == labels
-    part = "all" if dataset in ("sun397", "eurosat", "caltech101") else "test"
-    assert pictures.name == f"{dataset}-{part}"
-    for index, label in enumerate(labels):
-        sample = pictures[index]
-        assert (sample["label"], sample["image"].mode, sample["image_id"]) == (label, "RGB", str(index))
-        if (tmp_path / TORCHVISION_SETS[dataset].folder).is_dir() and dataset != "mnist":
-            assert as_plain(sample) == (pixels(index), label)
-    print_before = pictures.fingerprint
-    assert open_torchvision(dataset, tmp_path, names_of(dataset), TEMPLATES).fingerprint == print_before
-    assert open_torchvision(dataset, tmp_path, names_of(dataset), TEMPLATES[:1]).fingerprint != print_before
-
-
-EUROSAT = [
-    "AnnualCrop", "Forest", "HerbaceousVegetation", "Highway", "Industrial", "Pasture", "PermanentCrop", "Residential",
-    "River", "SeaLake",
-]  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
-def test_the_names_of_a_torchvision_set_are_in_the_order_of_torchvision(tmp_path):
-    for number, name in enumerate(EUROSAT):
-        put(tmp_path / "eurosat/2750" / name / "0.jpg", number)
-    assert open_torchvision("eurosat", tmp_path, EUROSAT[::-1], TEMPLATES).class_names == EUROSAT
-    clip_order = [
-        "forest", "permanent crop land", "residential buildings", "river", "pasture land", "lake or sea",
-        "brushland or shrubland", "annual crop land", "industrial buildings", "highway or road",
-    ]  # fmt: skip
-    with pytest.raises(
-        ValueError, match="eurosat: class name 0 is 'forest', but class 0 is 'AnnualCrop' and class 1 i"
-    ):
-        open_torchvision("eurosat", tmp_path, clip_order, TEMPLATES)
-
-
-def test_every_set_has_a_class_in_torchvision_and_the_papers_names_are_there():
-    for spec in TORCHVISION_SETS.values():
-        assert hasattr(torchvision.datasets, spec.kind)
-    assert len(TORCHVISION_SETS) == 18
-    assert {"food101", "cifar100", "pcam", *(write.__name__ for write in WRITERS)} <= set(TORCHVISION_SETS)
-
-
-@pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
-def test_the_training_part_takes_the_validation_part_with_it(tmp_path, no_checksums):
-    dtd(tmp_path)
-    pictures = open_torchvision("dtd", tmp_path, names_of("dtd"), TEMPLATES, part="train")
-    assert [as_plain(pictures[index])[0] for index in range(2)] == [pixels(0), pixels(1)]
-    flowers102(tmp_path)
-    assert pictures.name == "dtd-train"
-    flowers = open_torchvision("flowers102", tmp_path, names_of("flowers102"), TEMPLATES, part="train")
-    assert [flowers.label(index) for index in range(len(flowers))] == [8, 76, 8, 101]
-
-
-@pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
-def test_a_damaged_file_of_torchvision_is_a_broken_sample(tmp_path):
-    dtd(tmp_path)
-    (tmp_path / "dtd/dtd/images/banded/b.jpg").write_bytes(jpeg(0)[:-200])
-    (tmp_path / "dtd/dtd/images/zigzag/z.jpg").unlink()
-    pictures = open_torchvision("dtd", tmp_path, names_of("dtd"), TEMPLATES)
-    for index, words in ((0, "image file is truncated"), (1, "FileNotFoundError")):
-        with pytest.raises(BrokenSample, match=words) as error:
-            pictures[index]
-        assert error.value.key == f"image {index}"
-        assert pictures.label(index) == index
-    assert len(pictures.fingerprint) == 64
-
-
-@pytest.mark.parametrize("dataset", TORCHVISION_SETS)
-def test_a_set_that_is_not_there_says_what_to_download_and_where_to_put_it(tmp_path, dataset):
-    spec = TORCHVISION_SETS[dataset]
-    with pytest.raises(FileNotFoundError) as error:
-        open_torchvision(dataset, tmp_path, names_of(dataset), TEMPLATES)
-    message = str(error.value)
-    assert message.startswith(f"{dataset}: torchvision's {spec.kind} is not in {tmp_path}")
-    assert f"Download {spec.source}" in message
-    assert str(tmp_path / spec.folder) in message
-    assert list(tmp_path.iterdir()) == []  # torchvision's Caltech101 would make a folder
-
-
-def test_torchvision_arguments_are_checked(tmp_path):
-    for arguments, words in (
-        (
-            ("cifar11", tmp_path, ["a"], TEMPLATES),
-            "data set 'cifar11' is unknown; did you mean cifar10",
-        ),
-        (("cifar10", tmp_path, ["a"], TEMPLATES), "cifar10 has 10 classes; got 1 class names"),
-        (("caltech101", tmp_path, ["a"] * 102, TEMPLATES), "caltech101 has 101 classes; got 102"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            open_torchvision(*arguments)
-    with pytest.raises(ValueError, match="eurosat has no part 'test'; expected one of: all"):
-        open_torchvision("eurosat", tmp_path, ["a"] * 10, TEMPLATES, part="test")
-
-
-def test_an_unusual_size_is_reported(tmp_path):
-    mnist(tmp_path)
-    with pytest.warns(UserWarning, match=r"mnist: 2 images in .*; usual are 10,000 \(test\)"):
-        open_torchvision("mnist", tmp_path, names_of("mnist"), TEMPLATES)
-
-
-# --- tar shards ------------------------------------------------------------------------------------------------------
 
 
 def array(*values):
@@ -536,15 +311,12 @@ def test_all_sets_below_one_folder_are_opened_and_others_named(tmp_path):
     write_lines(tmp_path / "mine" / "zeroshot_classification_templates.txt", "a {}")
     for name in ("a", "b"):
         put(tmp_path / "mine" / name / "0.jpg")
-    write_lines(tmp_path / "mnist" / "classnames.txt", *map(str, range(10)))
-    write_lines(tmp_path / "mnist" / "zeroshot_classification_templates.txt", "the digit {}")
-    mnist(tmp_path / "mnist")
     (tmp_path / "other").mkdir()
     (tmp_path / "imagenet").symlink_to(tmp_path / "mine")
     with pytest.warns(UserWarning, match=r"no classnames.txt in other; not evaluated"):
         sets = open_labelled_sets(tmp_path)
     assert {name: len(pictures) for name, pictures in sets.items()} == {
-        "imagenet": 2, "mine": 2, "mnist-test": 2, "vtab-x": 6
+        "imagenet": 2, "mine": 2, "vtab-x": 6
     }  # fmt: skip
     assert sets["imagenet"].name == "mine"
     with pytest.raises(ValueError, match="has no labelled set"):
@@ -586,3 +358,14 @@ def test_class_folders_that_do_not_fit_the_names_say_what_is_accepted(tmp_path):
     put(tmp_path / "mine" / "val" / "a" / "0.jpg")  # now the folder has as many folders as there are classes
     with pytest.raises(ValueError, match=r"; mine has 3 \(test, train, val\)$"):
         open_labelled_sets(tmp_path)
+
+
+def test_the_shards_of_a_training_part_are_validation_images(tmp_path):
+    folder = write_task(tmp_path / "wds_zoo_test")
+    assert open_labelled_validation(tmp_path) is None
+    (folder / "train").mkdir()
+    (folder / "train" / "nshards.txt").write_text("1")
+    members = {"jpg": jpeg(9), "cls": b"1"}
+    write_tar(folder / "train" / "0.tar", {"a": members})
+    validation = open_labelled_validation(tmp_path)
+    assert (validation.name, len(validation), as_plain(validation[0])) == ("zoo-train", 1, (pixels(9), 1))

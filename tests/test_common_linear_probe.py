@@ -270,7 +270,7 @@ def test_broken_training_pictures_are_replaced_by_the_next_and_broken_test_pictu
     evaluation = evaluate_linear_probe(encoder, task, PartlyBroken(colours("test", 10), {7}), PLAIN)
     protocol = evaluation.protocol
     assert (protocol["num_train"], protocol["num_images"], protocol["unreadable_images"]) == (17, 9, 1)
-    with pytest.raises(ValueError, match="20 images in a row cannot be read"):
+    with pytest.raises(ValueError, match="20 samples in a row are broken"):
         next(iter(augmented_batches(encoder, PartlyBroken(task, range(20)), config, 0)(0)))
 
 

@@ -23,8 +23,6 @@ from common.data.loader import Loader, default_processes
 from common.data.shards import open_shards
 from common.data.tsv import open_tsv
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
-
 
 @pytest.fixture(autouse=True)
 def cache_below_the_test(tmp_path, monkeypatch):

@@ -25,7 +25,6 @@ from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
 from common.run.pictures import (
-    CIFAR10_CLASSES,
     ROLES,
     SomePictures,
     evaluation_transform,
@@ -280,11 +279,12 @@ def test_torchvisions_cifar10_is_read_by_its_path(tmp_path, monkeypatch):
     pixels = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)
     for name in ("test_batch", *(f"data_batch_{number}" for number in range(1, 6))):
         (base / name).write_bytes(pickle.dumps({"data": pixels, "labels": [0, 3, 5, 9]}))
-    (base / "batches.meta").write_bytes(pickle.dumps({"label_names": list(CIFAR10_CLASSES)}))
+    (base / "batches.meta").write_bytes(pickle.dumps({"label_names": [*"01", "bird", "cat", *"456789"]}))
     data = config_of("simclr", "data.source=cifar10", f"data.root={tmp_path}").data
     training_set = open_training_set(data)
-    with pytest.warns(UserWarning, match="usual are 10,000"):
-        test_set = open_test_set(data)
+    with pytest.raises(FileNotFoundError, match=r"CIFAR-10 cannot be read: .*expected: cifar-10-batches-py in this f"):
+        open_test_set(config_of("simclr", "data.source=cifar10", f"data.root={tmp_path / 'nowhere'}").data)
+    test_set = open_test_set(data)
     assert (len(training_set), len(test_set), training_set.class_names[3]) == (20, 4, "cat")
     batch = TwoViews(training_set, SampleOrder(20, 4, 0), view_recipes(config_of("simclr")), 32).__getitems__([0, 1])
     assert batch.first_views.shape == (2, 3, 32, 32)
@@ -311,11 +311,14 @@ def test_views_of_a_batch_are_functions_of_seed_and_position(tmp_path):
 def test_the_pictures_that_are_followed_are_different_ones_of_all_classes():
     pictures = open_training_set(config_of("simclr").data)
     some, again = SomePictures(pictures, 40), SomePictures(pictures, 40)
-    assert list(some.indices) == list(again.indices)
-    assert len(set(some.indices.tolist())) == 40
+    ids = [[part[index]["image_id"] for index in range(40)] for part in (some, again)]
+    assert ids[0] == ids[1]
+    assert len(set(ids[0])) == 40
     assert len({some.label(index) for index in range(40)}) >= 8  # not the first classes of a sorted folder
     assert all(some[index]["label"] == some.label(index) for index in range(40))
-    assert sorted(SomePictures(pictures, 1000).indices.tolist()) == list(range(96))
+    whole = SomePictures(pictures, 1000)
+    assert {whole[index]["image_id"] for index in range(96)} == {pictures[index]["image_id"] for index in range(96)}
+    assert len(whole) == 96
 
 
 def test_methods_differ_in_augmentation_and_pixel_scale():

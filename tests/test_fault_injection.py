@@ -669,7 +669,6 @@ def written(number: int) -> tuple:
     return as_plain_of(number)[:2]
 
 
-@pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
 @pytest.mark.parametrize("layout", ["karpathy", "coco", "list"])
 def test_a_wrong_value_in_an_annotation_file_costs_its_picture_only(layout, pictures):
     whole = annotation_files()[layout]

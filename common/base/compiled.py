@@ -25,12 +25,10 @@ def compiled(function=None, *, parallel: bool = False):
 
 
 def _with_torch_threads(loop):
-    """The loop on as many threads as torch has; both libraries have as many after it as before.
-
-    Numba and torch share one OpenMP, and starting numba's threads sets torch's number. Sums would then be split in
-    another way, and a resumed run would differ in the last bit.
-    """
-
+    # The loop on as many threads as torch has; both libraries have as many after it as before.
+    #
+    # Numba and torch share one OpenMP, and starting numba's threads sets torch's number. Sums would then be split in
+    # another way, and a resumed run would differ in the last bit.
     @functools.wraps(loop)
     def call(*arguments):
         threads = torch.get_num_threads()

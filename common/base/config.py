@@ -30,7 +30,7 @@ SCALES = ("smoke", "demo", "photos", "photos_scratch", "paper")
 
 
 class _Words(yaml.SafeLoader):
-    """Leaves every word but null as text (YAML reads 5e-4 as text, no as false, 010 as 8); refuses a repeated key."""
+    # Leaves every word but null as text (YAML reads 5e-4 as text, no as false, 010 as 8); refuses a repeated key.
 
     yaml_implicit_resolvers: typing.ClassVar[dict] = {}
 
@@ -48,11 +48,7 @@ _Words.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("(~|null|Null|
 
 
 def load_config(config_class: type, files: list[Path], overrides: Sequence[str] = ()) -> Any:
-    """Fills a config dataclass from its defaults, then YAML files in order, then `section.key=value` overrides.
-
-    Raises:
-        ConfigError: missing file, broken YAML, unknown or repeated key, wrong type, value out of bounds.
-    """
+    """Fills a config dataclass from its defaults, then YAML files in order, then `section.key=value` overrides."""
     return located(_filled(config_class, [(str(path), _read_yaml(path)) for path in files], overrides))
 
 
@@ -107,13 +103,10 @@ def entry_arguments(
 
     Args:
         script: the train.py; rows and scales are read from `configs/` beside it.
-        default_row: file name of the row that is trained without --config.
         scale_files: a scale's file is `<scale_files>_<scale>.yaml`.
     Returns:
         (config, arguments); arguments.row is the row's name, arguments.resume one of None, "last" and "auto",
         arguments.missing_rows empty, for what a dry run does not train.
-    Raises:
-        ConfigError: as `load_row`; or the comments that open the row's file name another script.
     """
     folder = script.resolve().parent
     parser = Parser(description)
@@ -145,11 +138,7 @@ def entry_arguments(
 
 
 def _check_script(where: str, file: Path, script: Path) -> None:
-    """Refuses a row of another script or paper; `where` is the option and its value for the message.
-
-    Raises:
-        ConfigError: names the command that trains the row.
-    """
+    # Refuses a row of another script or paper; `where` is the option and its value for the message.
     folder, place = script.resolve().parent, file.resolve().parent
     this, right = f"{folder.name}/{script.name}", _run_line(file)
     if right is None and place.name == "configs" and place.parent != folder and place.parent.parent == folder.parent:
@@ -169,11 +158,7 @@ def _run_line(file: Path) -> tuple[str, str] | None:
 
 
 def row_file(folder: Path, row: str) -> Path:
-    """File of a row: a path, or the bare name of one in the paper folder's configs/.
-
-    Raises:
-        ConfigError: there is neither.
-    """
+    """File of a row: a path, or the bare name of one in the paper folder's configs/."""
     path = Path(row)
     named = folder / "configs" / f"{row.removesuffix('.yaml')}.yaml"
     if path.is_file() or path.name != row:
@@ -197,9 +182,6 @@ def load_row(
     Entries under `rows` in the scale's file win over the row: for ablation_ob_64_8.yaml those of ablation, ablation_ob,
     ..., ablation_ob_64_8. An entry may name several beginnings, separated by blanks; the file's order decides among
     equals.
-
-    Raises:
-        ConfigError: as `load_config`; an unknown scale; `rows` or one of its entries is no mapping.
     """
     if scale not in SCALES:
         raise ConfigError(f"scale {scale!r} is unknown; {accepted(scale, SCALES)}")

@@ -42,7 +42,7 @@ def changed_files(files: Mapping[str, str]) -> list[str]:
 
 @cache
 def _below_root(path: str) -> str | None:
-    """None for a file of another project."""
+    # None for a file of another project.
     file = Path(path).resolve()
     if not is_of_repository(file) or not file.is_file():
         return None

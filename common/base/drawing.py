@@ -108,7 +108,7 @@ def write_picture(figure: Figure, path: str | Path, colors: int = 256) -> Path:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Five digits, more than an eye sees; None for what is no number."""
+    # Five digits, more than an eye sees; None for what is no number.
     if value is None or isinstance(value, int):
         return value
     return float(f"{value:.5g}") if math.isfinite(value) else None

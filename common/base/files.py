@@ -110,11 +110,7 @@ def check_room(folder: Path, what: str, size: float, most: float, setting: str, 
     """Refuses to write more than is allowed or than the disk holds; prints sizes above 10 MB.
 
     Args:
-        what: is written, for the message.
         size, most, present: bytes to write, bytes allowed in the folder, bytes in it now.
-        setting: that `most` comes from.
-    Raises:
-        ValueError: too large.
     """
     free, summary = shutil.disk_usage(folder).free, f"{what} take {size / 1e9:.2f} GB in {folder}"
     if present + size > most or size > free:

@@ -63,11 +63,7 @@ class MixedSet:
     ambiguity: float | None = setting(None, at_least=0.0, at_most=1.0)
 
     def as_data(self, data: "DataConfig") -> "DataConfig":
-        """The config that names only this set, as if its source were chosen over `data` on the command line.
-
-        Raises:
-            ValueError: a key that its source does not take.
-        """
+        """The config that names only this set, as if its source were chosen over `data` on the command line."""
         values = {
             key: value for key, value in dataclasses.asdict(self).items() if value is not None and key != "weight"
         }
@@ -345,9 +341,6 @@ def located(config: Any) -> Any:
     """A config whose weights and vocabulary are paths, where model.weights is a folder that holds them by name.
 
     The name of a hub's model is the part behind the slash, that of a stem is timm's. A path may be named instead.
-
-    Raises:
-        ConfigError: no such folder, or it lacks one of the names.
     """
     model = getattr(config, "model", None)
     if not isinstance(model, ModelConfig) or not model.weights:

@@ -74,11 +74,7 @@ class StopRequest:
             _tell("\n")
 
     def agreed(self, device: torch.device) -> bool:
-        """True as soon as one process has received a signal, on all of them at the same step. Call it on every process.
-
-        Args:
-            device: on which processes exchange numbers.
-        """
+        """True at the same step on all processes, as soon as one has received a signal. Call it on every process."""
         if world_size() == 1:
             return self.received
         return mean_over_processes(torch.tensor(float(self.received), device=device)).item() > 0
@@ -134,10 +130,9 @@ def leave_signals_to_trainer(worker: int) -> None:
 
 
 def _print_unless_disconnected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The excepthook of a loader process: these errors come from a connection whose other side is gone.
-
-    The trainer states why the loader stopped; errors of the process itself reach it through torch.
-    """
+    # The excepthook of a loader process: these errors come from a connection whose other side is gone.
+    #
+    # The trainer states why the loader stopped; errors of the process itself reach it through torch.
     if not issubclass(kind, OSError | EOFError | multiprocessing.AuthenticationError):
         sys.__excepthook__(kind, error, trace)
 

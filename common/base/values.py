@@ -39,13 +39,7 @@ class ConfigError(ValueError):
 
 
 def flat(config_class: type, content: Any, where: str, prefix: str = "") -> Iterator[tuple[str, tuple[Any, str]]]:
-    """Items of `Values` from nested mappings; a key may also be dotted.
-
-    Args:
-        where: for messages.
-    Raises:
-        ConfigError: an unknown key, or a section that is no mapping.
-    """
+    """Items of `Values` from nested mappings; a key may also be dotted."""
     hints = hints_of(config_class)
     known = sorted(f"{prefix}{name}" for name in hints)
     if not isinstance(content, dict):
@@ -64,11 +58,7 @@ def flat(config_class: type, content: Any, where: str, prefix: str = "") -> Iter
 
 
 def checked(config_class: type, values: Values, prefix: str = "") -> Any:
-    """A config, or a section of one, from these values and its defaults.
-
-    Raises:
-        ConfigError: a missing value, a wrong one, or values that do not fit together.
-    """
+    """A config, or a section of one, from these values and its defaults."""
     arguments = {}
     for name, hint in hints_of(config_class).items():
         key = f"{prefix}{name}"

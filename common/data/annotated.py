@@ -61,8 +61,6 @@ def read_vqa(path: str | Path, answers: str | Path | None = None) -> Annotations
     Returns:
         Items {"question", "answers": list of str, "answer": the most frequent of them, "answer_type", "question_id",
         "image_id"}. An image without a path is COCO's of that number.
-    Raises:
-        ValueError: no JSON, another layout, or only one of the two official files; names the file.
     """
     path = Path(path).expanduser()
     content = _content(path)
@@ -155,11 +153,7 @@ READERS: dict[str, Callable[..., Annotations]] = {
 
 
 def read_answer_list(path: str | Path) -> list[str]:
-    """The closed list of answers that a model chooses from: a JSON list of distinct strings (the paper's has 3,192).
-
-    Raises:
-        ValueError: names the file and the fault.
-    """
+    """The closed list of answers that a model chooses from: a JSON list of distinct strings (the paper's has 3,192)."""
     path = Path(path).expanduser()
     content = _content(path)
     if not isinstance(content, list) or not content or not all(isinstance(answer, str) for answer in content):
@@ -171,11 +165,7 @@ def read_answer_list(path: str | Path) -> list[str]:
 
 
 def check_answer_list(answer_lists: Iterable[Sequence[str]], answers: Sequence[str], name: str) -> None:
-    """Refuses a closed list that holds no answer to a training question; `name` is its name in the message.
-
-    Raises:
-        ValueError: no annotated answer is in the list.
-    """
+    """Refuses a closed list that holds no answer to a training question; `name` is its name in the message."""
     annotated = [answer for group in answer_lists for answer in group]
     if set(answers).isdisjoint(annotated):
         raise ValueError(
@@ -190,13 +180,7 @@ class AnnotatedPictures:
     A row with a missing image file is listed in `broken_at_open` and is no item.
 
     Args:
-        path: of the annotation file, for messages.
         images: folder that relative image paths start from; None searches for it, see `find_images`.
-        root: a second place to search.
-        max_broken_share: opening fails when more than this share of at least 100 rows is broken, in [0, 1].
-    Raises:
-        FileNotFoundError: there is no folder with the images.
-        ValueError: nothing is left, or too much is broken.
     """
 
     def __init__(
@@ -234,7 +218,6 @@ class AnnotatedPictures:
 
         Raises:
             BrokenSample: an image cannot be read, or a box lies outside of it.
-            IndexError: there is no such item.
         """
         pictures, item = json.loads(unpacked(self._rows, row_of(index, self)))
         decoded = [read_picture(self.images / path) for path in pictures]
@@ -275,8 +258,6 @@ def open_annotated(
         task: one of `READERS`, the names of the scenes' tasks.
         answers: VQA's annotations where they are a separate file.
         images, options: see `AnnotatedPictures`.
-    Raises:
-        ValueError, FileNotFoundError: as the reader and `AnnotatedPictures` do.
     """
     if task not in READERS:
         raise ValueError(f"unknown task {task!r}; known tasks: {', '.join(READERS)}")

@@ -1,6 +1,7 @@
 """Training batches addressed by position."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from common.base.random_keys import derive_key
-from common.data.broken import BrokenSample, TooManyBroken
+from common.data.broken import BrokenSample, read_or_replace
 from common.data.decoding import number_of
 from common.data.loader import TIMEOUT, Loader
 from common.data.order import BatchPositions, MixedOrder, SampleOrder, seed_of
@@ -50,10 +51,8 @@ class TrainingView(Dataset):
     Args:
         transform: image -> uint8 tensor; gets a separate seed for each position.
         two_views: of each image, each with a separate seed (TCL).
-        augmentation: "albef", "tcl" or "none", behind the transform.
+        augmentation: behind the transform.
     """
-
-    max_attempts = 20
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class TrainingView(Dataset):
         images, second, captions, image_ids, image_index, broken = [], [], [], [], [], []
         for position, index in zip(positions, indices):
             sample_seed = seed_of(self.order.seed, position)
-            sample = self.read(int(index), sample_seed, broken)
+            sample = read_or_replace(self.pairs.__getitem__, int(index), partial(self._substitute, sample_seed), broken)
             images.append(self.view(sample["image"], sample_seed))
             if self.two_views:
                 second.append(self.view(sample["image"], derive_key("second view", sample_seed)))
@@ -98,15 +97,8 @@ class TrainingView(Dataset):
         picture = self.augment(Image.fromarray(pixels.permute(1, 2, 0).numpy()), rng)
         return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
-    def read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
-        """The sample, or its substitute; `broken` receives those that could not be read."""
-        for attempt in range(self.max_attempts):
-            try:
-                return self.pairs[index]
-            except BrokenSample as error:
-                broken.append(error)
-                index = self.order.substitute(index, seed_of(sample_seed, 2 + attempt))
-        raise TooManyBroken(f"{self.max_attempts} samples in a row are broken; the last: {broken[-1]}")
+    def _substitute(self, sample_seed: int, index: int, attempt: int) -> int:
+        return self.order.substitute(index, seed_of(sample_seed, 2 + attempt))
 
 
 def training_batches(

@@ -40,8 +40,6 @@ class BertTokenizer(Tokenizer):
 
     Args:
         vocabulary: tokens; those that continue a word start with ##. See `from_vocabulary`.
-    Raises:
-        ValueError: a special token is missing, a token occurs twice, or one has capital letters.
     """
 
     stored = ("vocabulary",)
@@ -68,8 +66,6 @@ class BertTokenizer(Tokenizer):
         Args:
             source: vocab.txt(.gz), a folder with one of `FILE_NAMES`, or a name on the Hugging Face hub; "" = that of
                 bert-base-uncased from the hub.
-        Raises:
-            ValueError: there is no such file, or it is no uncased BERT's.
         """
         key = "data.vocabulary" if source else "data.vocabulary is not set, its default"
         path = find_file(source or DEFAULT_SOURCE, FILE_NAMES, key)

@@ -2,11 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from common.base.files import printable
+
+ATTEMPTS = 20  # samples that are tried before a whole set counts as broken
 
 
 class BrokenSample(Exception):
@@ -56,15 +59,29 @@ class TooManyBroken(ValueError):
         super().__init__(message.rpartition(f"{type(self).__name__}: ")[2].strip())
 
 
+def read_or_replace(
+    read: Callable[[int], Any], index: int, substitute: Callable[[int, int], int], broken: list[BrokenSample]
+) -> Any:
+    """What `read` gives for the sample at this index, or for the first of its substitutes that can be read.
+
+    Args:
+        substitute: index after a broken one and the number of attempts before it.
+        broken: receives the samples that could not be read.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            return read(index)
+        except BrokenSample as error:
+            broken.append(error)
+            index = substitute(index, attempt)
+    raise TooManyBroken(f"{ATTEMPTS} samples in a row are broken; the last: {broken[-1]}")
+
+
 class BrokenSamples:
     """Counts good and broken samples, lists the broken ones, and stops a run above a set share.
 
     Every attempt counts once: a good one by `saw`, a broken one by `record`. A sample that is broken in several epochs
     is listed once, with its number of times.
-
-    Args:
-        max_share: largest allowed share of broken samples, in [0, 1].
-        minimum_seen: samples to see before the share is judged, at least 1.
     """
 
     def __init__(self, max_share: float = 0.01, minimum_seen: int = 100) -> None:
@@ -127,9 +144,6 @@ class BrokenSamples:
 def check_opened(empty: str, num_good: int, broken: Sequence[BrokenSample], max_share: float) -> None:
     """Refuses a data set that is not worth opening.
 
-    Args:
-        empty: the message if there is no good sample.
-        broken: the others; they count as tried once each.
     Raises:
         ValueError: no sample is good, with the first fault; TooManyBroken if too many are broken.
     """

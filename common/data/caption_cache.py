@@ -26,8 +26,6 @@ class CaptionCache:
 
     Args:
         file: of the numbers; the index lies beside it.
-        width: numbers of a token.
-        end_id: behind the first such id is padding.
         compute: (batch, length) ids -> (batch, length, width).
         max_bytes: of the file; beyond it nothing is computed.
     """
@@ -42,8 +40,6 @@ class CaptionCache:
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Features of captions, computed where they are not cached, whatever the padding.
 
-        Args:
-            token_ids: (batch, length).
         Returns:
             (batch, length, width) float32, zero behind the end token of cached ones.
         """
@@ -66,15 +62,7 @@ class CaptionCache:
         return self
 
     def keep(self, name: str, ids: torch.Tensor, device: torch.device) -> None:
-        """Computes the captions that are not cached yet. Call it on every process: the first computes, the others wait.
-
-        Args:
-            name: of the data set, for the progress bar and errors.
-            ids: (captions, length).
-            device: computes.
-        Raises:
-            ValueError: the file would become larger than max_bytes, or than the disk has room for.
-        """
+        """Computes the captions that are not cached yet. Call on every process: the first computes, the others wait."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with locked(Path(f"{self.file}.lock"), _WAY_ON):
             self._open()  # another process may have written since

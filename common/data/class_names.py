@@ -32,8 +32,6 @@ def read_class_names(source: str | Path, dataset: str = "") -> list[str]:
     Args:
         source: a text or JSON file, or "open_clip".
         dataset: which one of a JSON file with several.
-    Raises:
-        ValueError: the source cannot be read, or a name is blank.
     """
     if str(source) == OPEN_CLIP:
         names, where = list(_open_clip("IMAGENET_CLASSNAMES")), "open_clip's ImageNet"
@@ -47,14 +45,7 @@ def read_class_names(source: str | Path, dataset: str = "") -> list[str]:
 
 
 def read_templates(source: str | Path, dataset: str = "") -> list[str]:
-    """Prompt templates, each with one `{}` for the class name.
-
-    Args:
-        source: a text or JSON file, or "open_clip" (ImageNet's 80).
-        dataset: which one of a JSON file with several.
-    Raises:
-        ValueError: the source cannot be read, or a template is blank or has not exactly one placeholder.
-    """
+    """Prompt templates, each with one `{}` for the class name."""
     if str(source) == OPEN_CLIP:
         texts, where = [template("{}") for template in _open_clip("OPENAI_IMAGENET_TEMPLATES")], "open_clip's ImageNet"
     else:
@@ -97,7 +88,6 @@ def in_label_order(classes: Sequence[str], names: Sequence[str], where: str) -> 
 
     Args:
         classes: the source's names of its classes, in label order.
-        where: for messages.
     Raises:
         ValueError: a name that is that of another class.
     """

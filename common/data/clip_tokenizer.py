@@ -62,8 +62,6 @@ class ClipTokenizer(Tokenizer):
     Args:
         merges: pairs "left right", the first to be merged first; see `from_vocabulary`.
         use_ftfy: repair texts with ftfy; None = if it is installed.
-    Raises:
-        ValueError: a line is no pair of known parts, a pair occurs twice, or ftfy is required and missing.
     """
 
     stored = ("ftfy", "merges")
@@ -93,9 +91,6 @@ class ClipTokenizer(Tokenizer):
         Args:
             source: bpe_simple_vocab_16e6.txt(.gz) or merges.txt, a folder with one of `FILE_NAMES`, or a name on the
                 Hugging Face hub. "" = the file in the open_clip package, which is optional.
-            use_ftfy: as for the class.
-        Raises:
-            ValueError: there is no such file, or its ids are not laid out as CLIP's.
         """
         path = find_file(source, FILE_NAMES, "data.vocabulary") if source else _bundled_file()
         tokenizer = cls(_read_merges(path), use_ftfy)

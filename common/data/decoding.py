@@ -72,11 +72,7 @@ def decode_picture(
 
 
 def _upper_eight_bits(image: Image.Image) -> Image.Image:
-    """Grey of 9 to 16 bits as 8 bits. Pillow's own conversion makes all above 255 white.
-
-    Raises:
-        Unusable: signed, 32-bit and floating-point pixels, whose range no header states.
-    """
+    # Grey of 9 to 16 bits as 8 bits. Pillow's own conversion makes all above 255 white.
     is_tiff = image.format == "TIFF"
     if image.mode == "F" or (is_tiff and image.mode == "I"):  # elsewhere "I" has the range of 16 bits
         raise Unusable("image cannot be decoded: its pixels are signed, of 32 bits or floats; expected: 1 to 16 bits")

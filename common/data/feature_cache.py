@@ -35,14 +35,10 @@ _WAY_ON = "model.image.stem.cache_gb=0, which keeps none, or a link from outputs
 class FeatureCache:
     """Where features lie, and how they are made.
 
-    network: changes with the weights, for the name of a file.
     compute: (batch, 3, size, size) uint8 -> (batch, *shape), on any device.
-    shape: of an image's features.
     views: of a training image: "centre" (the evaluation view), "mirror" (its mirror image), or numbers of random crops
-    by
-        the transform's crop_scale, whose draws depend only on image and number.
+        by crop_scale, whose draws depend only on image and number.
     max_bytes: of one set, all its views; a larger one is an error before anything is computed.
-    batch_size, num_workers: of computing.
     """
 
     folder: Path
@@ -58,7 +54,6 @@ class FeatureCache:
         """A set of images and its transform, as cached; computes what is missing.
 
         Args:
-            pictures: data set with a name and a fingerprint.
             training: all views; else only the centre.
         Raises:
             ValueError: a stream, or larger than max_bytes or than the disk has room for.
@@ -180,7 +175,7 @@ class CachedTransform:
 
 
 class _Rows:
-    """A file of features, mapped when it is first read; a copy for another process takes only the path."""
+    # A file of features, mapped when it is first read; a copy for another process takes only the path.
 
     def __init__(self, file: Path) -> None:
         self.file, self._array = file, None

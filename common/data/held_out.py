@@ -20,13 +20,7 @@ class Split(NamedTuple):
 
 
 class Side(Part):
-    """One side of `split_off`: samples of a set in its order.
-
-    Args:
-        whole: the set.
-        rows: its samples.
-        name: of the side, with the share that decided it.
-    """
+    """One side of `split_off`: samples of a set in its order."""
 
     def __init__(self, whole: Any, rows: list[int], name: str) -> None:
         self._whole, self._rows, self.name = whole, rows, f"{whole.name} ({name})"
@@ -38,25 +32,13 @@ class Side(Part):
 
 
 def is_held_out(identity: str, share: float) -> bool:
-    """Whether a picture belongs to the validation side; a larger share keeps all pictures of a smaller one there.
-
-    Args:
-        identity: of the picture.
-        share: expected share of held-out pictures, in [0, 1].
-    """
+    """Whether a picture belongs to the validation side; a larger share keeps all pictures of a smaller one there."""
     digest = hashlib.blake2b(f"validation 0 {identity}".encode("utf-8", "backslashreplace"), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 
 
 def split_off(data_set: Any, share: float) -> Split:
-    """Both sides of a training set.
-
-    Args:
-        data_set: pairs, labelled or annotated pictures with random access and `image_id(index)`.
-        share: of the pictures that is held out, in (0, 1).
-    Raises:
-        ValueError: a stream or a mixture; or one side is empty.
-    """
+    """Both sides of a training set, which is neither a stream nor a mixture; `share` lies in (0, 1)."""
     if getattr(data_set, "forward_only", False) or not hasattr(data_set, "image_id"):
         raise ValueError(
             f"data.val_share = {share}: {data_set.name} has no random access to ids of pictures; expected data.val, a "

@@ -34,10 +34,6 @@ class HuggingFacePairs:
     In a set that is ranked, rows of one `image_id` (else of one path) are one sample with the captions of all, in the
     place of the first; a row whose captions or id cannot be used is listed in `broken_at_open`. All other rows that
     cannot be used raise `BrokenSample` when they are read.
-
-    Args:
-        rows: with undecoded images, see `open_hugging_face`.
-        max_broken_share: opening fails when more than this share of at least 100 rows is broken, in [0, 1].
     """
 
     def __init__(self, rows: datasets.Dataset, reader: RowReader, name: str, max_broken_share: float = 0.01) -> None:
@@ -73,7 +69,6 @@ class HuggingFacePairs:
             `image_id`, else the path of the image, else "row 7" for the eighth row.
         Raises:
             BrokenSample: names source, row and reason.
-            IndexError: there is no such sample.
         """
         first, *others = self._rows_of(index)
         row = self._rows[first]
@@ -155,16 +150,11 @@ def open_hugging_face(
             "user/set:configuration". What exists as a file or folder is never searched on the hub.
         split: None takes the role's own: "train"; "validation", "val", "valid" or "dev"; "test". Files that are named
             one by one are one set without splits.
-        root: folder that relative files and folders start from.
         images: folder that relative image paths start from; None takes the folder of the source.
         image_column, caption_column: None takes the first of `IMAGE_COLUMNS`, `CAPTION_COLUMNS` that exists. An image
             is bytes or a path, captions are a string or a list of strings, in one column or in several, which commas
             separate; of several, an empty cell is no caption.
-        role: "train" refuses empty captions.
         stream_buffer: above 0 the set is a `StreamedPairs` with a buffer of this many rows.
-        seed: of the order of a stream.
-        decode_size: see `decode_picture`.
-        key: setting that names the source, for messages; None is the role's own, data.train, ...
     Raises:
         ValueError: names the source and what it has: no such split or column, a column of another type, no rows, a file
             or a hub name that cannot be loaded, a broken link.

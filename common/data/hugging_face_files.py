@@ -27,12 +27,7 @@ _SPLITS_OF_ROLE = {
 
 
 def place_of(source: str, root: Path | None, key: str) -> list[Path]:
-    """The folder or the files that a source names, checked to be readable by the library; [] for a name on the hub.
-
-    Args:
-        source, root: as in `open_hugging_face`.
-        key: setting that names the source, for messages.
-    """
+    """The folder or the files that a source names, checked to be readable by the library; [] for a name on the hub."""
     place = _existing(source, root, key)
     for path in place:
         if str(path) != printable(str(path)):

@@ -10,7 +10,6 @@ Files may be packed with gzip. Captions are the raw ones, not the joined tokens.
 """
 
 import itertools
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,20 +22,6 @@ from common.data.picture_files import pictures_in_files
 from common.data.pictures import Pictures
 from common.data.rows import Row, picture_path, pictures_of
 from common.data.text_files import read_json
-
-# data set and split -> images, captions (0 = not checked)
-EXPECTED = {
-    ("coco", "train"): (82_783, 0),
-    ("coco", "restval"): (30_504, 0),
-    ("coco", "val"): (5_000, 0),
-    ("coco", "test"): (5_000, 25_010),
-    ("flickr30k", "train"): (29_000, 145_000),
-    ("flickr30k", "val"): (1_014, 5_070),
-    ("flickr30k", "test"): (1_000, 5_000),
-    ("flickr8k", "train"): (6_000, 30_000),
-    ("flickr8k", "val"): (1_000, 5_000),
-    ("flickr8k", "test"): (1_000, 5_000),
-}
 
 _SPLIT_OF_ROLE = {"train": "train", "val": "val", "test": "test", "second_test": "test"}
 
@@ -55,18 +40,10 @@ def open_karpathy(
     other layouts list twice, by id or by path, is broken the second time in a set that is ranked; training may repeat.
 
     Args:
-        annotations: JSON file, plain or gzip.
         images: folder of the images; None searches for it, see `find_images`.
         split: Karpathy splits joined by "+"; None is the role's own, and for training "train+restval" where the file
             has a restval split (COCO: 82,783 + 30,504 images are the usual training set). The other layouts have no
             splits.
-        role: "train" refuses empty captions; in the others an empty caption is one more text.
-        options: root, max_broken_share, decode_size, see `pictures_in_files`.
-    Raises:
-        ValueError: no JSON, another layout, or a split that the file does not have.
-        FileNotFoundError: there is no folder with the images.
-    Warns:
-        UserWarning: a known split has not the usual number of images or captions.
     """
     annotations = Path(annotations).expanduser()
     content = read_json(annotations)
@@ -125,21 +102,9 @@ def _karpathy_row(place: str, image: dict[str, Any]) -> Row:
 
 
 def _set_name(annotations: Path, content: dict[str, Any], splits: list[str]) -> str:
-    # name of the set; warns where a known split has another size than usual
-    images = [image for image in content["images"] if isinstance(image, dict)]
-    known = str(content.get("dataset", "coco" if any("cocoid" in image for image in images) else "")).lower()
-    for part in splits:
-        sentences = [image.get("sentences") for image in images if image.get("split") == part]
-        captions = sum(len(group) for group in sentences if isinstance(group, list))
-        usual_pictures, usual_captions = EXPECTED.get((known, part), (len(sentences), 0))
-        if len(sentences) != usual_pictures or (usual_captions and captions != usual_captions):
-            text = f" and {usual_captions:,} captions" if usual_captions else ""
-            warnings.warn(
-                f"{annotations}: split {part} of {known} has {len(sentences):,} images and {captions:,} captions; "
-                f"usual are {usual_pictures:,} images{text}",
-                stacklevel=3,
-            )
-    return f"{known or annotations.name.partition('.')[0]}-{splits[0]}"
+    is_coco = any("cocoid" in image for image in content["images"] if isinstance(image, dict))
+    name = str(content.get("dataset", "coco" if is_coco else "")).lower()
+    return f"{name or annotations.name.partition('.')[0]}-{splits[0]}"
 
 
 def _chosen_split(annotations: Path, images: list[Any], split: str | None, role: str) -> str:

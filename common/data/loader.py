@@ -42,7 +42,7 @@ class NoBatch(Exception):
 
 
 class _SharedMemoryFull(RuntimeError):
-    """Raised in a loader process, and by torch again in the trainer, with the traceback before the message."""
+    # Raised in a loader process, and by torch again in the trainer, with the traceback before the message.
 
     def __init__(self, message: str) -> None:
         super().__init__(message.rpartition(f"{type(self).__name__}: ")[2].strip())
@@ -50,11 +50,10 @@ class _SharedMemoryFull(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class _SharedBatch:
-    """Collates, and puts the batch into shared memory where an error reaches the trainer.
-
-    torch does so in a thread of the loader process, which prints the error and drops the batch. room: bytes of shared
-    memory.
-    """
+    # Collates, and puts the batch into shared memory where an error reaches the trainer.
+    #
+    # torch does so in a thread of the loader process, which prints the error and drops the batch. room: bytes of shared
+    # memory.
 
     collate: Callable[[Any], Any]
     num_workers: int
@@ -142,12 +141,9 @@ class Loader:
     """Batches of a data set in order, from loader processes that leave signals to the trainer.
 
     Args:
-        name: of what is loaded, for messages.
         num_workers: loader processes, 0 = none; None = `default_processes`.
         collate: samples -> batch, of tensors, dataclasses, lists and tuples.
-        prefetch: batches that each process has ready.
         timeout: seconds that a batch may take, where there are loader processes.
-        options: of torch's DataLoader.
     """
 
     def __init__(

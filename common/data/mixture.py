@@ -12,14 +12,10 @@ class Mixture:
     """Training pairs from several sets; their order is `MixedOrder`'s.
 
     Sample i of set k has the index `i * len(parts) + k`, so that a stream, which counts without end, can be a part.
-    Images of
-    two sets count as two, whatever their ids: an id means nothing beyond its set. The fingerprint changes with any set
-    and any share.
+    Images of two sets count as two, whatever their ids. The fingerprint changes with any set and any share.
 
     Args:
         weights: how often each set is drawn from, relative to the others; above 0.
-    Raises:
-        ValueError: see `shares_of`.
     """
 
     def __init__(self, parts: Sequence[Any], weights: Sequence[float]) -> None:

@@ -22,12 +22,6 @@ def permuted(positions: np.ndarray, size: int, seed: int) -> np.ndarray:
 
     A four-round Feistel network permutes the smallest even-bit power of two above size; results outside the range are
     put through again until they fall inside (cycle walking), which keeps it a bijection.
-
-    Args:
-        positions: integers in [0, size).
-        size: number of samples, >= 1.
-    Returns:
-        Integers in [0, size), same shape; distinct positions give distinct results.
     """
     half_bits = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
     half_mask = np.uint64((1 << int(half_bits)) - 1)
@@ -48,12 +42,6 @@ class SampleOrder:
 
     An epoch is the largest whole number of global batches that the data set fills; which samples are left out changes
     from epoch to epoch.
-
-    Args:
-        global_batch_size: pairs per step over all processes.
-        forward_only: the set is a stream, which has its own order and is indexed by position.
-    Raises:
-        ValueError: one global batch is larger than the data set.
     """
 
     by_epoch = False  # whether an epoch's order is known only when the one before it is over
@@ -89,11 +77,7 @@ MIXING_CYCLE = 1_000  # samples
 
 
 def shares_of(weights: Sequence[float]) -> list[float]:
-    """The share of each set in a mixture, in whole thousandths, at least one; the largest takes what rounding leaves.
-
-    Raises:
-        ValueError: weights that are not above 0, or more sets than thousandths.
-    """
+    """The share of each set in a mixture, in whole thousandths, at least one; the largest takes what is left."""
     parts = np.asarray(weights, dtype=np.float64)
     if not len(parts) or not (np.isfinite(parts) & (parts > 0)).all() or len(parts) > MIXING_CYCLE:
         raise ValueError(f"weights of a mixture are {list(weights)}; expected: 1 to {MIXING_CYCLE} numbers above 0")
@@ -111,9 +95,6 @@ class MixedOrder:
 
     Args:
         parts: the order of each set, by single samples.
-        global_batch_size: pairs per step over all processes.
-    Raises:
-        ValueError: one global batch is larger than all sets together, or see `shares_of`.
     """
 
     by_epoch = False
@@ -156,13 +137,7 @@ def order_of(pairs: Any, global_batch_size: int, seed: int) -> SampleOrder | Mix
 
 
 class BatchPositions:
-    """Batch sampler of one process: for every step in [start_step, stop_step) its share of the global batch.
-
-    Args:
-        process, num_processes: this process's place; num_processes divides the global batch.
-    Raises:
-        ValueError: the global batch cannot be dealt out evenly.
-    """
+    """Batch sampler of one process: for every step in [start_step, stop_step) its share of the global batch."""
 
     def __init__(
         self, order: SampleOrder | MixedOrder, start_step: int, stop_step: int, process: int = 0, num_processes: int = 1

@@ -70,11 +70,7 @@ def _open_training_set(data: DataConfig, seed: int, key: str) -> Pairs:
 
 
 def open_validation_pairs(data: DataConfig) -> Pairs:
-    """The set ranked during training: a split of the source, or the share data.val_share of the training set.
-
-    Raises:
-        ValueError: data.val and data.val_share.
-    """
+    """The set ranked during training: a split of the source, or the share data.val_share of the training set."""
     if data.source == "scenes":
         return SceneDataset("val", data.validation_size, data.image_size, num_captions=data.num_captions)
     if data.val_share and data.val:
@@ -136,7 +132,7 @@ def open_validation_task(data: DataConfig) -> Any | None:
         return classification_task("imagenet", size=data.validation_size, image_size=data.image_size, part="val")
     if not data.labelled:
         return None
-    from common.data.labelled_validation import open_labelled_validation
+    from common.data.labelled import open_labelled_validation
 
     return some_of(open_labelled_validation(Path(data.root) / data.labelled, _shard_index()), data.validation_size)
 
@@ -155,7 +151,7 @@ def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
 def _open_photographs(
     data: DataConfig, role: str, seed: int = 0, key: str | None = None, every_pixel: bool = False
 ) -> Pairs:
-    """The set of one role; the seed is that of a stream's order, the key names it in messages."""
+    # The set of one role; the seed is that of a stream's order, the key names it in messages.
     options: dict[str, Any] = {"role": role, "max_broken_share": data.max_broken_share}
     # training may decode a JPEG at a fraction of its size; ranking sees every pixel
     options["decode_size"] = 2 * data.image_size if role == "train" and not every_pixel else None

@@ -28,15 +28,6 @@ def pictures_in_files(
 
     A missing or empty image file is listed in `broken_at_open`; the folders are listed once for that, no file is
     opened.
-
-    Args:
-        entries, broken: see `pictures_of`.
-        images, root: where the images are, see `find_images`.
-        name, role, decode_size: see `Pictures`.
-        max_broken_share: opening fails when more than this share of at least 100 samples is broken, in [0, 1].
-    Raises:
-        FileNotFoundError: there is no folder with the images.
-        ValueError: nothing is left, too much is broken, or an argument is out of range.
     """
     paths = [entry.path for entry in entries]
     folder = find_images(paths, annotations, images, root) if paths else annotations.parent
@@ -68,8 +59,6 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
     result is the one folder that leads to any of the first twenty images, or the first of those that lead to the same
     files, like folders side by side for "../images/a.jpg".
 
-    Args:
-        paths: of the images, as the annotation file has them.
     Raises:
         FileNotFoundError: the folder does not exist or none fits; lists the searched ones.
         ValueError: several folders hold images of these names.

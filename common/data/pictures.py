@@ -105,10 +105,8 @@ class Pictures:
 
     Args:
         rows: see `table_of`; those of several shards one behind the other.
-        images: folder that paths start from.
         broken: what opening showed to be unusable; `broken_at_open`, not counted by len().
         role: "train" refuses empty captions; in the other roles an empty caption is one more text to rank.
-        decode_size: see `decode_picture`.
         shards: that hold the rows, in order; without them every row is a file.
     """
 
@@ -139,7 +137,6 @@ class Pictures:
             {"image": Pillow image in RGB, "captions": list of str, "image_id": str}, and "label" where there is one.
         Raises:
             BrokenSample: image or captions cannot be used; names file, key and reason.
-            IndexError: there is no such sample.
         """
         row = row_of(index, self)
         formats = SHARD_FORMATS if self.shards else FILE_FORMATS

@@ -55,10 +55,8 @@ def change(image: Image.Image, name: str, strength: float, sign: int, fill: Fill
     """One change of an RGB image.
 
     Args:
-        name: one of `CHANGES`.
         strength: in [0, 1]; 0 changes nothing, except for changes without strength, "posterize" and "solarize".
         sign: 1 or -1, for changes with a direction.
-        fill: as in `rand_augment`.
     """
     if name in _WITHOUT_STRENGTH:
         return _WITHOUT_STRENGTH[name](image)

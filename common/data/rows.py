@@ -25,7 +25,6 @@ _MAX_NAME, _MAX_PATH = 255, 1000  # bytes of one name, characters of a whole pat
 class Row(NamedTuple):
     """One row as its file has it; nothing is checked yet.
 
-    place: where it stands, for messages.
     path: of the image. inside: the image lies in the row itself, which needs no path.
     captions: a string or a list of them. caption_ids: one each, or None.
     image_id: None or "" is the path, or the place where there is none.
@@ -46,10 +45,8 @@ class Entry:
     """One checked image.
 
     path: see `picture_path`; "" where the image lies in a row.
-    captions: at least one.
     image_id: unique in a set that is ranked.
     caption_ids: one per caption, >= 0, or None for an unknown one; None where the file gives none.
-    rows: numbers of the rows that it was made from.
     """
 
     path: str

@@ -23,7 +23,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 _BRACES = re.compile(r"\{([^{}]*)\}")  # innermost pair
-_RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 def expand_shards(
@@ -31,14 +31,13 @@ def expand_shards(
 ) -> list[Path]:
     """The shard files that a pattern names: absolute paths, sorted, each once.
 
-    Braces as in bash (`{00000..01287}`, `{0..9..3}`, `{train,val}`, nested), globs (`*`, `?`, `[...]`, `**`), `~` for
+    Braces as in bash (`{00000..01287}`, `{train,val}`, nested), globs (`*`, `?`, `[...]`, `**`), `~` for
     the home folder. A folder means all `*.tar` directly in it. A name without a glob must exist: a shard that is
     missing from a brace range is an error, not a smaller data set, and so is a match that cannot be opened.
 
     Args:
         pattern: one or several patterns.
         root: folder that relative patterns start from; None for the working folder.
-        key: setting that names the pattern, for messages.
     Raises:
         FileNotFoundError: a name is missing or a pattern matches nothing.
         ValueError: the pattern is empty, or a match cannot be opened; see `check_opens`.
@@ -99,10 +98,6 @@ def _check_folders(folder: Path, name: str, key: str) -> None:
 def check_opens(path: Path, key: str, or_folder: bool = False) -> None:
     """Refuses a name that cannot be opened: without it the data set would be smaller than the one that was named.
 
-    Args:
-        path: that exists, if only as a link.
-        key: setting, with its value, that names it.
-        or_folder: whether a folder will do.
     Raises:
         ValueError: a broken link, no permission, or no file; names key, path and reason.
     """
@@ -128,31 +123,15 @@ def _expand_braces(pattern: str) -> list[str]:
     # Bash's brace expansion; braces without comma or range stay as they are
     for match in _BRACES.finditer(pattern):
         span = _RANGE.fullmatch(match[1])
-        if span:
-            options = _range(*span.groups())
-        elif "," in match[1]:
-            options = match[1].split(",")
-        else:
-            continue
-        if options is not None:
+        if span or "," in match[1]:
+            options = _range(*span.groups()) if span else match[1].split(",")
             head, tail = pattern[: match.start()], pattern[match.end() :]
             return [text for option in options for text in _expand_braces(head + option + tail)]
     return [pattern]
 
 
-def _range(first: str, last: str, step: str | None) -> list[str] | None:
-    numeric = [text.lstrip("-").isdigit() for text in (first, last)]
-    if not any(numeric):
-        low, high = ord(first), ord(last)
-    elif all(numeric):
-        low, high = int(first), int(last)
-    else:
-        return None  # {a..3} is no range
-    stride = abs(int(step)) if step else 1
-    stride = (stride or 1) if low <= high else -(stride or 1)
-    values = range(low, high + (1 if stride > 0 else -1), stride)
-    if not any(numeric):
-        return [chr(value) for value in values]
-    padded = any(text.lstrip("-").startswith("0") and len(text.lstrip("-")) > 1 for text in (first, last))
-    width = max(len(first), len(last)) if padded else 0
-    return [f"{value:0{width}d}" for value in values]
+def _range(first: str, last: str) -> list[str]:
+    is_padded = any(number.startswith("0") and number != "0" for number in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
+    low, high = sorted(map(int, (first, last)))
+    return [f"{number:0{width}d}" for number in range(low, high + 1)]

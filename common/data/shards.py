@@ -36,16 +36,10 @@ def open_shards(
 
     Args:
         pattern, root: see `expand_shards`.
-        max_broken_share: opening fails when more than this share of at least 100 samples is broken, in [0, 1].
         index_dir: folder that keeps the index between runs; None reads the shards at every opening.
         role: "train" may repeat an image; "val", "test" and "second_test" need unique `image_id`s.
         allow_missing_captions: a labelled set (`KEY.cls`), which is not ranked: images without caption are samples with
             an empty list, and ids may repeat.
-        decode_size: see `decode_picture`.
-        key: setting that names the shards, for messages; None is the role's own, data.train, ...
-    Raises:
-        FileNotFoundError: no shards, see `expand_shards`.
-        ValueError: a shard is not a tar, nothing is left, too much is broken, or a ranked set repeats an `image_id`.
     """
     check_role(role)
     paths = expand_shards(pattern, root, f"data.{role}" if key is None else key)

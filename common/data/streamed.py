@@ -33,7 +33,6 @@ class StreamedPairs:
 
     Args:
         rows: with undecoded images.
-        num_rows: of one epoch.
         files: names of the data files, with sizes or revision, for the fingerprint.
         buffer_size: rows; 1 shuffles only the files.
     """

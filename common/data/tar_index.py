@@ -56,7 +56,7 @@ class ShardIndex(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """One file of a sample. content: of json, txt and cls, if that is not too large."""
+    # One file of a sample. content: of json, txt and cls, if that is not too large.
 
     offset: int
     size: int
@@ -64,7 +64,7 @@ class _Member(NamedTuple):
 
 
 class _Damage(Exception):
-    """Where reading a shard must stop; name: of the member that is damaged, where that is known."""
+    # Where reading a shard must stop; name: of the member that is damaged, where that is known.
 
     def __init__(self, reason: str, name: str = "") -> None:
         super().__init__(reason)
@@ -77,9 +77,6 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
     A damaged shard gives the complete samples before the damage; the byte where it begins and the number of these
     samples are listed as broken, as are members without a partner. What lies behind the damage is not read.
 
-    Args:
-        path: an uncompressed tar.
-        allow_missing_captions: whether an image without caption is a sample.
     Raises:
         ValueError: the file is empty, compressed or not a tar.
     """
@@ -209,14 +206,9 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 def _members(file: BinaryIO, file_size: int, path: Path) -> Iterator[tuple[str, int, int, str]]:
-    """(name, offset, size, "" or why its bytes are not its content) of each file.
-
-    `tarfile`'s own iterator is silent about a cut, and about anything behind a block of zeros.
-
-    Raises:
-        ValueError: the file is no tar.
-        _Damage: a header cannot be read, or the file ends too early.
-    """
+    # (name, offset, size, "" or why its bytes are not its content) of each file.
+    #
+    # `tarfile`'s own iterator is silent about a cut, and about anything behind a block of zeros.
     if file_size == 0:
         raise ValueError(f"{path} is empty; expected: an uncompressed tar")
     position, override = 0, {}

@@ -34,11 +34,7 @@ _KINDS = ("WordTokenizer", "ClipTokenizer", "BertTokenizer")
 
 
 def tokenizer_from_json(text: str | dict[str, Any]) -> Tokenizer:
-    """The tokenizer that a `to_json` wrote, of whichever kind, as text or already parsed.
-
-    Raises:
-        ValueError: it is no stored tokenizer.
-    """
+    """The tokenizer that a `to_json` wrote, of whichever kind, as text or already parsed."""
     content = parsed_json(text, "the tokenizer")
     kind = content.get("type") if isinstance(content, dict) else None
     if kind not in _KINDS:
@@ -64,13 +60,6 @@ def words_of(pairs: Pairs, min_count: int, max_size: int | None, folder: Path) -
 
     Reading millions of captions takes minutes. Of the processes that share a disk the first one counts while the others
     wait for its file, for ten minutes at most; on separate disks, or without locks, each counts, with the same result.
-
-    Args:
-        pairs: its fingerprint and this code decide whether a cached file is current.
-        min_count, max_size: as in `WordTokenizer.from_captions`.
-        folder: of cached files; where it cannot be written the words are counted each time, with a warning.
-    Raises:
-        ValueError: as `WordTokenizer.from_captions`.
     """
     key = hash_of([pairs.fingerprint, min_count, max_size, code_fingerprint(["common/data"])])
     file = folder / f"words-{key}.json"
@@ -100,11 +89,7 @@ def _read_cached(path: Path) -> WordTokenizer | None:
 
 
 def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
-    """The tokenizer that data.tokenizer names; "words": the scenes' closed vocabulary, or the training captions' words.
-
-    Raises:
-        ValueError: data.vocabulary cannot be read, or has no effect.
-    """
+    """The tokenizer that data.tokenizer names; "words": the scenes' closed vocabulary, or the words of captions."""
     if data.tokenizer != "words":
         kind = {"clip_bpe": "ClipTokenizer", "bert_wordpiece": "BertTokenizer"}[data.tokenizer]
         return _class_of(kind).from_vocabulary(data.vocabulary)

@@ -1,4 +1,7 @@
-"""Text files that data and vocabularies come in: plain or gzip, by path, folder, or name on the Hugging Face hub."""
+"""Text files that data and vocabularies come in: plain or gzip, by path, folder, or name on the Hugging Face hub.
+
+What cannot be read is a ValueError that names the file and the fault.
+"""
 
 import base64
 import binascii
@@ -38,13 +41,7 @@ def unpacked(content: bytes) -> bytes:
 
 
 def decoded(content: bytes, errors: str = "strict") -> str:
-    """Text in UTF-8, or in UTF-16 if it opens with the mark of its byte order, as Windows writes it.
-
-    Args:
-        errors: of UTF-8, as in `bytes.decode`.
-    Raises:
-        UnicodeDecodeError: it is neither.
-    """
+    """Text in UTF-8, or in UTF-16 if it opens with the mark of its byte order, as Windows writes it."""
     return content.decode("utf-16") if content.startswith(_MARKS_OF_UTF16) else content.decode("utf-8-sig", errors)
 
 
@@ -58,11 +55,7 @@ def refused_text(path: Path, error: UnicodeDecodeError) -> ValueError:
 
 
 def read_text(path: Path) -> str:
-    """Content of a text file, `unpacked` where it is gzip, then `decoded`.
-
-    Raises:
-        ValueError: names the file and the fault.
-    """
+    """Content of a text file, `unpacked` where it is gzip, then `decoded`."""
     try:
         content = unpacked(path.read_bytes())
         return decoded(content).replace("\r\n", "\n")
@@ -73,22 +66,14 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Content of a JSON file, plain or gzip.
-
-    Raises:
-        FileNotFoundError, ValueError: no such file, unreadable, or no JSON; names the file.
-    """
+    """Content of a JSON file, plain or gzip."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; expected: a JSON file, which may be packed with gzip")
     return parsed_json(read_text(path), path)
 
 
 def parsed_json(text: Any, where: str | Path) -> Any:
-    """Content of a text of JSON; parsed content stays as it is.
-
-    Raises:
-        ValueError: it is no JSON; names the file, or what it should be.
-    """
+    """Content of a text of JSON; parsed content stays as it is."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except json.JSONDecodeError as error:
@@ -98,11 +83,7 @@ def parsed_json(text: Any, where: str | Path) -> Any:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file, plain or gzip.
-
-    Raises:
-        ValueError: unreadable, no JSON, or another type at its top; names the file.
-    """
+    """The mapping in a JSON file, plain or gzip."""
     content = parsed_json(read_text(path), path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; expected: a mapping")
@@ -122,7 +103,6 @@ def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
 
     Args:
         file_names: names inside a folder or a model, the preferred one first.
-        key: config key for messages.
     Raises:
         ValueError: there is none; states what was tried.
     """
@@ -178,11 +158,7 @@ def pack(text: str) -> str:
 
 
 def unpack(packed: str) -> str:
-    """Inverse of `pack`.
-
-    Raises:
-        ValueError: it was not written by `pack`, or is larger than any vocabulary.
-    """
+    """Inverse of `pack`."""
     try:
         inflate = zlib.decompressobj()
         content = inflate.decompress(base64.b64decode(packed, validate=True), _MAX_UNPACKED_BYTES)

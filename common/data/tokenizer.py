@@ -43,8 +43,6 @@ class Tokenizer:
     Args:
         pieces: from a cleaned text to the ids of its pieces; of the `tokenizers` library.
         clean: applied to a text first.
-        vocabulary: tokens in the order of their ids.
-        special: ids of padding, of start and of end.
         parts: arguments from which the class makes an equal tokenizer: of `==`, `hash` and pickle.
     """
 
@@ -84,8 +82,6 @@ class Tokenizer:
                 `LONGEST_PIECE` * context_length characters are read: cleaning may take the square of their number.
         Returns:
             (num_texts, context_length), int64.
-        Raises:
-            ValueError: `context_length` is too small or `texts` is not a list of strings.
         """
         if context_length < 3:
             raise ValueError(f"context_length is {context_length!r}; start, one piece and end need at least 3")
@@ -99,11 +95,7 @@ class Tokenizer:
         return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), context_length)
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """The tokens of one row, as the vocabulary has them.
-
-        Raises:
-            ValueError: an id lies outside [0, vocabulary_size).
-        """
+        """The tokens of one row, as the vocabulary has them."""
         ids = [int(token_id) for token_id in ids]
         outside = [token_id for token_id in ids if not 0 <= token_id < len(self.vocabulary)]
         if outside:
@@ -118,11 +110,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str | dict[str, Any]) -> Self:
-        """Reads what `to_json` wrote, as text or already parsed.
-
-        Raises:
-            ValueError: it is not such a text; nothing is guessed.
-        """
+        """Reads what `to_json` wrote, as text or already parsed."""
         content = parsed_json(text, "the tokenizer")
         keys = ("type", "version", *cls.stored)
         if isinstance(content, dict) and {"type", "version"} <= set(content):
@@ -201,8 +189,6 @@ class WordTokenizer(Tokenizer):
         words: the vocabulary in the order of its ids.
         version: of the rule that splits texts: 2 = `split_words`; 1 = `split_words_of_version_1`, for a vocabulary that
             was stored with it. A vocabulary of ASCII words is stored as 1, under either rule.
-    Raises:
-        ValueError: there is no word, one occurs twice, or one is not what the rule would give.
     """
 
     stored = ("words",)
@@ -239,8 +225,6 @@ class WordTokenizer(Tokenizer):
         Args:
             min_count: rarer words stay unknown, at least 1.
             max_size: largest `vocabulary_size`, the four special tokens included; None for no bound.
-        Raises:
-            ValueError: a bound is out of range, `captions` is a single string, or no word is frequent enough.
         """
         if min_count < 1:
             raise ValueError(f"min_count is {min_count!r}; it is at least 1")

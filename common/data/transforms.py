@@ -24,9 +24,11 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-MODES = ("squeeze", "crop")
-INTERPOLATIONS = ("bicubic", "bilinear")
-RESIZERS = ("pillow", "torchvision")
+_CHOICES = {
+    "mode": ("squeeze", "crop"),
+    "interpolation": ("bicubic", "bilinear"),
+    "resize_with": ("pillow", "torchvision"),
+}
 CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop, as torchvision's RandomResizedCrop
 CROP_ATTEMPTS = 10
 MAX_SIDE_RATIO = 100  # long side over short one: of a longer image the central part is taken
@@ -46,12 +48,9 @@ class ImageTransform:
         flip_probability: training: of a mirror image. Captions with left and right need 0.
         mean, std: for `normalize`, red, green, blue, of pixels in [0, 1]; a checkpoint brings its own preprocessing.
             The uint8 tensors are not normalised.
-        interpolation: of the resizing, "bicubic" or "bilinear".
         resized: side that `mode` resizes to before the centre of `size` is cut, at least size; None = size.
-        resize_with: "pillow", as published evaluations, or "torchvision". Levels of a photograph differ by 0.004 on
-            average and by 2 at most; by 0.2 on average where one ten times as tall as wide is squeezed.
-    Raises:
-        ValueError: gives the value and what is expected.
+        resize_with: "pillow", as published evaluations, or "torchvision", whose levels of a photograph differ by 0.004
+            on average and by 2 at most.
     """
 
     size: int
@@ -67,12 +66,9 @@ class ImageTransform:
     def __post_init__(self) -> None:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
             raise ValueError(f"size is {self.size!r}; expected: a whole number of pixels, at least 1")
-        if self.mode not in MODES:
-            raise ValueError(f"mode is {self.mode!r}; expected one of: {', '.join(MODES)}")
-        if self.interpolation not in INTERPOLATIONS:
-            raise ValueError(f"interpolation is {self.interpolation!r}; expected one of: {', '.join(INTERPOLATIONS)}")
-        if self.resize_with not in RESIZERS:
-            raise ValueError(f"resize_with is {self.resize_with!r}; expected one of: {', '.join(RESIZERS)}")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of: {', '.join(known)}")
         if self.resized is not None and (type(self.resized) is not int or self.resized < self.size):
             raise ValueError(f"resized is {self.resized!r}; expected a whole number of pixels, at least {self.size}")
         if self.crop_scale is not None:
@@ -91,14 +87,10 @@ class ImageTransform:
             raise ValueError(f"std is {self.std!r}; expected: three numbers above 0")
 
     def eval(self, image: Image.Image | np.ndarray) -> Tensor:
-        """The evaluation view.
+        """The evaluation view, (3, size, size) uint8.
 
         Args:
             image: Pillow image, or uint8 array (height, width, 3); an array of the right size passes unchanged.
-        Returns:
-            (3, size, size), uint8.
-        Raises:
-            ValueError: the array is not uint8 with three channels.
         """
         if isinstance(image, np.ndarray):
             _check_array(image)
@@ -117,15 +109,10 @@ class ImageTransform:
         return self._resize(picture, width, height)
 
     def train(self, image: Image.Image | np.ndarray, rng: np.random.Generator | int) -> Tensor:
-        """The training view: a random crop where `crop_scale` is set, else the evaluation view; then the mirror.
+        """The training view, (3, size, size) uint8: a random crop where `crop_scale` is set, then the mirror.
 
         Args:
-            image: as in `eval`.
             rng: generator that the view advances, or a seed >= 0 that fixes it.
-        Returns:
-            (3, size, size), uint8.
-        Raises:
-            ValueError: as `eval`, or `rng` is neither.
         """
         if self.crop_scale is None and not self.flip_probability:
             return self.eval(image)
@@ -168,11 +155,7 @@ class ImageTransform:
 
     @classmethod
     def from_json(cls, text: str | dict) -> "ImageTransform":
-        """Reads what `to_json` wrote, as text or already parsed; every key that it writes must be there.
-
-        Raises:
-            ValueError: no JSON, a missing or unknown key, or a wrong value.
-        """
+        """Reads what `to_json` wrote, as text or already parsed; every key that it writes must be there."""
         content = parsed_json(text, "the image transform")
         known = set(cls.__dataclass_fields__)
         if not isinstance(content, dict) or set(content) | set(_LATER) != known:
@@ -190,12 +173,6 @@ def random_crop_box(
 ) -> tuple[int, int, int, int]:
     """A random crop by the rules of torchvision's RandomResizedCrop, drawn from the generator.
 
-    Area uniform in `scale` times the image, log of the aspect ratio uniform in log `CROP_RATIO`, place uniform. Ten
-    attempts, then the largest central crop with an allowed ratio.
-
-    Args:
-        height, width: of the image, pixels.
-        scale: (low, high) share of the area.
     Returns:
         top, left, height, width of the crop, pixels; it lies inside the image.
     """
@@ -221,11 +198,8 @@ def normalize(images_uint8: Tensor, mean: tuple[float, ...] = CLIP_MEAN, std: tu
 
     Args:
         images_uint8: (batch, 3, height, width), uint8.
-        mean, std: red, green, blue, of pixels in [0, 1].
     Returns:
         (batch, 3, height, width), float32; the same bits as torchvision's ToTensor and Normalize on the same device.
-    Raises:
-        ValueError: the tensor has another type or shape, or mean and std are not three numbers, std above 0.
     """
     if images_uint8.dtype != torch.uint8 or images_uint8.ndim != 4 or images_uint8.shape[1] != 3:
         raise ValueError(

@@ -50,11 +50,8 @@ def open_tsv(
         image_column, caption_column: names in the header. None: the first line is a header if it has one of
             `IMAGE_COLUMNS` and one of `CAPTION_COLUMNS` (upper or lower case); without a header there are two columns,
             path and caption. Several caption columns are separated by commas; their empty cells are none.
-        split: None, as a table has no splits.
-        role: "train" refuses empty captions.
         max_broken_share: of rows in another encoding, however few rows there are, and of all faults as in
             `pictures_in_files`; a row that cannot be used counts as a sample.
-        options: root, decode_size, see `pictures_in_files`.
     Raises:
         ValueError: names file and line: a missing column, malformed quotes, no readable row, another encoding.
         FileNotFoundError: the file or the folder with the images is missing.

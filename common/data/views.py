@@ -8,6 +8,7 @@ kernel ends 1/20 of the height from its centre, beyond five sigma at 224 pixels.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
 from common.base.random_keys import derive_key
-from common.data.broken import BrokenSample, TooManyBroken
+from common.data.broken import BrokenSample, read_or_replace
 from common.data.order import SampleOrder, seed_of
 from common.data.transforms import IMAGENET_MEAN, IMAGENET_STD, random_crop_box
 
@@ -74,13 +75,7 @@ RECIPES = {
 
 
 def random_view(image: Image.Image | np.ndarray, recipe: ViewRecipe, size: int, seed: int) -> Tensor:
-    """One view of an image: (3, size, size) uint8, to be normalised with the recipe's mean and std.
-
-    Args:
-        image: Pillow image, or uint8 array (height, width, 3).
-        size: side of the result, pixels.
-        seed: >= 0; fixes every draw.
-    """
+    """One view of an image: (3, size, size) uint8, to be normalised with the recipe's mean and std."""
     rng = np.random.default_rng(seed)
     image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
     image = image if image.mode == "RGB" else image.convert("RGB")
@@ -125,12 +120,7 @@ def colour_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.rand
 def stacked_views(
     images: list[Image.Image | np.ndarray], recipes: list[ViewRecipe], size: int, seeds: list[int]
 ) -> list[Tensor]:
-    """Views of a batch: for each recipe (batch, 3, size, size) uint8. View v of image i is drawn from its own seed.
-
-    Args:
-        size: pixels of a whole view, of which a recipe may take a share.
-        seeds: one for each image, >= 0.
-    """
+    """Views of a batch: for each recipe (batch, 3, size, size) uint8. View v of image i is drawn from its own seed."""
     sizes = [round(recipe.size_share * size) for recipe in recipes]
     return [
         torch.stack(
@@ -170,13 +160,7 @@ class TwoViews(Dataset):
     """Training images addressed by position; all views are pure functions of (image, seed, position).
 
     A broken image is replaced by another one drawn from (seed, position), so the order of all others stays.
-
-    Args:
-        recipes: of the two views, then of small ones.
-        size: pixels.
     """
-
-    max_attempts = 20
 
     def __init__(self, pictures: Any, order: SampleOrder, recipes: list[ViewRecipe], size: int) -> None:
         self.pictures, self.order, self.recipes, self.size = pictures, order, recipes, size
@@ -188,16 +172,13 @@ class TwoViews(Dataset):
         indices = self.order.epochs_and_indices(np.asarray(positions))[1]
         seeds = [seed_of(self.order.seed, position) for position in positions]
         broken: list[BrokenSample] = []
-        samples = [self._read(int(index), seed, broken) for index, seed in zip(indices, seeds)]
+        samples = [
+            read_or_replace(self.pictures.__getitem__, int(index), partial(self._substitute, seed), broken)
+            for index, seed in zip(indices, seeds)
+        ]
         images, labels = [sample["image"] for sample in samples], [sample["label"] for sample in samples]
         first, second, *small = stacked_views(images, self.recipes, self.size, seeds)
         return ViewBatch(first, second, torch.tensor(labels), broken, small)
 
-    def _read(self, index: int, seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
-        for attempt in range(self.max_attempts):
-            try:
-                return self.pictures[index]
-            except BrokenSample as error:
-                broken.append(error)
-                index = derive_key("instead of a broken picture", seed, attempt) % self.order.num_samples
-        raise TooManyBroken(f"{self.max_attempts} images in a row are broken; the last: {broken[-1]}")
+    def _substitute(self, seed: int, index: int, attempt: int) -> int:
+        return derive_key("instead of a broken picture", seed, attempt) % self.order.num_samples

@@ -30,8 +30,6 @@ def vision_transformer(
         num_class_tokens: each has its own output of model.embedding_dim numbers.
         projected: False: its tokens are wanted, and whoever takes them projects.
         initialisation: of the blocks, see `Transformer`.
-    Raises:
-        ValueError: an embedding that is not as wide as a stem without projection.
     """
     from common.encoders.stem import PooledStem, Stem
     from common.encoders.vision import VisionTransformer
@@ -94,7 +92,6 @@ def bidirectional_text_transformer(
 
     Args:
         tokenizer: gives the number of ids, and the end token, after which all is padding.
-        num_class_tokens: each has its own output of model.embedding_dim numbers.
         projected: as in `vision_transformer`.
         vocabulary_size: ids, where there are more than the tokenizer gives.
     """
@@ -114,7 +111,7 @@ def bidirectional_text_transformer(
 
 
 def _text_stem(data: DataConfig, model: ModelConfig, tokenizer: Tokenizer) -> TextStem | None:
-    """The stem of the text tower, of the sizes that `InitialWeights.resolved` has written down."""
+    # The stem of the text tower, of the sizes that `InitialWeights.resolved` has written down.
     from common.encoders.text_stem import TextStem
 
     stem = model.text.stem
@@ -133,7 +130,7 @@ def _pooled(stem: TextStem, dim: int | None) -> PooledTextStem:
 
 
 def _sizes(model: ModelConfig, tower: TowerConfig, projected: bool = True) -> dict[str, Any]:
-    """The arguments that every tower takes."""
+    # The arguments that every tower takes.
     return {
         "width": tower.width,
         "layers": tower.layers,

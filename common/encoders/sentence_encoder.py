@@ -10,11 +10,7 @@ _MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers; 
 
 
 def check_pooling(folder: Path) -> None:
-    """Refuses a sentence encoder whose sentence is not the mean over its tokens; one without modules.json is taken.
-
-    Raises:
-        ValueError: names file, key and value.
-    """
+    """Refuses a sentence encoder whose sentence is not the mean over its tokens; one without modules.json is taken."""
     if not (folder / "modules.json").is_file():
         return
     instead = "; a text tower with model.text.layers above 0 reads the tokens and takes any of them"

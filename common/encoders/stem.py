@@ -40,8 +40,6 @@ class Stem(nn.Module):
         colours: mean and standard deviation that it was trained with; None = those of its weights, or timm's.
     Attributes:
         channels: numbers per place. grid: places along each side.
-    Raises:
-        StemError: a name that timm does not have, or a network that does not take such images.
     """
 
     def __init__(
@@ -137,9 +135,6 @@ class Stem(nn.Module):
         Args:
             weights: a file in timm's layout, a folder with model.safetensors and perhaps timm's config.json, or "" =
                 timm's own for this name, from the local cache of the hub or the hub itself.
-        Raises:
-            StemError: weights that are missing, belong to another network, are not finite, or do not state their
-                colours.
         """
         source, file = _create(self.name, self.image_size, weights), configuration_file(weights)
         device = self.gain.device
@@ -199,11 +194,7 @@ class PooledStem(nn.Module):
 
 
 def weights_file(weights: str) -> Path | None:
-    """The file that a name of weights stands for; None = timm's own.
-
-    Raises:
-        StemError: a path at which there are none.
-    """
+    """The file that a name of weights stands for; None = timm's own."""
     if not weights:
         return None
     path = Path(weights).expanduser()
@@ -220,7 +211,7 @@ def colours_of(network: nn.Module) -> Colours:
 
 
 def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module:
-    """The network; weights None = random."""
+    # The network; weights None = random.
     import timm  # slow, and few runs have a stem
 
     known = timm.list_models()
@@ -258,7 +249,7 @@ def _resize_(network: nn.Module, image_size: int) -> None:
 
 
 def _check_arguments(name: str, network: nn.Module, options: dict[str, Any], arguments: dict[str, Any]) -> None:
-    """Refuses arguments of a config.json that change the features of the same weights: no checkpoint records them."""
+    # Refuses arguments of a config.json that change the features of the same weights: no checkpoint records them.
     import timm
 
     size = options.get("img_size", network.pretrained_cfg["input_size"][1:])
@@ -295,7 +286,7 @@ def _check_finite(network: nn.Module) -> None:
 
 
 def _fill_(network: nn.Module, state: dict[str, torch.Tensor], heads: str | tuple[str, ...] | None) -> None:
-    """Fills all of the network; only tensors of a head may be left over."""
+    # Fills all of the network; only tensors of a head may be left over.
     heads = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads or ()))
     target = network.state_dict()
     missing = [name for name in target if name not in state and not name.endswith("num_batches_tracked")]

@@ -77,11 +77,7 @@ def read_configuration(file: Path, name: str) -> dict[str, Any]:
 
 
 def check_colours(mean: Any, std: Any, where: str) -> None:
-    """Refuses all but three numbers for mean and std, std above 0.
-
-    Raises:
-        StemError: names the key.
-    """
+    """Refuses all but three numbers for mean and std, std above 0."""
     for key, values, low in (("mean", mean, -math.inf), ("std", std, 0.0)):
         is_three = isinstance(values, list | tuple) and len(values) == 3
         if not is_three or not all(isinstance(value, int | float) and low < value < math.inf for value in values):
@@ -90,11 +86,7 @@ def check_colours(mean: Any, std: Any, where: str) -> None:
 
 
 def colours_beside(name: str, weights: str) -> Colours | None:
-    """Mean and standard deviation of a config.json; None = it is missing, or they are timm's for the name.
-
-    Raises:
-        StemError: see `read_configuration`.
-    """
+    """Mean and standard deviation of a config.json; None = it is missing, or they are timm's for the name."""
     file = configuration_file(weights)
     if file is None:
         return None
@@ -106,11 +98,7 @@ def colours_beside(name: str, weights: str) -> Colours | None:
 
 
 def check_one_colour(name: str, weights: str) -> None:
-    """Refuses a bare file for a name whose weights at timm differ in mean and std.
-
-    Raises:
-        StemError: names those weights.
-    """
+    """Refuses a bare file for a name whose weights at timm differ in mean and std."""
     import timm
 
     if "." in name:

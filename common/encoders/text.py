@@ -19,7 +19,6 @@ class BidirectionalTextTransformer(nn.Module):
     Args:
         vocabulary_size: token ids are in [0, vocabulary_size).
         context_length: longest ids that come in, class and end token included.
-        width, layers, heads, mlp_ratio, activation, norm_eps, dropout, gradient_checkpointing: of the transformer.
         projection_dim: output numbers per class token; None = no projection, the output is `width` wide.
         num_class_tokens: number of class tokens; the sequence grows by num_class_tokens - 1.
         final_layer_norm: False replaces the last LayerNorm by the identity.
@@ -124,9 +123,6 @@ class CausalTextTransformer(nn.Module):
     No padding mask is needed: what follows the end token cannot be seen from it.
 
     Args:
-        vocabulary_size: token ids are in [0, vocabulary_size).
-        context_length: longest ids that come in, start and end token included.
-        width, layers, heads, mlp_ratio, activation, norm_eps, gradient_checkpointing: of the transformer.
         projection_dim: output numbers; None = no projection.
         end_id: of the end token; CLIP's byte-pair vocabulary: 49,407. None = the largest id of a row, as
             OpenAI's code has it.

@@ -70,8 +70,6 @@ class TextStem(nn.Module):
 
         Args:
             tower: of the weights, in our names.
-        Raises:
-            StemError: it is no BERT, or one of other sizes.
         """
         if not isinstance(tower, BidirectionalTextTransformer) or tower.num_class_tokens != 1:
             raise StemError(f"model.text.stem.weights = {source} is no BERT; expected: a folder or hub name of one")

@@ -42,12 +42,7 @@ def fused_attention(
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention through F.scaled_dot_product_attention.
-
-    Args:
-        width: token dim; a multiple of heads.
-        dropout: probability that an attention weight is dropped in training.
-    """
+    """Multi-head self-attention through F.scaled_dot_product_attention; width is a multiple of heads."""
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -62,8 +57,7 @@ class Attention(nn.Module):
         """
         Args:
             tokens: (batch, length, width).
-            mask: broadcasts to (batch, heads, length, length), True where attention may go; None = everywhere.
-            causal: a token sees itself and those before it; only without a mask.
+            mask, causal: as in `fused_attention`.
             first: as in Block.
         Returns:
             (batch, first, width).

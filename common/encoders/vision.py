@@ -15,8 +15,6 @@ class VisionTransformer(nn.Module):
 
     Args:
         image_size: side of the square input in pixels, a multiple of patch_size.
-        patch_size: side of a patch in pixels.
-        width, layers, heads, mlp_ratio, activation, norm_eps, gradient_checkpointing: of the transformer.
         initialisation: of the blocks, see `Transformer`.
         projection_dim: output numbers per class token; None = no projection, the output is `width` wide.
         num_class_tokens: each has its own embedding and its own position row (oblique submission, Sec. 3.2); one
@@ -131,11 +129,10 @@ class VisionTransformer(nn.Module):
         return self.transformer(self.input_norm(tokens), first=first)
 
     def _drop_patches(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draws the patches that each image keeps.
-
-        Returns:
-            (batch, channels, kept * side, side), the patches in order one above the other, and (batch, kept) numbers.
-        """
+        # Draws the patches that each image keeps.
+        #
+        # Returns:
+        #     (batch, channels, kept * side, side), the patches in order one above the other, and (batch, kept) numbers.
         side = self.patch_embedding.stride[0]
         patches = images.unflatten(2, (-1, side)).unflatten(4, (-1, side)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
         kept = torch.rand(patches.shape[:2], device=patches.device).topk(self.kept_patches, dim=1).indices

@@ -74,12 +74,7 @@ def f1_macro_hits(predictions: Any, labels: Any) -> np.ndarray:
 
 
 def group_accuracies(hits: Any, groups: Sequence[Any]) -> dict[Any, float]:
-    """Accuracy of each group that has items, in order of first appearance.
-
-    Args:
-        hits: (num_items,) 0 or 1; of top-5 predictions for Dollar Street.
-        groups: (num_items,) region or income group of each item.
-    """
+    """Accuracy of each group that has items, in order of first appearance."""
     hits = array_of(hits).astype(np.float64)
     if len(hits) != len(groups) or not len(hits):
         raise ValueError(f"{len(hits)} hits and {len(groups)} groups; expected: equal counts, at least one")
@@ -129,11 +124,7 @@ def worst_region_hits(hits: Any, regions: Sequence[str]) -> dict[str, list[list[
 
 
 def winogavil_prompt(cue: str) -> str:
-    """The cue in lower case after "An " before a, e, i, o, u, else after "A ".
-
-    Raises:
-        ValueError: for an empty cue.
-    """
+    """The cue in lower case after "An " before a, e, i, o, u, else after "A "."""
     if not cue.strip():
         raise ValueError(f"empty WinoGAViL cue {cue!r}; expected: a word")
     return f"{'An' if cue[0].lower() in 'aeiou' else 'A'} {cue.lower()}"
@@ -187,12 +178,7 @@ def winogavil_metrics(jaccards: Sequence[float], num_candidates: Sequence[int]) 
 
 
 def classification_evaluation(scores: torch.Tensor, labels: torch.Tensor, protocol: dict[str, Any]) -> Evaluation:
-    """acc1, acc5 (with more than five classes) and mean_per_class_recall of a score matrix.
-
-    Args:
-        scores: (num_images, num_classes), finite, on the CPU.
-        labels: (num_images,).
-    """
+    """acc1, acc5 (with more than five classes) and mean_per_class_recall of scores (num_images, num_classes)."""
     scores, labels = tensor_of(scores, "scores"), labels_of(labels, "labels")
     num_classes = scores.shape[1]
     hits = {f"acc{k}": classification_hits(scores, labels, k).double() for k in (1, 5) if k == 1 or k < num_classes}

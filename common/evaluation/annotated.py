@@ -53,8 +53,6 @@ def vqa_score(predicted: str, answers: Sequence[str]) -> float:
 
     Args:
         answers: one per annotator, ten in VQA v2, at least two.
-    Raises:
-        ValueError: for fewer than two answers.
     """
     if len(answers) < 2:
         raise ValueError(f"{len(answers)} annotated answers; expected: at least two (VQA v2 has {NUM_ANNOTATORS})")
@@ -127,8 +125,6 @@ def entailment_metrics(predictions: Sequence[int], labels: Sequence[int]) -> dic
 
     Args:
         predictions, labels: places in `ENTAILMENT_LABELS`; unlabelled items ("-") are not among them.
-    Raises:
-        ValueError: unequal counts, no items, or a value that is no label.
     """
     _check_counts(predictions, labels)
     predictions, labels = ([getattr(v, "item", lambda v=v: v)() for v in values] for values in (predictions, labels))
@@ -152,8 +148,6 @@ def nlvr2_metrics(
     Args:
         predictions, labels: bool, 0 or 1, or the text "True" or "False" in any case.
         identifiers: "split-set-pair-sentence" of each example, as in the files; None leaves consistency out.
-    Raises:
-        ValueError: unequal counts, no items, a value that is neither, or an identifier of another form.
     """
     _check_counts(predictions, labels)
     hits = [_truth(predicted) == _truth(label) for predicted, label in zip(predictions, labels)]
@@ -178,7 +172,7 @@ def _one_line(answer: str) -> str:
 
 
 def _punctuation(text: str) -> str:
-    """Each sign is judged by the text as it came: gone next to a blank or beside a number like 1,000, else a blank."""
+    # Each sign is judged by the text as it came: gone next to a blank or beside a number like 1,000, else a blank.
     has_number = _COMMA_IN_NUMBER.search(text) is not None
     result = text
     for sign in _PUNCTUATION:

@@ -69,9 +69,6 @@ def read_cxc(path: Path, score: float = CXC_SCORE) -> Relation:
     """The positives of Crisscrossed Captions, from sits_test.csv or sits_val.csv, plain or gzip.
 
     A pair counts by its score only: 29 of the original COCO pairs of the test file fall below 3 and are no positives.
-
-    Raises:
-        ValueError: names the file, and the line where it is not of this form.
     """
     lines = csv.reader(io.StringIO(read_text(path)))
     if (header := next(lines, None)) != _CXC_HEADER:
@@ -97,11 +94,7 @@ def read_cxc(path: Path, score: float = CXC_SCORE) -> Relation:
 
 
 def read_eccv(folder: Path) -> Relation:
-    """The positives of ECCV Caption, from eccv_image_to_caption.json and eccv_caption_to_image.json, plain or gzip.
-
-    Raises:
-        ValueError: names the file that is missing or is not of this form.
-    """
+    """The positives of ECCV Caption, from eccv_image_to_caption.json and eccv_caption_to_image.json, plain or gzip."""
     return Relation(
         "eccv",
         "ECCV Caption",
@@ -113,11 +106,7 @@ def read_eccv(folder: Path) -> Relation:
 
 
 def read_id_lists(path: Path) -> dict[int, list[int]]:
-    """A JSON object {"id": [ids]}, from the file or its .gz.
-
-    Raises:
-        ValueError: names the file, and the key whose value is no list of whole numbers.
-    """
+    """A JSON object {"id": [ids]}, from the file or its .gz."""
     file = path if path.exists() else path.with_name(path.name + ".gz")
     content = read_json_object(file)
     for key, values in content.items():
@@ -182,7 +171,6 @@ def coco_results(
         image_ids: (num_images,) COCO's, in the order of the file.
         caption_ids: (num_texts,) COCO's annotation ids.
         text_to_image: (num_texts,) row of the image that each caption belongs to.
-        relations: CxC and ECCV Caption.
         fold_size: images of a fold of "1K"; divides num_images.
     Returns:
         "coco_5k", "coco_1k" and the key of each relation -> Evaluation, whose protocol has what is known here.
@@ -251,7 +239,7 @@ def results_of_parts(
 
 @dataclass(frozen=True)
 class _Columns:
-    """Parts with some of their columns."""
+    # Parts with some of their columns.
 
     parts: Iterable[Part]
     columns: np.ndarray
@@ -262,7 +250,7 @@ class _Columns:
 
 
 def _cut(part: Part, rows: Any, columns: Any) -> Part:
-    """Some rows and columns of a part; a copy, because the memory of a part is reused."""
+    # Some rows and columns of a part; a copy, because the memory of a part is reused.
     tables = (None if table is None else table[rows][:, columns] for table in part[1:])
     return Part(part.rows[rows], *tables)
 
@@ -282,7 +270,7 @@ def _by_precision(parts, shared, positives, text_to_image, protocol) -> Evaluati
 
 
 def _by_folds(parts, shared, text_to_image, num_images, fold_size, protocol) -> Evaluation:
-    """Mean over folds of consecutive images, whose captions are the only candidates."""
+    # Mean over folds of consecutive images, whose captions are the only candidates.
     starts = range(0, num_images, fold_size)
     columns = [
         ((text_to_image >= start) & (text_to_image < start + fold_size)).nonzero().squeeze(1) for start in starts
@@ -318,7 +306,7 @@ def _evaluation(
 
 
 def _first_captions(owners: np.ndarray, image_ids: np.ndarray) -> np.ndarray:
-    """Columns of the first five captions of each image, ascending."""
+    # Columns of the first five captions of each image, ascending.
     order = np.argsort(owners, kind="stable")
     counts = np.bincount(owners, minlength=len(image_ids))
     few = np.flatnonzero(counts < CAPTIONS)
@@ -331,7 +319,7 @@ def _first_captions(owners: np.ndarray, image_ids: np.ndarray) -> np.ndarray:
 
 
 def _positives(relation: Relation, image_ids: np.ndarray, caption_ids: np.ndarray) -> Positives:
-    """From ids to rows and columns. A missing id is an error, but for captions that the relation excepts."""
+    # From ids to rows and columns. A missing id is an error, but for captions that the relation excepts.
     row_of = {int(one): row for row, one in enumerate(image_ids)}
     column_of = {int(one): column for column, one in enumerate(caption_ids)}
 

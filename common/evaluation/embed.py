@@ -65,10 +65,8 @@ class Encoder:
     """A model with the preprocessing that it was trained with; embeds in evaluation mode.
 
     model: unwrapped (no DDP around it), on `device`.
-    context_length: of the text tower.
     batch_size: images or captions per forward pass and process.
     cache: of the features of a frozen stem; None = they are computed again.
-    ranking_gb: as run.ranking_gb.
     """
 
     model: TwoTowers
@@ -227,11 +225,7 @@ class EmbeddedPairs:
 
 
 def embed_pairs(encoder: Encoder, pairs: Pairs, rule: CaptionRule) -> EmbeddedPairs:
-    """Embeds a test set on all processes.
-
-    Raises:
-        ValueError: if none of its images can be read, or none has a caption.
-    """
+    """Embeds a test set on all processes."""
     images, readable = encoder.images(pairs)
     indices = readable.nonzero().squeeze(1).tolist()
     if not indices:
@@ -276,7 +270,7 @@ def evaluate_retrieval(
 
 
 def _rank(encoder: Encoder, embedded: EmbeddedPairs, pictures: slice, captions: slice) -> Evaluation:
-    """Consecutive images against their captions."""
+    # Consecutive images against their captions.
     images, owners = embedded.images[pictures], embedded.text_to_image[captions] - pictures.start
     parts, positives = ScoreParts(encoder, images, embedded.texts[captions]), Positives.from_owners(owners, len(images))
     ranks = ranks_of_parts(parts, positives, shared=True)
@@ -295,8 +289,6 @@ class ScoreParts:
     computed again in every pass. Both are equal to the last bit: they are always computed for as many images at a time.
 
     Args:
-        encoder: has the geometry, its device and the bound.
-        images, texts: embeddings, the same on every process.
         shared: each process has a share of the images; otherwise all of them.
     """
 
@@ -348,11 +340,8 @@ def evaluate_zero_shot(
 
     Args:
         task: has class_names, templates with one "{}" or "{c}", name, fingerprint, label(index), items with "image".
-        average: how the prompts of a class are combined; see common/evaluation/zero_shot.py.
         further: (scores, labels, indices in the task) of the images that could be read -> further metrics, each as
             one list per image; the metric is the mean of all entries.
-    Raises:
-        ValueError: no image can be read, or a template has no place for the name.
     """
     image_embeddings, readable = encoder.images(task)
     indices = readable.nonzero().squeeze(1).tolist()
@@ -390,7 +379,7 @@ def evaluate_zero_shot(
 
 
 def _batches(count: int, size: int) -> list[list[int]]:
-    """0 .. count - 1 in lists of `size`, the last one shorter."""
+    # 0 .. count - 1 in lists of `size`, the last one shorter.
     return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
 
 
@@ -410,7 +399,7 @@ def in_order(parts: list[torch.Tensor], size: int, count: int) -> torch.Tensor:
 
 
 class _Pictures(torch.utils.data.Dataset):
-    """Images of a data set, preprocessed; one that cannot be read is zero and marked."""
+    # Images of a data set, preprocessed; one that cannot be read is zero and marked.
 
     def __init__(self, data_set: Any, transform: ImageTransform) -> None:
         self.data_set, self.transform = data_set, transform

@@ -113,14 +113,7 @@ def signed_heat(activations: torch.Tensor, gradient: torch.Tensor, kept: torch.T
 
 
 def resize_heat(heat: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """A heat map in the picture's own pixels, bicubic; overshoot can make values negative.
-
-    Args:
-        heat: (rows, columns).
-        height, width: of the original image, pixels.
-    Returns:
-        (height, width).
-    """
+    """A heat map in the picture's own pixels, bicubic; overshoot can make values negative."""
     heat = tensor_of(heat, "heat")
     if heat.ndim != 2 or height < 1 or width < 1:
         raise ValueError(f"heat of shape {tuple(heat.shape)} to {height} x {width}; expected: (rows, columns) to >= 1")
@@ -159,11 +152,6 @@ def inclusive_iou(one: Sequence[float], other: Sequence[float]) -> float:
 
     A box covers the pixels x to x + width - 1. Equal to the ordinary form, except that an overlap of at most one pixel
     in width or height counts as none.
-
-    Args:
-        one, other: (x, y, width, height), pixels.
-    Returns:
-        In [0, 1]; 0 where both have no area.
     """
     (x1, y1, w1, h1), (x2, y2, w2, h2) = _pixels(np.stack([array_of(one), array_of(other)]))
     left, right = max(x1, x2), min(x1 + w1, x2 + w2) - 1
@@ -186,11 +174,7 @@ def points_inside(heat: Any, box: Sequence[float]) -> bool:
 
 
 def box_coverage(box: Sequence[float], rows: int, columns: int) -> np.ndarray:
-    """(rows, columns): the share of each cell of a grid over the image that lies in a box.
-
-    Args:
-        box: (left, top, right, bottom), fractions of the image.
-    """
+    """(rows, columns): the share of each cell of a grid over the image that lies in a box."""
     ((left, top, right, bottom),) = _fractions(array_of(box)[None])
     return np.outer(_covered(top * rows, bottom * rows, rows), _covered(left * columns, right * columns, columns))
 
@@ -210,11 +194,7 @@ def share_in_box(heat: Any, box: Sequence[float]) -> float | None:
 
 
 def pixel_boxes(corners: Any, height: int, width: int) -> np.ndarray:
-    """Boxes (left, top, right, bottom) as fractions of the image, as scenes have them, in pixels.
-
-    Returns:
-        (num_boxes, 4) float64 (x, y, width, height).
-    """
+    """Boxes (left, top, right, bottom) as fractions of the image, as scenes have them, as float64 boxes in pixels."""
     corners = _fractions(corners) * np.array([width, height, width, height], dtype=np.float64)
     return np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
 
@@ -236,13 +216,7 @@ class Grounding:
 
 
 def ground(heat: Any, proposals: Any, true_box: Sequence[float], area_exponent: float = AREA_EXPONENT) -> Grounding:
-    """Chooses the best-scoring proposal; the first of equals. Scores may all be negative: the search starts at -inf.
-
-    Args:
-        heat: (height, width) in the pixels of the boxes.
-        proposals: (num_boxes, 4), may be empty.
-        true_box: (x, y, width, height).
-    """
+    """Chooses the best-scoring proposal; the first of equals. Scores may all be negative: the search starts at -inf."""
     scores = box_scores(heat, proposals, area_exponent)
     # a box without area scores -inf and is never chosen; negative scores may be
     choice = int(scores.argmax()) if len(scores) and scores.max() > -math.inf else None
@@ -272,7 +246,7 @@ def grounding_metrics(results: Sequence[Grounding], min_iou: float = MIN_IOU) ->
 
 
 def _covered(low: float, high: float, count: int) -> np.ndarray:
-    """Part of each unit interval [k, k + 1) that lies in [low, high]."""
+    # Part of each unit interval [k, k + 1) that lies in [low, high].
     starts = np.arange(count)
     return np.clip(np.minimum(high, starts + 1) - np.maximum(low, starts), 0, 1)
 
@@ -296,11 +270,7 @@ def _boxes(boxes: Any) -> np.ndarray:
 
 
 def _pixels(boxes: Any) -> np.ndarray:
-    """Boxes (x, y, width, height) in pixels.
-
-    Raises:
-        ValueError: also where all boxes lie within one pixel and are not that pixel: fractions of the image do.
-    """
+    # Boxes (x, y, width, height) in pixels.
     boxes = _boxes(boxes)
     with_area = boxes[(boxes[:, 2:] > 0).all(axis=1)]
     if len(with_area) and np.abs(with_area).max() <= 1 and (with_area % 1).any():
@@ -312,11 +282,7 @@ def _pixels(boxes: Any) -> np.ndarray:
 
 
 def _fractions(boxes: Any) -> np.ndarray:
-    """Boxes (left, top, right, bottom) as fractions of the image.
-
-    Raises:
-        ValueError: also where a box reaches beyond twice the image, as one in pixels does.
-    """
+    # Boxes (left, top, right, bottom) as fractions of the image.
     boxes = _boxes(boxes)
     beyond = boxes[(np.abs(boxes) > 2).any(axis=1)]
     if len(beyond):

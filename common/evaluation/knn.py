@@ -68,11 +68,7 @@ def evaluate_knn(encoder: Any, bank: Any, task: Any, k: int = 200, temperature: 
     """Accuracy of the weighted vote on one labelled set with another one as the bank.
 
     Args:
-        encoder: an Encoder; for a tower's own features see `backbone_encoder` in common/evaluation/linear_probe.py.
-        bank: labelled set, e.g. part="train"; same classes as task.
-        task: labelled set.
-    Raises:
-        ValueError: as in `knn_scores`, or if the two sets have unlike classes.
+        bank: with the classes of task, e.g. its part="train".
     """
     if list(bank.class_names) != list(task.class_names):
         raise ValueError(f"{bank.name} and {task.name} have unlike class names; a bank must hold the classes asked for")
@@ -103,12 +99,8 @@ def evaluate_knn(encoder: Any, bank: Any, task: Any, k: int = 200, temperature: 
 def labelled_features(encoder: Any, task: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Features and labels of the images that can be read.
 
-    Args:
-        task: labelled set with label(index).
     Returns:
         (num_images, dim) on the CPU, each picture's embedding in one row, and (num_images,) labels.
-    Raises:
-        ValueError: if no image can be read.
     """
     features, readable = encoder.images(task)
     kept = readable.nonzero().squeeze(1)
@@ -118,7 +110,7 @@ def labelled_features(encoder: Any, task: Any) -> tuple[torch.Tensor, torch.Tens
 
 
 def _first_k(cosines: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of each row; where more tie for the last places than fit, those with the lower index."""
+    # The k largest of each row; where more tie for the last places than fit, those with the lower index.
     values, indices = cosines.topk(k, dim=1)
     crowded = ((cosines >= values[:, -1:]).sum(dim=1) > k).nonzero().squeeze(1)
     if len(crowded):  # duplicates in the bank; top-k may take any of them

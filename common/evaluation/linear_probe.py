@@ -21,7 +21,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
-from common.data.broken import BrokenSample
+from common.data.broken import read_or_replace
 from common.data.loader import Loader
 from common.data.order import permuted, seed_of
 from common.data.pairs import lost_at_open
@@ -38,7 +38,6 @@ Batches = Callable[[int], Iterable[tuple[torch.Tensor, torch.Tensor]]]
 Schedule = Literal["cosine", "cosine_per_epoch", "steps"]
 
 INITIAL_STD = 0.01  # of the layer's weights
-_ATTEMPTS = 20  # images tried in place of a broken one
 
 
 @dataclass(frozen=True)
@@ -198,10 +197,6 @@ def augmented_batches(encoder: Any, task: Any, config: ProbeConfig, seed: int) -
     """Batches of features of freshly augmented images; a view is a pure function of (seed, epoch, index).
 
     An image that cannot be read is replaced by the next one that can.
-
-    Args:
-        encoder: an Encoder whose model is frozen.
-        task: labelled set.
     """
     transform = replace(encoder.transform, crop_scale=config.crop_scale, flip_probability=config.flip_probability)
 
@@ -269,11 +264,7 @@ def evaluate_linear_probe(encoder: Any, train: Any, test: Any, config: ProbeConf
 
     Args:
         encoder: of `backbone_encoder`. Test images get its evaluation view (MoCo resizes to 256 and cuts out 224).
-        train, test: labelled sets with the same class names.
-        config: the recipe, e.g. `PROBES["oblique"]`.
         seed: of initialisation, order and views.
-    Raises:
-        ValueError: the class names differ.
     """
     check_classes(train, test)
     num_classes = len(test.class_names)
@@ -304,7 +295,7 @@ def evaluate_linear_probe(encoder: Any, train: Any, test: Any, config: ProbeConf
 
 
 class _Views(Dataset):
-    """Augmented training images; the view and the replacement of a broken image depend on (seed, index) only."""
+    # Augmented training images; the view and the replacement of a broken image depend on (seed, index) only.
 
     def __init__(self, task: Any, transform: ImageTransform, use_rand_augment: bool, seed: int) -> None:
         self.task, self.transform, self.use_rand_augment, self.seed = task, transform, use_rand_augment, seed
@@ -314,19 +305,15 @@ class _Views(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         rng = np.random.default_rng(seed_of(self.seed, index))
-        for attempt in range(_ATTEMPTS):
-            place = (index + attempt) % len(self.task)
-            try:
-                pixels = self.transform.train(self.task[place]["image"], rng)
-            except BrokenSample as error:
-                broken = error
-                continue
-            if self.use_rand_augment:
-                fill = tuple(min(255, round(255 * value)) for value in self.transform.mean)
-                picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-                pixels = torch.from_numpy(np.array(rand_augment(picture, rng, fill))).permute(2, 0, 1)
-            return pixels, self.task.label(place)
-        raise ValueError(f"{self.task.name}: {_ATTEMPTS} images in a row cannot be read; the last: {broken}")
+        place, image = read_or_replace(
+            lambda place: (place, self.task[place]["image"]), index, lambda place, _: (place + 1) % len(self.task), []
+        )
+        pixels = self.transform.train(image, rng)
+        if self.use_rand_augment:
+            fill = tuple(min(255, round(255 * value)) for value in self.transform.mean)
+            picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+            pixels = torch.from_numpy(np.array(rand_augment(picture, rng, fill))).permute(2, 0, 1)
+        return pixels, self.task.label(place)
 
 
 def _new_classifier(feature_dim: int, num_classes: int, seed: int) -> nn.Linear:

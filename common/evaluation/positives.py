@@ -29,13 +29,7 @@ class Positives:
 
     @classmethod
     def from_owners(cls, text_to_image: torch.Tensor, num_images: int) -> "Positives":
-        """Each caption belongs to one image; an image may have none.
-
-        Args:
-            text_to_image: (num_texts,) integers, row of the image that each caption belongs to.
-        Raises:
-            ValueError: if a caption points to no image.
-        """
+        """Each caption belongs to one image, whose row text_to_image (num_texts,) holds; an image may have none."""
         owners = labels_of(text_to_image, "text_to_image").cpu().numpy()
         if owners.ndim != 1:
             raise ValueError(f"text_to_image has shape {owners.shape}; expected: one row index for each text")

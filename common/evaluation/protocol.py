@@ -69,20 +69,12 @@ def mean_of_folds(folds: Sequence[Evaluation], candidates: str) -> Evaluation:
 class RetrievalProtocol:
     """All that changes a recall without changing the model.
 
-    data, fingerprint: the data set and the hash of its files.
     captions_per_image: how many of each image's captions are used, the first ones in file order; "all" where all are
         and images have unlike numbers of them.
-    caption_prefix: put before every caption.
     caption_cleaning: name of the rule that the captions went through; "none" for the text as it is.
-    positives: which relation counts as right, e.g. "own captions".
-    candidates: among what is ranked, e.g. "all".
-    ranking: by what score, e.g. "similarity".
-    num_images, num_texts: candidates.
     num_image_queries, num_text_queries: those of them that have a positive.
     captions_hash: of the candidate captions as the file gives them, see `hash_of_captions`: which split it is.
     unreadable_images: images that are no candidates because they could not be read.
-    score_dtype: of the scores that were ranked.
-    preprocessing: of the images.
     """
 
     data: str
@@ -109,11 +101,7 @@ class RetrievalProtocol:
 
 
 def hash_of_captions(captions_of: Sequence[Sequence[str]]) -> str:
-    """16 hex digits that change with any caption, their order, or the image that one belongs to.
-
-    Args:
-        captions_of: the captions of each image, before any prefix or cleaning.
-    """
+    """16 hex digits that change with any caption, their order, or the image that one belongs to."""
     text = json.dumps([list(captions) for captions in captions_of], ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -185,7 +173,6 @@ def as_json(
     Args:
         step: of the weights.
         training: the checkpoint's state, with the origin of the weights.
-        provenance: of the evaluation.
     """
     return {
         "paper": paper,

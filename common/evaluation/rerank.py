@@ -69,8 +69,6 @@ def two_stage_ranks(
         pairs_at_once: at most this many pairs per call of `match`, but at least one query.
         share_queries: each process matches its share of the queries, with as many calls of `match` on each; all
             processes make this call and get the result.
-    Returns:
-        TwoStage.
     Raises:
         ValueError: k_test below 10 (R@10 would count what was not matched) or above the number of candidates, logits
             of another shape or in half precision, logits that are not finite; and as retrieval_ranks.
@@ -156,7 +154,7 @@ def evaluate_two_stage(
 
 @dataclass(frozen=True)
 class _Reranked:
-    """Of every query with positives: rank, whether a negative ties with its best positive, whether one was matched."""
+    # Of every query with positives: rank, whether a negative ties with its best positive, whether one was matched.
 
     ranks: np.ndarray
     tied: np.ndarray
@@ -164,10 +162,9 @@ class _Reranked:
 
 
 def _candidates(parts: Iterable[Part], positives: Positives, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k candidates of every image and of every text, (num_images, k) and (num_texts, k) int32, ascending.
-
-    Parts come in ascending order of their images, so a text keeps its best k among the images so far.
-    """
+    # The k candidates of every image and of every text, (num_images, k) and (num_texts, k) int32, ascending.
+    #
+    # Parts come in ascending order of their images, so a text keeps its best k among the images so far.
     of_images = torch.empty(positives.num_images, k, dtype=torch.int32)
     best, places = None, torch.empty(positives.num_texts, 0, dtype=torch.int32)
     for rows, scores, text_scores in parts:
@@ -187,7 +184,7 @@ def _candidates(parts: Iterable[Part], positives: Positives, k: int) -> tuple[to
 
 
 def _blocks(count: int, width: int) -> Iterator[slice]:
-    """Rows of a table of so many columns, some millions of scores at a time."""
+    # Rows of a table of so many columns, some millions of scores at a time.
     size = max(1, SCORES_AT_ONCE // width)
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
@@ -201,7 +198,7 @@ def _rerank(
     pairs_at_once: int,
     share_queries: bool,
 ) -> _Reranked:
-    """One direction; candidates_of (all queries, k), first_ranks those of the queries that have positives."""
+    # One direction; candidates_of (all queries, k), first_ranks those of the queries that have positives.
     k = candidates_of.shape[1]
     queries = np.flatnonzero(np.diff(starts))
     results = np.zeros((3, len(queries)), np.int64)
@@ -237,9 +234,6 @@ def _rerank(
 def best_candidates(scores: torch.Tensor, k: int) -> torch.Tensor:
     """The k candidates with the highest scores of each query, ties to the lower index (torch.topk keeps any).
 
-    Args:
-        scores: (num_queries, num_candidates).
-        k: at most num_candidates.
     Returns:
         (num_queries, k) indices, ascending.
     """
@@ -252,7 +246,7 @@ def best_candidates(scores: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def _shares(count: int, size: int, share: bool) -> Iterator[tuple[np.ndarray, bool]]:
-    """Batches of this process, and whether its results are ours; padded so that all make as many calls."""
+    # Batches of this process, and whether its results are ours; padded so that all make as many calls.
     starts = range(0, count, size)
     first, step = (rank(), world_size()) if share else (0, 1)
     for index in range(first, -(-len(starts) // step) * step, step):

@@ -109,12 +109,9 @@ def retrieval_ranks(
     Args:
         scores: (num_images, num_texts), float32 or float64, higher is closer; with `rows`, (num_rows, num_texts).
         positives: Positives, or (num_texts,) the row of the image that each caption belongs to; with `rows` Positives.
-        rows: (num_rows,) ascending: the images that this process holds the scores of; every image is held by exactly
-            one process. All processes make this call and all get the result. None: all rows are here.
-        text_scores: like scores, where texts are ranked against images by other scores than images against texts
-            (late interaction).
-    Returns:
-        Ranks.
+        rows: (num_rows,) ascending: the images whose scores this process holds; every image is held by exactly one
+            process, and all make this call and get the result. None: all rows are here.
+        text_scores: as in `Part`.
     Raises:
         ValueError: half precision, NaN or infinite scores, shapes that do not fit, or an image that is held twice or
             by no process.
@@ -132,8 +129,6 @@ def ranks_of_parts(parts: Iterable[Part], positives: Positives, *, shared: bool 
     Args:
         parts: iterated twice, with the same scores; at least one, each image in exactly one.
         shared: other processes hold the other images. All make this call and all get the result.
-    Raises:
-        ValueError: as retrieval_ranks.
     """
     over = _Over(positives, shared)
     # first pass: the ranks of images, which need one row only, and the best positive of each text
@@ -243,11 +238,7 @@ def retrieval_metrics(ranks: Ranks) -> dict[str, float]:
 
 
 def means(results: PerQuery) -> dict[str, float]:
-    """Means over the queries of each direction under "i2t_" and "t2i_", and the means of recalls if all six exist.
-
-    Raises:
-        ValueError: if one direction has no query.
-    """
+    """Means over the queries of each direction under "i2t_" and "t2i_", and the means of recalls if all six exist."""
     metrics = {}
     for name, values in (("i2t", results.image_to_text), ("t2i", results.text_to_image)):
         for metric, of_queries in values.items():
@@ -323,12 +314,7 @@ def precision_chance_level(positives: Positives) -> dict[str, float]:
 
 
 def combine_over_processes(values: np.ndarray, operation: str) -> np.ndarray:
-    """Element-wise "SUM", "MAX" or "MIN" over processes, for counts and single scores: exact, so any order will do.
-
-    Args:
-        values: integers or floats, the same shape on every process.
-        operation: name of a torch.distributed.ReduceOp.
-    """
+    """Element-wise "SUM", "MAX" or "MIN" over processes, for counts and single scores: exact, so any order will do."""
     if world_size() == 1:
         return values
     tensor = torch.from_numpy(np.array(values, order="C"))  # a copy: the reduction writes into it
@@ -342,7 +328,7 @@ _RECALL_KEYS = tuple(f"{name}_recall_at_{k}" for name in ("i2t", "t2i") for k in
 
 
 def _means_of_both(metrics: dict[str, float]) -> dict[str, float]:
-    """Sum and means over both directions; nothing where a recall is missing (ECCV Caption has R@1 only)."""
+    # Sum and means over both directions; nothing where a recall is missing (ECCV Caption has R@1 only).
     if not all(key in metrics for key in _RECALL_KEYS):
         return {}
     rsum = sum(metrics[key] for key in _RECALL_KEYS)
@@ -358,10 +344,9 @@ def _directions(positives: Positives) -> list[tuple[str, np.ndarray, int]]:
 
 
 class _Table(NamedTuple):
-    """Scores of some images as the loops take them.
-
-    table: (num_rows, num_texts). rows: (num_rows,) their images. here: (num_images,) row of each image or -1.
-    """
+    # Scores of some images as the loops take them.
+    #
+    # table: (num_rows, num_texts). rows: (num_rows,) their images. here: (num_images,) row of each image or -1.
 
     table: np.ndarray
     rows: np.ndarray
@@ -394,10 +379,9 @@ class _Table(NamedTuple):
 
 @dataclass(frozen=True)
 class _Over:
-    """How passes over the parts of this process become results over all images.
-
-    shared: other processes hold the other images.
-    """
+    # How passes over the parts of this process become results over all images.
+    #
+    # shared: other processes hold the other images.
 
     positives: Positives
     shared: bool
@@ -409,11 +393,7 @@ class _Over:
             yield by_image, by_image if text_scores is None else _Table.of(text_scores, rows, self.positives)
 
     def checked(self, parts: Iterable[Part]) -> Iterator[tuple[_Table, _Table]]:
-        """As `tables`, with a check at the end. All processes decide together: otherwise one stops and the others wait.
-
-        Raises:
-            ValueError: scores that are not finite, or an image that is held twice or by no process.
-        """
+        """As `tables`, with a check at the end, by all processes together: otherwise one stops and the others wait."""
         times, bad = np.zeros(self.positives.num_images, np.int64), np.zeros(2, np.int64)
         for by_image, by_text in self.tables(parts):
             times[by_image.rows] += 1
@@ -432,10 +412,9 @@ class _Over:
 
 
 def _precisions(ranks: np.ndarray, starts: np.ndarray, outside: np.ndarray) -> dict[str, np.ndarray]:
-    """From the ranks of all positives to mAP@R, R-Precision and R@1 of each query that has some.
-
-    outside: (num_queries,) positives that have no rank and count in R.
-    """
+    # From the ranks of all positives to mAP@R, R-Precision and R@1 of each query that has some.
+    #
+    # outside: (num_queries,) positives that have no rank and count in R.
     counts = np.diff(starts)
     total = counts + outside
     queries = np.repeat(np.arange(len(counts)), counts)

@@ -57,14 +57,10 @@ def class_scores(
     Args:
         image_embeddings: (num_images, ...).
         prompt_embeddings: (num_templates, num_classes, ...).
-        similarity: the geometry's, images first.
         mean: the geometry's mean over the first axis; used by average="embeddings".
-        average: see the table at the top of this file.
         chunk_size: images per call of `similarity`; bounds memory, never changes the result beyond rounding.
     Returns:
         (num_images, num_classes), higher is closer.
-    Raises:
-        ValueError: an unknown average, or no prompts.
     """
     if average not in get_args(PromptAverage):
         raise ValueError(f"average = {average!r}; expected: {', '.join(get_args(PromptAverage))}")
@@ -99,15 +95,11 @@ def prompt_scores(
     the first class wins with any batching.
 
     Args:
-        image_embeddings: (num_images, ...).
         encode: texts -> (num_texts, ...) embeddings, on the device of the image embeddings.
-        class_names: in the order of the labels.
         templates: each with one place for the name, "{}" or "{c}".
         prompts_per_chunk: at least the templates of one class are encoded together.
     Returns:
         (num_images, num_classes), higher is closer.
-    Raises:
-        ValueError: a template without a place for the name, no classes, no templates, or an unknown average.
     """
     if not class_names or not templates:
         raise ValueError(f"{len(class_names)} class names and {len(templates)} templates; expected: at least one each")
@@ -140,10 +132,7 @@ def classification_hits(scores: torch.Tensor, labels: torch.Tensor, k: int = 1) 
 
     Args:
         scores: (num_images, num_classes), finite.
-        labels: (num_images,) in [0, num_classes).
         k: at most num_classes; a larger k would call every image right.
-    Returns:
-        (num_images,) bool.
     Raises:
         ValueError: non-finite scores, labels that are no class, or k larger than the number of classes.
     """

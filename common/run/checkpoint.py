@@ -67,7 +67,6 @@ class Checkpoint:
 
         Args:
             without: tensors whose names begin so are left out.
-            is_online: as in `weights`.
         Raises:
             CheckpointError: names the parameters that are missing, left over, of another shape or not finite.
         """
@@ -111,7 +110,7 @@ class Checkpoint:
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:
-    """safetensors writes a file whose path is not UTF-8 but does not open it; such a file is read as bytes."""
+    # safetensors writes a file whose path is not UTF-8 but does not open it; such a file is read as bytes.
     return load_file(path) if str(path) == printable(str(path)) else load(path.read_bytes())
 
 
@@ -128,7 +127,6 @@ def save_checkpoint(
 
     Args:
         model, optimizer: as trained (DDP or FSDP wrapped or not); tensors are gathered before writing.
-        state: JSON values that rebuild the model and its preprocessing.
         average: the model with averaged weights, to be evaluated in its place; None = there is none.
     Raises:
         CheckpointError: on every process, if the disk cannot be written, a parameter is not finite or a buffer holds
@@ -162,7 +160,7 @@ def save_checkpoint(
 
 
 def _spoilt(tensors: Mapping[str, torch.Tensor], weights: Container[str]) -> str:
-    """Names for a message; a buffer may hold infinity, for example for "no path", but no NaN."""
+    # Names for a message; a buffer may hold infinity, for example for "no path", but no NaN.
     names = sorted(
         name
         for name, tensor in tensors.items()
@@ -179,7 +177,7 @@ def _write(
     state: dict[str, Any],
     keep: int,
 ) -> str | None:
-    """On the main process; tensors: by file. Returns what went wrong, as text."""
+    # On the main process; tensors: by file. Returns what went wrong, as text.
     path = folder / f"step-{step:08d}"
     temporary = folder / f".writing-{path.name}"
     try:
@@ -258,8 +256,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def named_checkpoint(path: Path, key: str = "checkpoint") -> Checkpoint:
     """The checkpoint of a path: its folder, a run (its last whole checkpoint) or a name on the hub.
 
-    Args:
-        key: setting or option that names it, for messages.
     Raises:
         CheckpointError: no such folder, or a folder of several seeds; as `open_checkpoint` and `last_checkpoint`.
         ValueError: a hub name, user/model, that cannot be downloaded.
@@ -332,7 +328,7 @@ def set_aside_later(folder: Path, step: int) -> None:
 
 
 def _step_folders(folder: Path) -> list[Path]:
-    """Oldest first; a copy under another name does not count."""
+    # Oldest first; a copy under another name does not count.
     paths = folder.glob("step-*") if folder.is_dir() else []
     return sorted((path for path in paths if re.fullmatch(r"step-\d+", path.name) and path.is_dir()), key=_step_of)
 
@@ -342,7 +338,7 @@ def _step_of(path: Path) -> int:
 
 
 def _without_shared_memory(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tied weights become copies: safetensors refuses tensors that share memory."""
+    # Tied weights become copies: safetensors refuses tensors that share memory.
     seen: set[int] = set()
     separate = {}
     for name, tensor in tensors.items():
@@ -361,7 +357,7 @@ def _sum_lines(path: Path, files: tuple[str, ...] = FILES) -> list[str]:
 
 
 def _flush(path: Path) -> None:
-    """Makes sure that a file or a folder's entries are on the disk."""
+    # Makes sure that a file or a folder's entries are on the disk.
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)

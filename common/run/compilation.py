@@ -25,11 +25,6 @@ def compile_towers_(model: nn.Module, is_on: bool) -> int:
 
     Shapes are dynamic from the first graph on, and random numbers are drawn as without compilation: what a step
     computes does not depend on the steps before it, so a resumed run equals an uninterrupted one.
-
-    Args:
-        is_on: optim.compile.
-    Raises:
-        ConfigError: inductor without a C++ compiler.
     """
     plugin = TorchDynamoPlugin()  # of the launch
     if plugin.backend == DynamoBackend.NO:

@@ -39,13 +39,7 @@ _VALIDATED = {  # metric -> its curve
 
 
 def plot_run(records: Sequence[Mapping], path: Path, title: str, steps: int) -> Path | None:
-    """Draws a run's log so far; None if it has no training step.
-
-    Args:
-        records: of the log, see common/run/log.py.
-        path: of the PNG.
-        steps: of the whole run; the axes end there.
-    """
+    """Draws a run's log so far; None if it has no training step. The axes end at `steps`, of the whole run."""
     lines = [record for record in records if record.get("event") == "train"]
     if not lines:
         return None
@@ -76,7 +70,7 @@ def plot_run(records: Sequence[Mapping], path: Path, title: str, steps: int) -> 
 
 
 def _add_contrast(axis, lines: Sequence[Mapping]) -> None:
-    """The contrastive part of a loss with further terms, and its chance level."""
+    # The contrastive part of a loss with further terms, and its chance level.
     part, loss = (list(points_of(lines, key)) for key in ("contrastive_loss", "loss"))
     if part and part != loss:
         axis.lines[-1].set_label("loss")
@@ -101,7 +95,7 @@ def _draw_noisy(axis, points: list[tuple[int, float]], label: str, index: int = 
 
 
 def _validation(records: Sequence[Mapping]) -> Iterator[tuple[str, list[tuple[int, float]], float | None]]:
-    """Name of a curve, its points in percent, and the chance level where the log states one."""
+    # Name of a curve, its points in percent, and the chance level where the log states one.
     evaluations: dict[str, list[Mapping]] = {}
     for record in records:
         if record.get("event") == "evaluate":

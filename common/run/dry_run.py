@@ -47,9 +47,7 @@ def dry_run(
     """Figures of a run. Call on every process.
 
     Args:
-        train: as a train.py's, of the files; called with a temporary folder.
-        files: of the run, which are only read.
-        resume: whether the command would resume the run.
+        train: as a train.py's, called with a temporary folder; `files` are only read.
         missing_rows: rows that the run starts from and trains first; their weights decide the run's folder.
     Returns:
         JSON values; bytes, FLOPs of all processes (a multiply-add counts as two), seconds. None is what could not be

@@ -19,8 +19,6 @@ from common.run.checkpoint import Checkpoint
 def averaged(model: nn.Module, config: Any, checkpoint: Checkpoint | None) -> AveragedModel | None:
     """The average of a model's weights, as the checkpoint left it; None without optim.ema.
 
-    Args:
-        model: unwrapped, on its device. checkpoint: that the run resumes from.
     Raises:
         ConfigError: FSDP has sharded the model, or batch normalisation trains: its statistics belong to the weights of
             single steps.

@@ -15,8 +15,6 @@ from common.run.folder import RunFiles
 def agreed(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     """The batches; all processes end before the same step as soon as one has no batch. Call on every process.
 
-    Args:
-        batches: of this process, as many on each.
     Raises:
         NoBatch: with the same message on every process.
     """
@@ -39,12 +37,7 @@ def agreed(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
 
 
 def ending(error: NoBatch, done: int, steps: int, files: RunFiles, save: Callable[[int], None]) -> Stopped | NoBatch:
-    """Saves a run that gets no further batch; returns the exception that ends it. Call on every process.
-
-    Args:
-        done: updates made.
-        save: writes a checkpoint after so many updates.
-    """
+    """Saves a run that gets no further batch; returns the exception that ends it. Call on every process."""
     if done and gather_objects(saved_step(files.checkpoints))[0] != done:
         save(done)
     message = (

@@ -51,7 +51,6 @@ class TrainedModels:
     evaluate_all: (config, encoder, sets) -> evaluations by role.
     kind: `kind` in the state of its checkpoints; "" = models of captioned images.
     open_sets: config.data -> the sets of evaluate_all.
-    script: of the folder, that evaluates.
     training_only: tensors of a checkpoint whose names begin so exist only in training.
     """
 
@@ -71,9 +70,6 @@ class TrainedModels:
 
         Args:
             overrides: "data.key=value" and "run.key=value": other test sets, other batch sizes.
-        Raises:
-            CheckpointError: if it belongs to another paper or another model.
-            ConfigError: if an override would change the model.
         """
         state = checkpoint.state
         paper, kind = state["paper"], state.get("kind", "")
@@ -172,7 +168,6 @@ def command_line(description: str, checkpoint: str, published: bool = False) -> 
     """Arguments of every command that evaluates: --checkpoint, --output and overrides.
 
     Args:
-        checkpoint: help text of --checkpoint.
         published: whether the weights come from elsewhere: adds --activation and --heads.
     """
     parser = Parser(description)
@@ -225,8 +220,6 @@ def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpo
     """Writes evaluations as JSON and their hits beside it, as <stem>_hits.json; prints a summary.
 
     Args:
-        content: of `as_json`, made from `results`.
-        checkpoint: as the user named it.
         output: JSON file; None = one in outputs/evaluations, "-" = print the JSON and write nothing.
     """
     if output == Path("-"):
@@ -251,14 +244,7 @@ def hits_beside(evaluation: Path) -> Path:
 
 
 def check_layout(checkpoint: str, layout: str, of_files: tuple[str, ...], of_folders: tuple[str, ...]) -> None:
-    """Refuses an unknown layout, and a missing file where the layout takes a file.
-
-    Args:
-        of_files: layouts that take a file.
-        of_folders: layouts that also take a folder or a hub name.
-    Raises:
-        ValueError, FileNotFoundError.
-    """
+    """Refuses an unknown layout, and a missing file where the layout takes a file."""
     layouts = (*of_folders, *of_files)
     if layout not in layouts:
         raise ValueError(f"layout {layout!r}; expected one of: {', '.join(layouts)}")
@@ -285,8 +271,6 @@ def published_encoder(
         tokenizer: with the ids that the model was trained with.
         pixels: preprocessing that the weights state; None = CLIP's is used (shorter side scaled, centre cut), with a
             warning.
-    Raises:
-        ValueError: a vocabulary of another size, or images of another size than the image tower takes.
     """
     ids, rows = tokenizer.vocabulary_size, model.text_tower.vocabulary_size
     # CLIP's vocabulary, and rows behind it that no caption's id names

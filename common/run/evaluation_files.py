@@ -1,6 +1,7 @@
 """The evaluation files of a run: written, and read back if they are whole and belong to the run and its weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from common.base.dependencies import changed_files
@@ -38,10 +39,9 @@ def read_evaluations(files: RunFiles) -> tuple[dict[str, Any], dict[str, Any]] |
     None if a file is missing or changed, or belongs to another run, other evaluation settings (files.identity) or other
     weights than those of the newest checkpoint.
     """
-    content, hits = read_json(files.evaluation), read_json(files.hits)
-    if not isinstance(content, dict) or content.pop("hash", None) != hash_of([content, hits]):
-        return None
-    return (content, hits) if _is_of_run(content, files) else None
+    hits = read_json(files.hits)
+    content = _read(files.evaluation, files, lambda content: [content, hits])
+    return None if content is None else (content, hits)
 
 
 def save_validation(
@@ -53,13 +53,7 @@ def save_validation(
     training: dict[str, Any],
     provenance: dict[str, str],
 ) -> None:
-    """Writes validation.json: metrics of the last step by name of the data. The main process writes.
-
-    Args:
-        metrics: see `Setup.validate` of common/run/training.py.
-        sets: that they were measured on, each with name and fingerprint.
-        step, training, provenance: as in `as_json`.
-    """
+    """Writes validation.json: metrics of the last step by name of the data. The main process writes."""
     if is_main_process():
         content = as_json(paper, {}, step, training, provenance) | {"validation": metrics, "sets": _fingerprints(sets)}
         content |= {"weights": saved_weights(files.checkpoints), **files.identity}
@@ -68,10 +62,7 @@ def save_validation(
 
 def read_validation(files: RunFiles) -> dict[str, Any] | None:
     """What `save_validation` wrote; None as for `read_evaluations`."""
-    content = read_json(files.validation)
-    if not isinstance(content, dict) or content.pop("hash", None) != hash_of(content):
-        return None
-    return content if _is_of_run(content, files) else None
+    return _read(files.validation, files, lambda content: content)
 
 
 def is_validated(files: RunFiles, sets: Sequence[Any]) -> bool:
@@ -86,7 +77,10 @@ def _fingerprints(sets: Sequence[Any]) -> dict[str, str]:
     return {data_set.name: data_set.fingerprint for data_set in sets}
 
 
-def _is_of_run(content: dict[str, Any], files: RunFiles) -> bool:
+def _read(path: Path, files: RunFiles, hashed: Callable[[dict[str, Any]], Any]) -> dict[str, Any] | None:
+    content = read_json(path)
+    if not isinstance(content, dict) or content.pop("hash", None) != hash_of(hashed(content)):
+        return None
     weights = saved_weights(files.checkpoints)
     expected = files.identity if weights is None else {"weights": weights, **files.identity}
-    return all(content.get(name) == value for name, value in expected.items())
+    return content if all(content.get(name) == value for name, value in expected.items()) else None

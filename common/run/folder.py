@@ -30,6 +30,10 @@ LOCK = ".lock"  # file in a run's folder
 PRECISIONS = ("no", "bf16")  # float16 would want its loss scaled
 
 
+def _file(name: str) -> Any:
+    return property(lambda files: files.folder / name)
+
+
 @dataclass(frozen=True)
 class RunFiles:
     """Files of one run (a row, a scale, a seed).
@@ -51,52 +55,21 @@ class RunFiles:
             return self.folder.name
         return "{row}, scale {scale}, seed {seed}".format_map(self.identity)
 
-    @property
-    def config(self) -> Path:
-        return self.folder / "config.yaml"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.jsonl"
-
-    @property
-    def curves(self) -> Path:
-        return self.folder / "curves.png"
-
-    @property
-    def readme(self) -> Path:
-        return self.folder / "README.md"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def dependencies(self) -> Path:
-        return self.folder / "dependencies.json"
-
-    @property
-    def evaluation(self) -> Path:
-        return self.folder / "evaluation.json"
-
-    @property
-    def hits(self) -> Path:
-        return self.folder / "hits.json"
-
-    @property
-    def validation(self) -> Path:
-        return self.folder / "validation.json"
+    config = _file("config.yaml")
+    log = _file("log.jsonl")
+    curves = _file("curves.png")
+    readme = _file("README.md")
+    checkpoints = _file("checkpoints")
+    dependencies = _file("dependencies.json")
+    evaluation = _file("evaluation.json")
+    hits = _file("hits.json")
+    validation = _file("validation.json")
 
 
 def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
     """Hash of what decides a training run: resolved config, data, initial weights.
 
     The code that trained it is recorded in dependencies.json instead, see `stale_files`.
-
-    Args:
-        data_fingerprint: of the training set.
-    Raises:
-        ValueError: if data.vocabulary or initial weights cannot be read.
     """
     data, content = config.data, _settings_deciding("weights", config)
     if content.get("optim.ema") is None:  # runs from before the setting keep their key
@@ -112,11 +85,7 @@ def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
 
 
 def precision_of(run: RunConfig) -> str:
-    """Precision of the towers as Accelerate names it: "no" is float32 throughout.
-
-    Raises:
-        ConfigError: the launch sets another one, whatever run.mixed_precision is.
-    """
+    """Precision of the towers as Accelerate names it: "no" is float32 throughout."""
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     check_precision(f"ACCELERATE_MIXED_PRECISION = {launched!r}", launched)
     if run.mixed_precision == "auto":
@@ -161,13 +130,7 @@ def _identity(row: str, scale: str, config: Any) -> dict[str, Any]:
 
 
 def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_fingerprint: str) -> RunFiles:
-    """Files of a train.py's command line.
-
-    Args:
-        arguments: of `entry_arguments`.
-    Raises:
-        ConfigError: --resume without a checkpoint, which would start a fresh run (--resume auto does).
-    """
+    """Files of a train.py's command line; --resume needs a checkpoint, --resume auto starts a fresh run without one."""
     if arguments.output_dir is not None:
         files = RunFiles(Path(arguments.output_dir), _identity(arguments.row, arguments.scale, config))
     else:
@@ -224,14 +187,6 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
 
     Damaged checkpoints of later steps are set aside with a warning. The number of processes, loader workers and
     micro-batches may change.
-
-    Args:
-        resume: whether the user wants to resume.
-        data_fingerprint: of the training set.
-    Raises:
-        CheckpointError: if there are checkpoints and none is whole.
-        ConfigError: if a fresh run would write over one, if the run there has another config or other training data, or
-            if the processes see different checkpoints.
     """
     checkpoint = problem = None
     try:
@@ -259,11 +214,7 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
 
 
 def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fingerprint: str) -> None:
-    """Refuses a checkpoint of another run; arguments as in `checkpoint_to_resume`.
-
-    Raises:
-        ConfigError: if it was trained with another config or on other data.
-    """
+    """Refuses a checkpoint of another run; arguments as in `checkpoint_to_resume`."""
     now = _settings_deciding("weights", config)
     # what the code has learnt since is taken to have had its default
     before = _settings_deciding("weights", type(config)(), checkpoint.state["config"])
@@ -286,7 +237,7 @@ def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fi
 
 
 def _settings_deciding(kind: Decides, config: Any, saved: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Dotted key -> value of the settings that decide this; `saved` values win and may hold removed settings."""
+    # Dotted key -> value of the settings that decide this; `saved` values win and may hold removed settings.
     kinds = deciding(type(config))
 
     def kind_of(key: str) -> Decides:
@@ -309,8 +260,6 @@ def only_run_in(files: RunFiles, lock: bool = True) -> Iterator[None]:
 
     Args:
         lock: run.lock; False = the user makes sure that nobody else writes.
-    Raises:
-        ConfigError: if another process trains in it, or its disk has no locks.
     """
     files.folder.mkdir(parents=True, exist_ok=True)
     way = "run.lock=false, where no second process trains in this folder, or another --output-dir"

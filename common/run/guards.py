@@ -21,10 +21,7 @@ def check_finite_gradient(gradient_norm: float, step: int, norms: Mapping[str, t
     """Stops the run before a step whose gradient is not finite, and names the parameters.
 
     Args:
-        gradient_norm: of all parameters together.
         norms: of the gradient of one parameter, by its name. Under FSDP2 call it on every process.
-    Raises:
-        NonFiniteLoss.
     """
     if not math.isfinite(gradient_norm):
         bad = [name for name, norm in norms.items() if not math.isfinite(float(whole(norm)))]
@@ -36,11 +33,7 @@ def check_finite_gradient(gradient_norm: float, step: int, norms: Mapping[str, t
 
 
 def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) -> None:
-    """Stops the run if the loss is not finite, naming step, scalars and the norms of the weights.
-
-    Raises:
-        NonFiniteLoss.
-    """
+    """Stops the run if the loss is not finite, naming step, scalars and the norms of the weights."""
     if loss == loss and abs(loss) != float("inf"):
         return
     norms = {name: float(parameter.detach().float().norm()) for name, parameter in model.named_parameters()}

@@ -44,7 +44,7 @@ def open_source(
 
 
 def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Weights:
-    """Both towers, of the sizes that the tensors have; other settings come from the config."""
+    # Both towers, of the sizes that the tensors have; other settings come from the config.
     state, name = checkpoint.state, str(checkpoint.path)
     if state.get("kind") == "vision":
         raise WeightsError(f"{name} was written by pretrain.py and holds a ResNet; expected a run of two transformers")
@@ -140,11 +140,7 @@ class InitialWeights:
         return dataclasses.replace(config, model=model)
 
     def load_stems_(self, model: nn.Module, config: Any) -> None:
-        """Fills the stems that name separate weights, in place.
-
-        Raises:
-            StemError: missing weights, or weights of another network.
-        """
+        """Fills the stems that name separate weights, in place."""
         stems = stems_to_load(getattr(config, "model", None))
         if "image" in stems:
             bare_tower(model.image_tower).stem.load_(stems["image"].weights)
@@ -160,12 +156,6 @@ class InitialWeights:
 
         A momentum encoder is copied later. If both sides come from one source of the same geometry, the scalars of
         logits and geometry continue from there too, inside their bounds.
-
-        Args:
-            model: unwrapped, with two towers.
-        Raises:
-            WeightsError: what does not fit, with its keys and both values.
-            ConfigError: nothing is left to train.
         """
         facts: dict[str, Any] = {}
         for side, (key, weights) in self.of.items():
@@ -235,7 +225,7 @@ def unlike_pixels(pixels: ImageTransform | None, data: DataConfig) -> str:
 
 
 def _with_colours(model: ModelConfig, colours: Colours | None) -> ModelConfig:
-    """Fills the stem's mean and std if they are null."""
+    # Fills the stem's mean and std if they are null.
     stem = model.image.stem
     if colours is None or not (stem.mean is stem.std is None):
         return model

@@ -121,9 +121,6 @@ def feature_cache(model: nn.Module, config: Any, device: torch.device) -> Featur
     """Cache of the image stem's features; None if there is no stem, it trains, or caching is off.
 
     A tower that reads only the mean of the features has the mean cached.
-
-    Args:
-        model: unwrapped, on the device, with the stem's weights.
     """
     if not isinstance(config.model, ModelConfig) or not config.model.image.has_cache:
         return None
@@ -183,7 +180,6 @@ def open_training_data(
 
     Args:
         checkpoint: holds the tokenizer of a resumed run; None = a fresh run.
-        two_views: of a training image.
     """
     data, run = config.data, config.run
     if checkpoint is None:
@@ -212,10 +208,6 @@ def batches_from(
     """This process's share of the global batches from a step on; the order depends only on the seed.
 
     If the order is known epoch by epoch, the loader of an epoch starts after the last step of the epoch before.
-
-    Args:
-        first_step: updates made.
-        steps: of the run, None = config.optim.steps.
     """
     last, order, run = config.optim.steps if steps is None else steps, training.order, config.run
     pin_memory, num_workers = accelerator.device.type == "cuda", run.num_workers

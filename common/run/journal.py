@@ -31,9 +31,8 @@ class BrokenLog:
     """Counts the broken samples of all processes, names them in the log, and stops above a share.
 
     Args:
-        max_share: of the samples seen; see BrokenSamples.
         at_open: samples that could not be indexed; logged at once.
-        counted: `counts()` of a checkpoint, so that the whole run is judged; None = a fresh run.
+        counted: `counts()` of a checkpoint; None = a fresh run.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class StepClock:
 
 
 class _Notes(logging.Handler):
-    """Announces what the code of a step logs through `logging`, each text once."""
+    # Announces what the code of a step logs through `logging`, each text once.
 
     def __init__(self, announce: Callable[..., None]) -> None:
         super().__init__(logging.INFO)
@@ -154,12 +153,7 @@ class _Notes(logging.Handler):
 
 
 class Journal:
-    """Records of a run while it trains; the main process writes.
-
-    Args:
-        checkpoint: that the run resumes from, or None.
-        label: name on the progress bar.
-    """
+    """Records of a run while it trains; the main process writes."""
 
     def __init__(
         self,
@@ -223,9 +217,7 @@ class Journal:
         Most steps count only loss and logit scale.
 
         Args:
-            done: updates made, including this step.
             loss: over all processes. ratio: loss over its chance level.
-            is_at_bound: whether the logit scale is at one of its bounds.
             diagnosis: of `common.diagnosis.diagnose`, or empty.
         """
         # counted in every step; the log and its warnings read the counts
@@ -240,7 +232,6 @@ class Journal:
         """Counts a step, and writes its values every run.log_every steps. Call on every process.
 
         Args:
-            done: updates made.
             values: over all processes, with the loss; numbers, or tensors without axes.
         Raises:
             TooManyBroken: see BrokenLog.
@@ -342,7 +333,7 @@ class Journal:
         self._print(text)
 
     def _start_trackers(self) -> None:
-        """A tracker continues the curves of the run that is resumed, at the step of the checkpoint."""
+        # A tracker continues the curves of the run that is resumed, at the step of the checkpoint.
         options = {
             "tensorboard": {"purge_step": self.first_step + 1},  # hides what an earlier process wrote from there on
             "wandb": {"id": self.tracker_run, "resume": "allow"},  # takes no step twice

@@ -9,8 +9,7 @@ import torch
 def bytes_kept_for_backward(loss_of: Callable[[], torch.Tensor], weights: Sequence[torch.Tensor]) -> int:
     """Bytes of all tensors that the graph of a loss keeps for its backward pass, without the weights.
 
-    Args:
-        loss_of: the forward pass; on the meta device it costs neither time nor memory.
+    On the meta device it costs neither time nor memory.
     """
     weight_storages = {weight.untyped_storage()._cdata for weight in weights}  # on the meta device all addresses are 0
     saved: list[weakref.ref] = []

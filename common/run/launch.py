@@ -79,9 +79,6 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     """Accelerate for launch, device and precision; deterministic algorithms and a tracker if the config sets them.
 
     The tracker starts with the journal, which knows at which step the run resumes.
-
-    Raises:
-        ConfigError: the tracker's package is not installed.
     """
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS wants it before its first product
@@ -142,11 +139,7 @@ def ending_together() -> Iterator[None]:
 
 
 def prepare(accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    """Accelerate's prepare. Under FSDP a model without transformer blocks, such as a ResNet, is one unit.
-
-    Raises:
-        ConfigError: FSDP in half precision for a model with batch normalisation.
-    """
+    """Accelerate's prepare. Under FSDP a model without transformer blocks, such as a ResNet, is one unit."""
     if accelerator.distributed_type == DistributedType.FSDP:
         plugin = accelerator.state.fsdp_plugin
         has_statistics = any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
@@ -255,7 +248,7 @@ def run_or_explain(main) -> None:
 
 
 def _is_of_connection(error: RuntimeError) -> bool:
-    """Whether a collective operation failed; gloo has no error class."""
+    # Whether a collective operation failed; gloo has no error class.
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
@@ -268,7 +261,7 @@ _WAYS_ON = {  # kind of an OSError -> what to do about it
 
 
 def _text(error: OSError | ValueError) -> str:
-    """The message; where the command line names the file of an OSError, with that setting and what to do."""
+    # The message; where the command line names the file of an OSError, with that setting and what to do.
     if not isinstance(error, OSError) or not isinstance(error.filename, str):
         return str(error)
     path = Path(error.filename).absolute()
@@ -289,7 +282,7 @@ def _text(error: OSError | ValueError) -> str:
 
 
 def _meant_for_user(error: ValueError) -> bool:
-    """ValueErrors raised in this repository are messages; those of a library keep their traceback."""
+    # ValueErrors raised in this repository are messages; those of a library keep their traceback.
     if isinstance(error, TooManyBroken):  # a loader worker's is raised again by torch
         return True
     trace = error.__traceback__
@@ -299,11 +292,7 @@ def _meant_for_user(error: ValueError) -> bool:
 
 
 def _refuse_or_set_aside(files: RunFiles, resume: str | None) -> None:
-    """Handles a run that other code has trained: a resume is refused, a fresh run sets it aside.
-
-    Raises:
-        ConfigError: --resume.
-    """
+    # Handles a run that other code has trained: a resume is refused, a fresh run sets it aside.
     stale = stale_files(files)
     if stale and resume == "last":
         raise ConfigError(
@@ -326,11 +315,8 @@ def train_main(
     """The command line of a train.py: config, data, folder of the run, Accelerate; then `train`.
 
     Args:
-        script: the train.py; its folder's name is the paper's.
-        default_row: file in the folder's configs/ that is trained without --config.
         train: (config, training set, files, resume, accelerator, label).
         open_training_set: (config.data, seed) -> set with a fingerprint.
-        scale_files: stem of the scale files, see `load_row`.
         start: (config, arguments) -> the config with the run that it starts from.
     """
     paper = script.resolve().parent

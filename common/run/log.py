@@ -14,7 +14,6 @@ class RunLog:
     """Appends one JSON object per line.
 
     Args:
-        path: file; its folder is created.
         resume_step: later records are dropped, so that a resumed log equals an unbroken one; None = a new file.
         enabled: False on all but the main process.
     """
@@ -39,11 +38,7 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Records of a log; a last line cut off by a crash is left out.
-
-    Raises:
-        ValueError: if an earlier line is not a JSON object; names file and line.
-    """
+    """Records of a log; a last line cut off by a crash is left out."""
     # a crash may cut inside a character; splitlines() would also split inside a text
     lines = path.read_bytes().decode("utf-8", "replace").split("\n")
     records = []

@@ -144,14 +144,7 @@ def reevaluate(
     files: RunFiles,
     accelerator: Accelerator,
 ) -> None:
-    """Evaluates a trained run again, after a change of evaluation code or test data.
-
-    Args:
-        config_class: of its pretrain.py.
-        build_method: (config, num_classes, seed) -> the method, whose weights the checkpoint replaces.
-    Raises:
-        CheckpointError: if the checkpoint is not one of pretrain.py, or of another model than its config states.
-    """
+    """Evaluates a trained run again, after a change of evaluation code or test data."""
     if checkpoint.state.get("kind") != "vision":
         raise CheckpointError(f"{checkpoint.path} is not from {paper}/pretrain.py")
     trained = from_dict(config_class, checkpoint.state["config"], str(checkpoint.path / "state.json"))

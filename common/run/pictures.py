@@ -1,7 +1,6 @@
 """Labelled images for learning from images only: training and test sets, two views of an image."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,13 @@ from common.data.broken import BrokenSample
 from common.data.held_out import split_off
 from common.data.order import SampleOrder, permuted, seed_of
 from common.data.pairs import lost_at_open
+from common.data.part import Part
 from common.data.scenes.classification import classification_task
 from common.data.transforms import ImageTransform
 from common.data.views import RECIPES, TwoViews, ViewRecipe
 from common.run.checkpoint import Checkpoint
 from common.run.inputs import described
 
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SMALL_CROPS = (0.05, 0.14)  # share of the area in SwAV's multi-crop, of 96 pixels beside 224
 ROLES = ("knn", "linear_probe", "collapse")  # what is measured on the test set
 
@@ -40,22 +39,13 @@ SCALE_FILES = "scale_vision"  # stem of the scale files of rows that train on im
 
 
 def open_training_set(data: VisionDataConfig, seed: int = 0) -> Any:
-    """The labelled training set; it does not depend on the seed.
-
-    Raises:
-        FileNotFoundError: a folder is missing.
-        ValueError: a file cannot be used; names it.
-    """
+    """The labelled training set; it does not depend on the seed."""
     opened = _open(data, "train")
     return split_off(opened, data.val_share).training if data.val_share else opened
 
 
 def open_validation_set(data: VisionDataConfig) -> Any:
-    """Labelled pictures that no run trains on and no table reports.
-
-    Raises:
-        ValueError: the source has none.
-    """
+    """Labelled pictures that no run trains on and no table reports."""
     if data.source == "scenes" or data.val:
         return _open(data, "val")
     if data.val_share:
@@ -67,7 +57,7 @@ def open_validation_set(data: VisionDataConfig) -> Any:
 
 
 def open_validation_sets(config: Any) -> list["SomePictures"]:
-    """What kNN accuracy is measured on at the end of a search's run; raises as `open_validation_set`."""
+    """What kNN accuracy is measured on at the end of a search's run."""
     return [SomePictures(open_validation_set(config.data), config.evaluation.monitor_queries)]
 
 
@@ -85,10 +75,10 @@ def _open(data: VisionDataConfig, part: str) -> Any:
     if data.source == "scenes":
         size = data.num_train if part == "train" else data.num_test  # as many for validation as for the test
         return classification_task(data.task, size, data.image_size, part=part)
-    from common.data.labelled import class_folders, open_image_folder, open_torchvision  # not for scenes
+    from common.data.labelled import class_folders, open_cifar10, open_image_folder  # not for scenes
 
     if data.source == "cifar10":
-        return open_torchvision("cifar10", data.root, CIFAR10_CLASSES, ["{}"], part=part)
+        return open_cifar10(data.root, part)
     root, folders = Path(data.root).expanduser(), {"train": data.train, "val": data.val, "test": data.test}
     names = class_folders(root / folders["train"])
     return open_image_folder(
@@ -177,8 +167,8 @@ def open_vision_training(config: Any, pictures: Any, checkpoint: Checkpoint | No
     )
 
 
-class SomePictures:
-    """A part of a labelled set, the same in every run, for evaluations during training.
+class SomePictures(Part):
+    """Samples of a labelled set in random places, the same in every run, for evaluations during training.
 
     Args:
         count: of the part, at most the whole set.
@@ -186,21 +176,11 @@ class SomePictures:
     """
 
     def __init__(self, pictures: Any, count: int, skip: int = 0) -> None:
-        self.pictures = pictures
         places = np.arange(skip, min(skip + count, len(pictures)))
-        self.name, self.class_names = f"{pictures.name}, {len(places)} of them", pictures.class_names
-        self.indices = permuted(places, len(pictures), seed_of(len(pictures)))
+        self._whole, self.name = pictures, f"{pictures.name}, {len(places)} of them"
+        self._rows = permuted(places, len(pictures), seed_of(len(pictures))).tolist()
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def label(self, index: int) -> int:
-        return self.pictures.label(int(self.indices[index]))
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.pictures[int(self.indices[index])]
-
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Of the whole set."""
-        return self.pictures.fingerprint
+        return self._whole.fingerprint

@@ -35,9 +35,6 @@ def train_on_pictures(
 
     Args:
         build_method: (config, num_classes, seed) -> the method with weights from the global random state.
-        training_set: the labelled set of config.data; only the supervised reference reads its labels.
-        resume: from the last whole checkpoint, if there is one.
-        label: name on the progress bar.
     """
     method = config.method
     setup = Setup(
@@ -95,11 +92,7 @@ def _validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
 
 
 def _prepare(accelerator: Accelerator, model: Method, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    """Accelerate's prepare, after batch normalisation was synchronised if the method needs it.
-
-    Raises:
-        ConfigError: several processes on CPUs, where torch cannot synchronise it.
-    """
+    # Accelerate's prepare, after batch normalisation was synchronised if the method needs it.
     if accelerator.num_processes > 1 and model.synchronised:
         if accelerator.device.type != "cuda":
             raise ConfigError(

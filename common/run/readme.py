@@ -26,9 +26,6 @@ def write_readme(
     """Writes the file on the main process: when the run opens, and once more when it is evaluated.
 
     Args:
-        state: of its checkpoints.
-        model: unwrapped.
-        steps: of the whole run.
         typed: the command of this process, which resumes a run without a `files.command`.
     """
     if not is_main_process():
@@ -60,7 +57,7 @@ def write_readme(
 
 
 def _commands(files: RunFiles, paper: str, kind: str) -> dict[str, str]:
-    """Purpose -> shell line, of the scripts that exist here and take a run of this kind."""
+    # Purpose -> shell line, of the scripts that exist here and take a run of this kind.
     folder, python = shlex.quote(shown(files.folder)), shlex.quote(sys.orig_argv[0])
     lines = {}
     if kind != "vision" and paper in PAPERS:

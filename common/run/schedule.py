@@ -10,11 +10,7 @@ from common.base.settings import OptimConfig, SgdConfig
 
 
 def learning_rate_at(step: int, optim: OptimConfig | SgdConfig) -> float:
-    """Rate of update `step`: linear warm-up from 0, then half a cosine down to final_learning_rate.
-
-    Args:
-        step: updates already made, in [0, optim.steps); at warmup_steps the rate is at its peak.
-    """
+    """Rate of update `step` (from 0): linear warm-up from 0, then half a cosine down to final_learning_rate."""
     if step < optim.warmup_steps:
         return optim.learning_rate * (step + 1) / (optim.warmup_steps + 1)
     progress = (step - optim.warmup_steps) / max(1, optim.steps - optim.warmup_steps)

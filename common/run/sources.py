@@ -71,12 +71,7 @@ def _run_fingerprint(checkpoint: Checkpoint) -> str:
 
 
 def weights_fingerprint(name: str, key: str = "weights") -> str:
-    """Of published weights: the hub's commit, or 12 hex digits of the SHA-256 of a file or folder.
-
-    Args:
-        name: file, folder or hub name.
-        key: setting that names it, for messages.
-    """
+    """Of published weights: the hub's commit, or 12 hex digits of the SHA-256 of a file or folder."""
     path = Path(name).expanduser()
     if not path.exists():  # the folder of a cached file is called by its commit
         return find_file(name, ("config.json", "open_clip_config.json"), key).parent.name

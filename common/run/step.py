@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Contrast(NamedTuple):
-    """What `Step.diagnose` compares: a logged loss and its value at chance level."""
+    # What `Step.diagnose` compares: a logged loss and its value at chance level.
 
     name: str
     chance: float
@@ -74,13 +74,7 @@ class Step:
     def backward(
         self, loss: torch.Tensor | None, parts: Mapping[str, torch.Tensor] | None = None, **logged: torch.Tensor
     ) -> None:
-        """Gradients of the loss.
-
-        Args:
-            loss: scalar, of this process; None = the sum of the parts.
-            parts: terms of the loss, for the log.
-            logged: further scalars for the log.
-        """
+        """Gradients of the loss of this process (None = the sum of its parts); parts and further scalars are logged."""
         parts = dict(parts or {})
         total = sum(parts.values()) if loss is None else loss
         self._parts = tuple(parts) if loss is None else None
@@ -95,7 +89,6 @@ class Step:
         Args:
             image_embeddings, text_embeddings: (local_batch, ...) of this process.
             chance: loss at chance level, above 0.
-            loss: name of the logged loss.
         """
         self._contrast = _Contrast(loss, chance)
         if self.run.journal.diagnoses_at(self.number + 1):  # before the gradient is clipped
@@ -134,7 +127,7 @@ class Step:
         self.values |= {**(values or {}), **more}
 
     def _read(self, gradient_norm: torch.Tensor, scalars: Iterable[Scalar]) -> None:
-        """Reads all values of the step by one all-reduce and one wait of the host."""
+        # Reads all values of the step by one all-reduce and one wait of the host.
         means = mean_over_processes(torch.stack([value.detach().float() for value in self._means.values()]))
         # the same on all processes, so they need no all-reduce
         equal = {scalar.name: scalar.value() for scalar in scalars} | {"gradient_norm": gradient_norm}

@@ -170,7 +170,7 @@ class Run:
         save_validation(paper, self.validation, sets, files, steps, state, self.provenance)
 
     def _save_if_due(self, done: int) -> None:
-        """Saves every run.save_every steps, at the end, and after a stop signal."""
+        # Saves every run.save_every steps, at the end, and after a stop signal.
         every = self.config.run.save_every
         # every process asks, so that all save at the same step
         must_stop = self.stop.agreed(self.accelerator.device)
@@ -256,10 +256,6 @@ def opened(
 
     Args:
         config: with the sections data, optim and run.
-        data_set: to train on, with a fingerprint.
-        resume: from the last whole checkpoint, if there is one.
-    Raises:
-        ConfigError, CheckpointError: see `checkpoint_to_resume`.
     """
     # what the run is made from
     provenance = provenance_of()
@@ -346,7 +342,7 @@ def _initial_model(
 
 
 def _code_facts(provenance: dict[str, str], checkpoint: Checkpoint | None) -> dict[str, str]:
-    """Revision at the start of a run, and the libraries of all its processes in order."""
+    # Revision at the start of a run, and the libraries of all its processes in order.
     versions = provenance["versions"]
     if checkpoint is None:
         return {"training_revision": provenance["git_revision"], "training_versions": versions}

@@ -27,7 +27,6 @@ class Comparison:
         samples per second and at least `goal`; "memory": it is ours / reference in extra bytes and at most `goal`, of
         one go of sides that return their Usage.
     samples: that each side handles in one go.
-    most_repeats: for sides that take long; None = as many as asked for.
     """
 
     what: str

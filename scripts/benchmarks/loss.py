@@ -110,7 +110,7 @@ def grown(warm_up: Callable[[], None], work: Callable[[], None]) -> Usage:
 
 
 def _status(name: str) -> int:
-    """Bytes, from a line such as "VmRSS:  1234 kB"."""
+    # Bytes, from a line such as "VmRSS:  1234 kB".
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 

@@ -309,12 +309,7 @@ class ClassificationTask:
     """A balanced classification set: every run of `len(class_names)` images holds each class once.
 
     Args:
-        name: one of `CLASSIFICATION_TASKS`.
-        size: number of images; does not change the images themselves.
-        image_size: side in pixels, at least 16.
         part: "test", or "train" and "val" for disjoint sets of the same distribution.
-    Raises:
-        ValueError: an unknown name or part, or a size out of range.
     """
 
     def __init__(self, name: str, size: int = 1_000, image_size: int = 48, seed: int = 0, part: str = "test"):

@@ -17,7 +17,7 @@ from common.data.scenes.statements import Statement
 from common.data.scenes.world import WORLD_VERSION, Scene
 
 MIN_IMAGE_SIZE = 16
-PARTS = ("test", "train", "val")  # of tasks. train: for probes and fine-tuning; they share no image
+PARTS = ("train", "val", "test")  # of tasks. train: for probes and fine-tuning; they share no image
 
 
 def check_sizes(size: int, image_size: int) -> None:
@@ -32,9 +32,14 @@ def check_task(name: str, tasks: Mapping[str, Any], part: str, size: int, image_
     """Refuses an unknown task or part, and sizes as `check_sizes`. Raises: ValueError."""
     if name not in tasks:
         raise ValueError(f"unknown task {name!r}; known tasks: {', '.join(tasks)}")
+    check_part(part)
+    check_sizes(size, image_size)
+
+
+def check_part(part: str) -> None:
+    """Refuses an unknown part. Raises: ValueError."""
     if part not in PARTS:
         raise ValueError(f"unknown part {part!r}; known parts: {', '.join(PARTS)}")
-    check_sizes(size, image_size)
 
 
 def fingerprint_of(parameters: dict, data_set) -> str:
@@ -53,17 +58,12 @@ class SceneDataset:
     """The embedded image-caption data set.
 
     Args:
-        split: one of `SPLITS`.
         size: number of images; None for the split's usual size. Does not change the images themselves.
-        image_size: side in pixels, at least 16.
-        seed: any integer; another seed gives other images.
-        caption_noise: probability in [0, 1] that an image carries the captions of another one.
-        ambiguity: probability in [0, 1] that an image's captions are vague: shapes without colours, in fixed words, so
+        caption_noise: probability that an image carries the captions of another one.
+        ambiguity: probability that an image's captions are vague: shapes without colours, in fixed words, so
             that they describe many other images and often repeat theirs.
         num_captions: of an image, from 1 to 5, the most specific first. The fifth ("some things") fits so many images
             that in training it repeats again and again, unlike captions of photographs.
-    Raises:
-        ValueError: an unknown split or a value out of range.
     """
 
     def __init__(

@@ -95,12 +95,11 @@ def _paint_stroke(image, key, supersampling):
 
 @compiled
 def _axis(centre, radius, first, last, supersampling, size):
-    """Samples along one axis, for textures and masks.
-
-    Returns:
-        (5, number of samples) int64: position from the centre in units; index into the mask's table, or -1; squared
-        distance to the nearest dot's centre; whether in a second-tone stripe; parity of the checker's cell.
-    """
+    # Samples along one axis, for textures and masks.
+    #
+    # Returns:
+    #     (5, number of samples) int64: position from the centre in units; index into the mask's table, or -1; squared
+    #     distance to the nearest dot's centre; whether in a second-tone stripe; parity of the checker's cell.
     table = np.empty((5, (last - first) * supersampling), dtype=np.int64)
     fine = size * supersampling
     for k in range(table.shape[1]):

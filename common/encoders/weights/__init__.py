@@ -2,7 +2,7 @@
 
 A layout is a table of our names and theirs. The same table is read in both directions, and the sizes of the towers are
 read off the shapes of what it finds. Whatever a table does not account for, on either side, is an error: weights that
-are not understood would be lost silently.
+are not understood would be lost silently. Refusals are a `WeightsError` that names what does not fit.
 
     layouts.py           the tables, and tensors moved by them
     towers.py            two towers from a state dict

@@ -20,11 +20,9 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
     """Our CLIP in open_clip's layout.
 
     Args:
-        model: sphere, one class token, causal text tower, final LayerNorms.
+        model: sphere, one class token, causal text tower, final LayerNorms; another one is refused.
     Returns:
         (state dict, model configuration): open_clip's CLIP(**configuration) takes the state dict.
-    Raises:
-        WeightsError: a model that the layout cannot express; names what.
     """
     image, text = _exportable_towers(model)
     of_image, of_text = sizes_of(image.transformer), sizes_of(text.transformer)
@@ -63,10 +61,7 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
 def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
     """Our CLIP as transformers' CLIPModel, in eval mode; `save_pretrained` writes it.
 
-    Args:
-        model: sphere, one class token, causal text tower, final LayerNorms.
-    Raises:
-        WeightsError: a model that the layout cannot express; names what.
+    Arguments as in `clip_to_open_clip`.
     """
     from transformers import CLIPConfig, CLIPModel
 
@@ -96,7 +91,6 @@ def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
 
 
 def _exported(model: TwoTowers, layout: Layout) -> dict[str, torch.Tensor]:
-    """Our state dict in another layout."""
     state = model.state_dict()
     exported = {}
     layers = (len(tower.transformer.blocks) for tower in (model.image_tower, model.text_tower))

@@ -69,13 +69,8 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
                        patch embedding
         projection     new, and with it the last LayerNorm where the weights have none (ViT, DeiT, BERT)
 
-    Args:
-        tower: of the run, not yet wrapped.
-        key: setting that names them, for messages.
     Returns:
         Names of the tower's parameters that are filled.
-    Raises:
-        WeightsError: what does not fit, each with its key and both values.
     """
     if not hasattr(tower, "transformer"):
         raise WeightsError(
@@ -118,10 +113,9 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
 
 
 def _fold_colours_(state: dict[str, torch.Tensor], pixels: ImageTransform, num_class_tokens: int) -> None:
-    """Makes a patch embedding of pixels (p - mean) / std one of pixels normalised as CLIP's; exact, as nothing pads.
-
-    What is constant goes into the bias; CLIP's kind has none, and there into the position rows of the patches.
-    """
+    # Makes a patch embedding of pixels (p - mean) / std one of pixels normalised as CLIP's; exact, as nothing pads.
+    #
+    # What is constant goes into the bias; CLIP's kind has none, and there into the position rows of the patches.
     colours = pixels.mean, pixels.std, CLIP_MEAN, CLIP_STD
     mean, std, clip_mean, clip_std = (torch.tensor(values).view(3, 1, 1) for values in colours)
     weight = state["patch_embedding.weight"] / std

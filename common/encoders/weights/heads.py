@@ -25,13 +25,7 @@ PUBLISHED: Mapping[str, Mapping[tuple[int, int], int]] = {  # side -> (width, la
 
 
 def heads_of(side: str, width: int, layers: int, stated: int | None, source: str) -> int:
-    """The heads of a tower.
-
-    Args:
-        stated: by the user; None = nothing.
-    Raises:
-        WeightsError: no published model has these sizes and the user states nothing.
-    """
+    """The heads of a tower."""
     heads = PUBLISHED[side].get((width, layers), stated)
     if heads is None:
         raise WeightsError(
@@ -49,11 +43,7 @@ def heads_in(model: nn.Module) -> dict[str, int]:
 
 
 def agreed_heads(source: str, heads: Mapping[str, int], stated: Heads) -> None:
-    """Refuses heads that the user states if the weights have others.
-
-    Raises:
-        WeightsError: names side and both numbers.
-    """
+    """Refuses heads that the user states if the weights have others."""
     for side, number in heads.items():
         if stated[side] not in (None, number):
             raise WeightsError(
@@ -64,11 +54,7 @@ def agreed_heads(source: str, heads: Mapping[str, int], stated: Heads) -> None:
 
 
 def heads_argument(text: str) -> dict[str, int | None]:
-    """The value of --heads: "4" for both towers, or "12,8" for image and text.
-
-    Raises:
-        ArgumentTypeError: anything else.
-    """
+    """The value of --heads: "4" for both towers, or "12,8" for image and text."""
     numbers = text.split(",")
     if len(numbers) > 2 or not all(number.strip().isdecimal() and int(number) for number in numbers):
         raise argparse.ArgumentTypeError(f"{text!r}; expected a number for both towers, or two: IMAGE,TEXT")

@@ -145,11 +145,7 @@ def check_keys(config: Mapping[str, Any], table: Table, where: str, strict: bool
 
     Args:
         config: key -> value; a missing key has the library's default, which every table accepts.
-        table: of its keys.
-        where: the file, and the section in it, for messages.
         strict: a key that the table lacks is refused too, as open_clip does it; transformers ignores it.
-    Raises:
-        WeightsError: names key, value and what is expected.
     """
     for key, value in config.items():
         accepted = table.get(key, () if strict else FREE)
@@ -166,11 +162,7 @@ def refused(where: str, key: str, value: Any, expected: str) -> WeightsError:
 
 
 def square(value: Any, where: str, key: str) -> int:
-    """The side of a square: a number, or two equal ones.
-
-    Raises:
-        WeightsError: unequal sides.
-    """
+    """The side of a square: a number, or two equal ones."""
     sides = {value} if isinstance(value, int) else set(value) if isinstance(value, list | tuple) else set()
     if len(sides) != 1 or not all(isinstance(side, int) for side in sides):
         raise refused(where, key, value, "our towers take squares; expected a number, or equal ones")

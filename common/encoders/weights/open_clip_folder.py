@@ -35,8 +35,6 @@ def read_configuration(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict
     Returns:
         Its model_cfg with defaults filled in; what no tensor states of the image tower and of the text tower ("heads",
         "norm_eps", "end_id"); how pixels become inputs.
-    Raises:
-        WeightsError: a key or value that our towers do not compute; names it.
     """
     content = read_json_object(file)
     model = content.get("model_cfg", content)
@@ -74,11 +72,7 @@ def _eps(section: Mapping[str, Any], where: str) -> float:
 
 
 def check_sizes(clip: TwoTowers, model: Mapping[str, Any], where: str) -> None:
-    """Refuses tensors of other sizes than the configuration has; open_clip would interpolate them, or fail.
-
-    Raises:
-        WeightsError: names key and both numbers.
-    """
+    """Refuses tensors of other sizes than the configuration has; open_clip would interpolate them, or fail."""
     image, text = clip.image_tower, clip.text_tower
     actual = {
         "vision_cfg": {"image_size": image.image_size, "patch_size": image.patch_size},

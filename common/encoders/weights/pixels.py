@@ -22,8 +22,6 @@ def pixels_of_open_clip(preprocess: Mapping[str, Any], size: int, where: str) ->
 
     Args:
         size: of the model's images, which open_clip takes instead of the section's.
-    Raises:
-        WeightsError: a key or value that our transform does not have.
     """
     stated = {key: value for key, value in preprocess.items() if value is not None}
     check_keys(stated, PREPROCESS, where, strict=False)
@@ -43,8 +41,6 @@ def pixels_of_processor(processor: Mapping[str, Any], where: str) -> ImageTransf
 
     Args:
         processor: its `to_dict()`, in which the defaults of its class are filled in.
-    Raises:
-        WeightsError: a key or value that our transform does not have.
     """
     check_keys(processor, PROCESSOR, where, strict=False)
     size, crop = (_sides(processor.get(key)) for key in ("size", "crop_size"))
@@ -80,11 +76,7 @@ def pixels_of_processor(processor: Mapping[str, Any], where: str) -> ImageTransf
 
 
 def pixels_of_folder(name: str) -> ImageTransform | None:
-    """What a folder or hub name of transformers states; None where it has no file of a processor.
-
-    Raises:
-        WeightsError: as `pixels_of_processor`, or a file that transformers cannot read.
-    """
+    """What a folder or hub name of transformers states; None where it has no file of a processor."""
     try:
         file = find_file(name, PROCESSORS, "weights")
     except ValueError:  # a model that was saved without its processor
@@ -99,11 +91,7 @@ def pixels_of_folder(name: str) -> ImageTransform | None:
 
 
 def preprocess_of(pixels: ImageTransform) -> dict[str, Any]:
-    """open_clip's `preprocess_cfg`.
-
-    Raises:
-        WeightsError: an image that is resized to more than it is cut to.
-    """
+    """open_clip's `preprocess_cfg`."""
     if pixels.resized not in (None, pixels.size):
         raise WeightsError(f"resized = {pixels.resized} with size = {pixels.size}; open_clip has one size only")
     modes = {ours: theirs for theirs, ours in _RESIZE_MODES.items()}
@@ -139,7 +127,7 @@ def _transform(where: str, **fields: Any) -> ImageTransform:
 
 
 def _three(value: Any) -> tuple[float, ...]:
-    """A number for each colour; both libraries also take one for all."""
+    # A number for each colour; both libraries also take one for all.
     return tuple(value) if isinstance(value, list | tuple) else (value,) * 3
 
 

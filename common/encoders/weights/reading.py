@@ -51,11 +51,8 @@ def read_source(
             the local cache, then downloaded), or a file of weights in OpenAI's layout (.safetensors, .pt, .bin).
         activation: of the MLPs. A bare file of weights does not state it, so it must be given, except for an archive of
             OpenAI's (TorchScript), which is quick_gelu. If the source states it, another one is refused.
-        key: setting or option that the user named it with, for messages.
         heads: "image", "text" -> attention heads of a bare file whose sizes are of no published model; None = not
             stated. A side that is left out is a tower that nobody takes.
-    Raises:
-        WeightsError, FileNotFoundError, ValueError: weights that cannot be read or downloaded.
     """
     path = Path(name).expanduser()
     if not path.exists() and (path.is_absolute() or name.startswith(".") or path.suffix in _SUFFIXES):
@@ -72,7 +69,7 @@ def read_source(
 
 
 def load_clip(path: str | Path, activation: Activation | None = None, heads: Heads = NOT_STATED) -> TwoTowers:
-    """CLIP from a source of `read_source`; arguments and errors as there.
+    """CLIP from a source of `read_source`; arguments as there.
 
     How pixels become its inputs stands in `read_source(path).pixels`.
     """
@@ -91,14 +88,12 @@ def read_bare(path: str | Path, activation: Activation | None) -> tuple[dict[str
 
     Args:
         activation: must be given but for a TorchScript archive: OpenAI's, quick_gelu.
-    Raises:
-        WeightsError: it is not given, or not the archive's; the layout is transformers', whose config.json is needed.
     """
     return _read_bare(Path(path), activation)[:2]
 
 
 def _read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation, bool]:
-    """As `read_bare`, and whether the file is a TorchScript archive."""
+    # As `read_bare`, and whether the file is a TorchScript archive.
     state, is_archive = _read_file(path)
     theirs = next((name for name in without_ddp(state) if name.startswith(_OF_TRANSFORMERS)), None)
     if theirs is not None:
@@ -115,11 +110,7 @@ def _read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, tor
 
 
 def agreed_activation(source: str | Path, stated: Activation, activation: Activation | None) -> Activation:
-    """The activation that a source states; a user may state the same one, or nothing (None).
-
-    Raises:
-        WeightsError: the user states another one.
-    """
+    """The activation that a source states; a user may state the same one, or nothing (None)."""
     if activation not in (None, stated):
         raise WeightsError(f"{source} states the activation {stated}; expected {stated}, got {activation}")
     return stated
@@ -132,7 +123,6 @@ def _of_clip(clip: TwoTowers, source: str, pixels: ImageTransform | None, sides:
 
 
 def _read_open_clip(name: str, configuration: Path, activation: Activation | None, key: str) -> Weights:
-    """Of open_clip's hub layout."""
     model, image, text, pixels = read_configuration(configuration)
     file = find_file(name, ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"), key)
     activation = agreed_activation(name, "quick_gelu" if model.get("quick_gelu") else "gelu", activation)
@@ -150,7 +140,6 @@ def _read_open_clip(name: str, configuration: Path, activation: Activation | Non
 
 
 def _read_transformers(name: str, configuration: Path, activation: Activation | None) -> Weights:
-    """Of a model of transformers, whose config.json is `configuration`."""
     kind = read_json_object(configuration).get("model_type")
     if kind not in ("clip", "vit", "deit", "bert"):
         raise WeightsError(f"{name} is a {kind} of transformers; expected: clip, vit, deit, bert")
@@ -194,15 +183,12 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
 
     A TorchScript archive, the form of OpenAI's files, can only be opened by torch.jit.load, which may run TorchScript
     that it holds (no Python): take archives from where you would take a program.
-
-    Raises:
-        WeightsError: the file holds no state dict or cannot be read; names it.
     """
     return _read_file(Path(path))[0]
 
 
 def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
-    """Its tensors, and whether it is a TorchScript archive."""
+    # Its tensors, and whether it is a TorchScript archive.
     is_archive = False
     if path.suffix == ".safetensors":
         try:
@@ -227,7 +213,7 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
 
 
 def _sentence(error: Exception) -> str:
-    """What is wrong with a file, of torch's pages of advice with terminal escapes."""
+    # What is wrong with a file, of torch's pages of advice with terminal escapes.
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
     called = re.search(r"GLOBAL (\S+)", text)
     if called is not None:
@@ -239,14 +225,7 @@ def _sentence(error: Exception) -> str:
 
 
 def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
-    """A BERT for `load_bert_`, with the head of masked language modelling where the weights have one.
-
-    Args:
-        name: folder that transformers wrote, or a name on the hub.
-        key: setting that names it, for messages.
-    Raises:
-        WeightsError, ValueError: what is no BERT, or cannot be read or had.
-    """
+    """A BERT for `load_bert_`, with the head of masked language modelling where the weights have one."""
     configuration = find_file(name, ("config.json",), key)
     kind = read_json_object(configuration).get("model_type")
     if kind != "bert":
@@ -262,7 +241,7 @@ def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
 
 
 def _of_transformers(kind: type, name: str) -> tuple[nn.Module, list[str]]:
-    """A model of transformers in float32, and the names of what its weights lack, which are drawn at random."""
+    # A model of transformers in float32, and the names of what its weights lack, which are drawn at random.
     folder = Path(name).expanduser()
     options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
     try:

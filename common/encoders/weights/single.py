@@ -32,8 +32,6 @@ def load_vit_(tower: VisionTransformer, model: "ViTModel | DeiTModel", antialias
         tower: one class token for ViT, two for a DeiT with distillation token; norm_eps as in model.config.
         model: transformers' model; its pooler is not used.
         antialias: of the interpolation; False as ALBEF does it.
-    Raises:
-        WeightsError: sizes, activation or eps that differ.
     """
     layers = len(tower.transformer.blocks)
     check_config(model.config, model.config.name_or_path or "the ViT")
@@ -76,10 +74,6 @@ def load_bert_(
     Args:
         model: transformers' model; its pooler is not used. With a head it must be a BertForMaskedLM.
         text_tower: takes the layers from 0 on; context_length at most BERT's 512.
-        fusion: takes the layers that follow.
-        head: of masked language modelling.
-    Raises:
-        WeightsError: sizes that do not fit, layers left over, a head without weights for it.
     """
     config, state = model.config, dict(model.state_dict())
     if not any(name.startswith("bert.") for name in state):
@@ -130,7 +124,7 @@ def load_bert_(
 
 
 def _check_same(transformer: Transformer, config: Any) -> None:
-    """Refuses a configuration of transformers whose eps, heads or activation differ, which no shape shows."""
+    # Refuses a configuration of transformers whose eps, heads or activation differ, which no shape shows.
     sizes = sizes_of(transformer)
     _same("norm_eps", sizes["layer_norm_eps"], config.layer_norm_eps)
     _same("heads", sizes["num_attention_heads"], config.num_attention_heads)

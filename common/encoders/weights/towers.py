@@ -53,11 +53,7 @@ class Weights:
     pixels: ImageTransform | None = None
 
     def clip(self) -> TwoTowers:
-        """Both towers on the sphere.
-
-        Raises:
-            WeightsError: a side is missing, or they were trained with another geometry.
-        """
+        """Both towers on the sphere."""
         if self.geometry is None:
             raise WeightsError(f"{self.source} has one tower only; expected: a model of pictures and captions")
         if self.geometry != "sphere":
@@ -90,9 +86,6 @@ def two_towers_from(
             "norm_eps", "end_id" (default: the largest id of a row).
     Returns:
         TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
-    Raises:
-        WeightsError: tensors that are missing, left over, of another shape or not finite; heads that do not divide a
-            width.
     """
     entries = tower_entries(
         layout, *(count_blocks(state, blocks[0]) for blocks in (layout.image_blocks, layout.text_blocks))
@@ -110,13 +103,7 @@ def two_towers_from(
 def towers_of_sizes(
     tensors: State, image: dict[str, Any], text: dict[str, Any], source: str
 ) -> tuple[VisionTransformer, CausalTextTransformer | BidirectionalTextTransformer]:
-    """Towers on the meta device for tensors under our names, of the sizes of their shapes.
-
-    Args:
-        tensors: "image_tower.patch_embedding.weight", ...
-    Raises:
-        WeightsError: a number of heads that does not divide the width.
-    """
+    """Towers on the meta device for tensors under our names, of the sizes of their shapes."""
     image_tensors, text_tensors = (
         {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         for prefix in ("image_tower.", "text_tower.")
@@ -167,7 +154,7 @@ def towers_of_sizes(
 
 
 def _read_sizes(tensors: State, width: int) -> dict[str, Any]:
-    """The arguments that every tower takes, from its tensors under our names."""
+    # The arguments that every tower takes, from its tensors under our names.
     return {
         "width": width,
         "layers": count_blocks(tensors, "transformer.blocks."),
@@ -200,10 +187,6 @@ def clip_from_open_clip(
         text_heads, image_heads: None = those of the published model of these sizes (`PUBLISHED`), else of `heads`.
         heads: what a user states. A side that it lacks is a tower that nobody takes.
         image, text: what else no shape shows, as in `two_towers_from`.
-    Returns:
-        TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
-    Raises:
-        WeightsError: not a CLIP with a ViT, or tensors left over.
     """
     # open_clip's custom text towers have a prefix of their own, OpenAI's archives numbers that are no weights
     state = {name.removeprefix("text."): value for name, value in without_ddp(state).items()}
@@ -231,15 +214,7 @@ def clip_from_open_clip(
 
 
 def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
-    """CLIP from transformers' model, with its activation and LayerNorm eps.
-
-    Args:
-        model: any CLIPModel; a folder or hub name is read by CLIPModel.from_pretrained.
-    Returns:
-        TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
-    Raises:
-        WeightsError: a configuration that our towers cannot express.
-    """
+    """CLIP from transformers' model, with its activation and LayerNorm eps."""
     source = model.config.name_or_path or "the transformers model"
     check_config(model.config, source)
     image, text = (
@@ -257,11 +232,7 @@ def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
 
 
 def check_config(config: "PreTrainedConfig", source: str) -> None:
-    """Refuses a configuration of transformers with a value that our towers do not compute.
-
-    Raises:
-        WeightsError: names key, value and what is expected.
-    """
+    """Refuses a configuration of transformers with a value that our towers do not compute."""
     table = TRANSFORMERS[config.model_type]
     check_keys({key: getattr(config, key) for key in table if hasattr(config, key)}, table, f"{source}: ")
     for section in ("vision_config", "text_config"):

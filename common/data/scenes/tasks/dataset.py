@@ -33,13 +33,7 @@ ANNOTATION_TASKS: dict[str, AnnotationSpec] = {
 class AnnotationTask:
     """Images with boxes, questions, statements or cues; each task's file documents its items.
 
-    Args:
-        name: one of `ANNOTATION_TASKS`.
-        size: number of items; does not change the items themselves.
-        image_size: side in pixels, at least 16.
-        part: "test", or "train" and "val" for disjoint sets of the same distribution.
-    Raises:
-        ValueError: an unknown name or part, or a size out of range.
+    size, image_size, seed and part are those of `ClassificationTask`.
     """
 
     def __init__(self, name: str, size: int = 1_000, image_size: int = 48, seed: int = 0, part: str = "test"):

@@ -4,33 +4,21 @@ import numpy as np
 
 from common.base.random_keys import Draws, derive_key
 from common.data.decoding import row_of
-from common.data.scenes.dataset import check_sizes, fingerprint_of
+from common.data.scenes.dataset import check_part, check_sizes, fingerprint_of
 from common.data.scenes.draw import render
 from common.data.scenes.sampling import draw_scene
 from common.data.scenes.tasks.grounding import STATISTICS, appearance_statement, proposals
 from common.data.scenes.wording import say_reference
 from common.data.scenes.world import LARGE, Scene
 
-PARTS = ("train", "val", "test")
-
 
 class ReferringScenes:
-    """Two to four things, often alike; the captions of an image are expressions that fit one of them each.
-
-    Args:
-        part: one of `PARTS`; no image of one is in another.
-        size: number of images; does not change the images themselves.
-        image_size: side in pixels, at least 16.
-        num_captions: expressions of an image at most.
-    Raises:
-        ValueError: an unknown part, or a size out of range.
-    """
+    """Two to four things, often alike; the captions of an image are expressions that fit one of them each."""
 
     def __init__(
         self, part: str, size: int = 1_000, image_size: int = 48, seed: int = 0, num_captions: int = 5
     ) -> None:
-        if part not in PARTS:
-            raise ValueError(f"unknown part {part!r}; known parts: {', '.join(PARTS)}")
+        check_part(part)
         check_sizes(size, image_size)
         self.part, self.size, self.image_size, self.seed, self.num_captions = part, size, image_size, seed, num_captions
         self.name = f"scenes/referring_{part}"
