@@ -169,6 +169,11 @@ class Config:
     start: StartConfig = field(default_factory=StartConfig)
     has_pools = True  # not a field: whether there is a contrast against pools
 
+    @property
+    def mafa(self) -> str:
+        """What a row of MAFA is on this data. On scenes it mines hardly any true positive (`geomm/mining.py`)."""
+        return "ALBEF on grouped batches" if self.data.source == "scenes" else "MAFA"
+
     def __post_init__(self) -> None:
         check_patches(self.data, self.model)
         batch, queue = self.optim.global_batch_size, self.method.queue_size

@@ -23,6 +23,7 @@ from common.report.claims.expressions import Cell
 from common.report.claims.read import load_claims, load_paper_tables
 from common.report.table import Measured, from_json
 from common.reproduce.command import Command
+from common.reproduce.tables import ran_as
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
@@ -327,6 +328,18 @@ def test_what_a_discriminator_finds_is_reported_for_shuffled_and_grouped_batches
         "Geo-MAFA, grouped",
     ]
     assert all(0 < row.ours["alike"].mean < 100 and 0 <= row.ours["mined"].mean <= 100 for row in table.rows)
+
+
+def test_a_row_of_mafa_is_named_by_what_it_is_on_scenes():
+    folder, rows = ROOT / "geomm", read_repository_yaml(ROOT / "geomm/paper_tables.yaml")["tables"].values()
+    rows = [row for table in rows for row in table["rows"] if "mafa" in row.get("config", "")]
+    assert len(rows) == 9
+    for row in rows:
+        on_scenes, on_photographs = (
+            load_row(Config, folder, folder / "configs" / row["config"], scale) for scale in ("demo", "photos")
+        )
+        assert ran_as(row["ours"], on_photographs) == row["method"]
+        assert ran_as(row["ours"], on_scenes) == row["method"].replace("MAFA", "ALBEF on grouped batches")
 
 
 def test_lookalikes_are_those_of_the_test_set_counted_one_by_one(geomm):
