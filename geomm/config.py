@@ -102,6 +102,8 @@ class MethodConfig(DistanceConfig):
     distillation: float = setting(0.4, at_least=0.0, at_most=1.0)  # alpha: share of the momentum model's targets
     targets: Literal["own", "ids"] = "own"  # ids: all captions of a picture are positives (fine-tuning)
     projection_bias: bool = True  # of clip; FLIP: none
+    causal_text: bool = False  # of clip: CLIP's text tower, as published weights have it, not BERT's
+    two_views: bool = False  # of albef: the momentum encoders see another view, as GeoMM prints it; tcl always has two
     fusion_layers: int = setting(2, at_least=1)  # of albef
     mask_probability: float = setting(0.15, at_least=0.0, below=1.0)  # of albef's words; 0 = none are masked
     # mafa: samples that are collected before they are ordered, and samples of a chain, a multiple of the batch
@@ -123,6 +125,16 @@ class MethodConfig(DistanceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self)
+        if self.causal_text and self.base != "clip":
+            raise ValueError(
+                f"method.causal_text = true with method.base = {self.base}, whose fusion starts from the tokens of "
+                "BERT's tower; expected: false, or method.base = clip"
+            )
+        if self.two_views and self.base not in ("albef", "tcl"):
+            raise ValueError(
+                f"method.two_views = true with method.base = {self.base}, whose encoders see one view; expected: "
+                "false, or method.base = albef"
+            )
         if self.match_entropy and self.scale_factor != 1:
             raise ValueError(
                 f"method.match_entropy = true with method.scale_factor = {self.scale_factor}; expected: one of them, "
@@ -156,6 +168,11 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     start: StartConfig = field(default_factory=StartConfig)
     has_pools = True  # not a field: whether there is a contrast against pools
+
+    @property
+    def mafa(self) -> str:
+        """What a row of MAFA is on this data. On scenes it mines hardly any true positive (`geomm/mining.py`)."""
+        return "ALBEF on grouped batches" if self.data.source == "scenes" else "MAFA"
 
     def __post_init__(self) -> None:
         check_patches(self.data, self.model)

@@ -23,7 +23,8 @@ from geomm.model import build_model, mask_id_of
 
 DECIDES = "evaluation"
 
-NUM_WORDS = {"bert_wordpiece": 30_522, "clip_bpe": 49_408}  # other vocabularies have some hundred
+# of published vocabularies; others have some hundred
+NUM_WORDS = {"bert_wordpiece": 30_522, "albef_wordpiece": 30_522, "clip_bpe": 49_408}
 PAD, CLS, END = 0, 2, 3
 RANDOM = "random weights, pictures and words"
 TIMED_STEPS = {"smoke": 1}  # of each model; at other scales 5

@@ -37,11 +37,12 @@ DEFAULT_ROW = "vqa_albef_geo.yaml"
 
 
 def validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """The task's metrics on its validation set; none of text assignment, which has none."""
+    """The task's metrics on its validation set, with their chance levels; none of text assignment, which has none."""
     if not run.training.validation_sets:
         return {}, {}
     (items,) = run.training.validation_sets
-    metrics = evaluate_task(run.config, run.encoder, items).metrics
+    result = evaluate_task(run.config, run.encoder, items)
+    metrics = result.metrics | {f"chance_{metric}": level for metric, level in result.chance.items()}
     return {f"{run.config.data.task}_val": metrics}, {"accuracy": "accuracy"}
 
 

@@ -8,7 +8,11 @@ from torch import nn
 from common.base.config import ConfigError
 from common.data.order import SampleOrder
 from common.data.tokenizer import Tokenizer
-from common.encoders.from_config import bidirectional_text_transformer, vision_transformer
+from common.encoders.from_config import (
+    bidirectional_text_transformer,
+    causal_text_transformer,
+    vision_transformer,
+)
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.vision import interpolate_positions
 from common.encoders.weights import load_bert_, read_bert
@@ -74,12 +78,14 @@ def build_encoders(config: Config, tokenizer: Tokenizer) -> ProjectedTowers:
     num_ids = max(tokenizer.vocabulary_size, mask_id_of(tokenizer) + 1)
     # ALBEF's towers keep the scheme of their fusion layers
     scheme = "clip_image" if method.base == "clip" else "scaled"
-    towers = (
-        vision_transformer(data, model, projected=False, initialisation=scheme),
-        bidirectional_text_transformer(data, model, tokenizer, projected=False, vocabulary_size=num_ids),
-    )
-    if model.text.layers:  # ALBEF's text tower is BERT's, which ends in the LayerNorm of its last layer
-        towers[1].final_norm = nn.Identity()
+    image_tower = vision_transformer(data, model, projected=False, initialisation=scheme)
+    if method.causal_text:
+        text_tower = causal_text_transformer(data, model, tokenizer, projected=False)
+    else:
+        text_tower = bidirectional_text_transformer(data, model, tokenizer, projected=False, vocabulary_size=num_ids)
+        if model.text.layers:  # BERT ends in the LayerNorm of its last layer
+            text_tower.final_norm = nn.Identity()
+    towers = image_tower, text_tower
     if method.base == "clip":
         return ProjectedTowers(*towers, model.embedding_dim, method.projection_bias)
     text = model.text

@@ -11,7 +11,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import Job, PaperCode, RowRun
-from common.reproduce.tables import note_of, train_rows, trained_on, trained_table
+from common.reproduce.tables import note_of, train_rows, trained_on, trained_table, training_of
 
 DECIDES = "nothing"
 
@@ -39,7 +39,7 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
     table, _ = trained_table(command, code, "table3", note, {}, TASKS)
     if not is_main_process():
         return []
-    # a task that images do not help decides no claim
+    # a task that images do not help, or that all runs together are near chance in, decides no claim
     methods, values, chance, not_learnt = list(dict.fromkeys(method for method, _ in configs)), {}, {}, {}
     for column in source["columns"]:
         key, (role, metric, task) = column["key"], column["measure"]
@@ -50,12 +50,9 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
             if key == "nlvr2_test_p":
                 values[f"{method}_exchanged", key] = _percent(runs, "nlvr2_exchanged", metric)
             chance[key] = 100 * runs[0].evaluations[role]["chance"][metric]
-        if not learnt(
-            [values[method, key] for method in methods], [values[f"{method}_blank", key] for method in methods]
-        ):
-            not_learnt[key] = (
-                f"{column['label']} is not learnt: blank pictures do as well, up to the spread of the seeds"
-            )
+        of_methods = [[values[f"{method}{kind}", key] for method in methods] for kind in ("", "_blank")]
+        if failure := failure_of(*of_methods, [run for method in methods for run in seeing[method, task]]):
+            not_learnt[key] = f"{column['label']} is {failure}"
     findings = Findings(
         name="tasks",
         caption="Table 3's tasks beside the same model without pictures, and with those of NLVR2 exchanged.",
@@ -75,6 +72,19 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
         notes=[*not_learnt.values()] if len(command.seeds) > 1 else ["One seed has no spread to say what is learnt."],
     )
     return [without_claims(table, not_learnt), write_findings(command, code.name, findings)]
+
+
+def failure_of(seeing: Sequence[Sequence[float]], blank: Sequence[Sequence[float]], runs: Sequence[RowRun]) -> str:
+    """Why a task decides no claim: it is not learnt, or its runs together show no sign of training; "" if neither.
+
+    Args:
+        seeing, blank: as in `learnt`.
+        runs: of all models and seeds, with images.
+    """
+    if not learnt(seeing, blank):
+        return "not learnt: blank pictures do as well, up to the spread of the seeds"
+    failure = training_of(runs)[0].failure
+    return f"not trained: {failure}" if failure else ""
 
 
 def learnt(seeing: Sequence[Sequence[float]], blank: Sequence[Sequence[float]]) -> bool:

@@ -48,7 +48,7 @@ DEFAULT_ROW = "clip_geo.yaml"
 def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> TrainingData:
     """The run's data, with the token ids of the run that it starts from; the discriminator must have the same ids.
 
-    TCL uses two views of each image. MAFA orders its batches by its features.
+    TCL, and ALBEF with method.two_views, use two views of each image. MAFA orders its batches by its features.
 
     Raises:
         ConfigError: a discriminator with other token ids, or a MAFA on a stream or a mixture.
@@ -56,7 +56,8 @@ def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> Tr
     fresh = checkpoint is None
     if fresh and config.start.run:
         checkpoint = named_checkpoint(Path(config.start.run), "start.run")
-    training = open_training_data(config, pairs, checkpoint, two_views=config.method.base == "tcl")
+    two_views = config.method.two_views or config.method.base == "tcl"
+    training = open_training_data(config, pairs, checkpoint, two_views)
     if fresh and config.start.discriminator_run:
         theirs = named_checkpoint(Path(config.start.discriminator_run)).state["tokenizer"]
         if theirs != json.loads(json.dumps(training.tokenizer.to_json())):
@@ -97,9 +98,6 @@ def train(
         steps_per_epoch = max(1, len(pairs) // config.optim.global_batch_size)
 
         for step in run.steps():
-            views = (step.images,)
-            if step.batch.second_views is not None:
-                views += (run.training.transform.inputs(step.batch.second_views.to(step.device, non_blocking=True)),)
             ids = step.ids if method.targets == "ids" else None
 
             # Alg. 2: a new graph every graph_update_interval steps; then the loss on the columns as they will be
@@ -110,12 +108,15 @@ def train(
             alpha = distillation_weight(step.number, steps_per_epoch, method.distillation)
             if grouping is not None:
                 alpha = smoothing_at(step.number, steps_per_epoch, method.smoothing)
-            masked, counts = mask(step.batch.token_ids) if isinstance(model, Albef) else ((), {})
-            inputs = *views, step.token_ids, *masked, alpha, ids
+            masked, more = mask(step.batch.token_ids) if isinstance(model, Albef) else ((), {})
+            if step.batch.second_views is not None:  # of the momentum encoders
+                views = step.batch.second_views.to(step.device, non_blocking=True)
+                more |= {"momentum_images": run.training.transform.inputs(views)}
+            inputs = step.images, step.token_ids, *masked, alpha, ids
             if method.changes_scale and model.text_pool.factor_is_due(step.number):
-                facts = set_factor_(run, inputs, counts, step.number)
+                facts = set_factor_(run, inputs, more, step.number)
                 run.journal.log.write("scale_factor", step=step.number + 1, **facts)
-            losses = run.model(*inputs, **counts)
+            losses = run.model(*inputs, **more)
 
             step.backward(None, losses.parts, **losses.logged)
             if step.is_logged:  # before the update, which changes the model that the statistics are about
@@ -140,11 +141,11 @@ def start_from_others_(model: QueueClip, config: Config, journal: Journal) -> No
     model.start_momentum_()
 
 
-def set_factor_(run: Run, inputs: Sequence[Any], counts: Mapping[str, int], step: int) -> dict[str, Any]:
+def set_factor_(run: Run, inputs: Sequence[Any], more: Mapping[str, Any], step: int) -> dict[str, Any]:
     """Multiplies the logit scale at the step of the first graph, see geomm/softness.py; call on every process.
 
     Args:
-        inputs, counts: arguments of the model; a match computes the step's embeddings once before the loss.
+        inputs, more: arguments of the model; a match computes the step's embeddings once before the loss.
     Returns:
         For the log.
     """
@@ -155,7 +156,7 @@ def set_factor_(run: Run, inputs: Sequence[Any], counts: Mapping[str, int], step
         return {"scale_factor": method.scale_factor}
     device = run.accelerator.device
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        return match_(model, run.model(*inputs, **counts), step)
+        return match_(model, run.model(*inputs, **more), step)
 
 
 def of_the_pools(model: QueueClip, losses: Losses, ids: torch.Tensor | None) -> dict[str, float]:

@@ -27,7 +27,6 @@ from typing import Any
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import torch
 from PIL import Image
 from torch.utils.data import Subset
 
@@ -46,10 +45,11 @@ from common.reproduce.tables import ran_as
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import this_device
 from common.run.launch import run_or_explain
+from common.vectors import unit
 from euclip.distributions import training_sample
 from euclip.traversal import nearest_on_walk, root_of
 from euclip.traversal_data import Embedded, Task, captions_pool, embed_task, has_hierarchy, pairs_task, scenes_task
-from geomm.geodesic import neighbor_graph
+from geomm.geodesic import center_graph, shortest_paths
 from geomm.pool import GeodesicPool
 
 PICTURES = 150
@@ -148,15 +148,16 @@ def space_of(
 
 
 def graph_of(encoder: Encoder) -> dict[str, Any] | None:
-    """The graph of the first GeoMM pool of a model that has one."""
+    """The top layer's graph of the first GeoMM pool of a model that has one.
+
+    A checkpoint has only the bottom centres; a top centre is the mean of those below it, as at the start of a rebuild.
+    """
     for pool in encoder.model.modules():
         if isinstance(pool, GeodesicPool) and pool.graph() is not None:
-            centers, siblings = pool.cluster_centers.cpu(), pool.branching[-1]
-            edges = torch.full((len(centers), len(centers)), torch.inf)
-            for first in range(0, len(centers), siblings):
-                here = slice(first, first + siblings)
-                edges[here, here] = neighbor_graph(centers[here], pool.num_neighbors)
-            return cluster_graph(centers, pool.paths.cpu(), edges)
+            bottom = pool.cluster_centers.cpu()
+            centers = unit(bottom.view(pool.branching[0], -1, bottom.shape[1]).mean(dim=1))
+            edges = center_graph(centers, pool.num_neighbors, pool.kind)
+            return cluster_graph(centers, shortest_paths(edges), edges)
     return None
 
 

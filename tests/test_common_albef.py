@@ -148,9 +148,8 @@ def test_no_loss_depends_on_where_a_pool_has_its_columns(with_ids):
     ids = torch.tensor([7, 8, 7, 5]) if with_ids else None
 
     def losses(tcl):
-        views = (images, images) if tcl else (images,)
         drawn = torch.Generator().manual_seed(4)
-        return (as_tcl(model) if tcl else model)(*views, token_ids, None, None, 0.4, ids, drawn).parts
+        return (as_tcl(model) if tcl else model)(images, token_ids, None, None, 0.4, ids, drawn).parts
 
     expected = losses(False), losses(True)
     model.image_pool, model.text_pool = ElsewherePool(model.image_pool, 1), ElsewherePool(model.text_pool, 2)
@@ -405,13 +404,27 @@ def test_tcls_contrast_is_the_mean_of_its_six_terms(num_spheres):
     everywhere = torch.ones(BATCH, 4, dtype=torch.bool)
     local = local_contrast_by_loops(cells, step.image_embeddings, scale, everywhere)
     local += local_contrast_by_loops(words, step.text_embeddings, scale, token_ids[:, 1:] != PAD)
-    losses = tcl(images, other_view, token_ids, None, None, alpha)
+    losses = tcl(images, token_ids, None, None, alpha, momentum_images=other_view)
     assert float(losses.parts["contrast"]) == pytest.approx((2 * cross + in_modal + local) / 6, rel=1e-9)
     model.insert(losses.image_keys, losses.text_keys)
     for pool in (model.image_pool, model.text_pool):  # random rows and keys alike lie where keys lie
         parts = pool.queue.features.unflatten(1, (num_spheres, -1)).norm(dim=2)
         torch.testing.assert_close(parts, torch.ones_like(parts))
         assert len(parts) == QUEUE
+
+
+def test_a_second_view_of_albef_is_that_of_the_momentum_encoders():
+    model, (images, token_ids) = tiny_albef(), tiny_batch()
+    other_view = tiny_batch(seed=9)[0]
+    one, same, two = (
+        model(images, token_ids, None, None, 0.4, generator=torch.Generator().manual_seed(0), momentum_images=views)
+        for views in (None, images, other_view)
+    )
+    torch.testing.assert_close(one.parts, same.parts, rtol=0, atol=0)
+    step = model.encode_step(images, other_view, token_ids, None)
+    assert torch.equal(two.image_keys, step.image_keys)
+    assert torch.equal(two.image_embeddings, one.image_embeddings)
+    assert not torch.equal(two.image_keys, one.image_keys)
 
 
 def test_tcl_refuses_a_geometry_that_is_no_inner_product():
@@ -459,11 +472,10 @@ def steps_under_ddp():
     share = slice(rank() * 2, rank() * 2 + 2)
     images, token_ids = images[share], token_ids[share]
     for model in (albef, as_tcl(albef)):
-        views = (images,) if model is albef else (images, images)
         for masked in (masked_batch(token_ids), (None, None)):
             wrapped = DistributedDataParallel(model, broadcast_buffers=False)
             for _ in range(3):
-                losses = wrapped(*views, token_ids, *masked, 0.4)
+                losses = wrapped(images, token_ids, *masked, 0.4)
                 sum(losses.parts.values()).backward()
     return losses.parts["words"].item()
 

@@ -12,7 +12,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.bert_tokenizer import SPECIAL_TOKENS, BertTokenizer, clean_caption
+from common.data.bert_tokenizer import SPECIAL_TOKENS, AlbefTokenizer, BertTokenizer, clean_caption
 
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)] + [str(digit) for digit in range(10)]
 SIGNS = list("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
@@ -164,3 +164,10 @@ def test_cleaned_captions_have_at_most_thirty_words_and_none_of_the_signs(text):
     assert cleaned == " ".join(cleaned.split())
     assert not set(cleaned) & set(",.'!?\"()*#:;~-/")
     assert clean_caption(" ".join([*cleaned.split(), *["a"] * 31])).split() == (cleaned.split() + ["a"] * 30)[:30]
+
+
+@pytest.mark.parametrize("text", ["A dog-house: (no. 1)!", "a " * 40 + "dog", "<person> walks ~ \ud83d", ""])
+def test_albefs_tokenizer_reads_the_cleaned_caption_for_training_and_evaluation(text, bert):
+    albef = AlbefTokenizer(bert.vocabulary)
+    assert torch.equal(albef.encode([text], 40), bert.encode([clean_caption(text)], 40))
+    assert (albef.cleaning, bert.cleaning) == ("albef", "none")  # as a protocol names it

@@ -103,6 +103,9 @@ def test_a_caption_rule_chooses_cleans_and_prefixes_and_is_recorded(encoder):
     }
     assert kept == {"captions_per_image": 2, "caption_prefix": "a ", "caption_cleaning": "albef", "num_texts": 6}
     assert actual.metrics["i2t_recall_at_1"] == 1
+    encoder.tokenizer.cleaning = "albef"  # of an `AlbefTokenizer`, whatever the rule
+    assert evaluate_retrieval(encoder, Patches()).protocol["caption_cleaning"] == "albef"
+    encoder.tokenizer.cleaning = "none"
     first_two = [group[:2] for group in Patches().all_captions]
     plain = evaluate_retrieval(encoder, Patches(first_two)).protocol  # "all" and "the first two" are the same here
     check_alike(

@@ -207,26 +207,34 @@ def test_a_walk_shows_the_nearest_caption_of_the_filter_also_where_the_root_is_n
                 assert place in (NUM_TEXTS, walks["captions"][row][k])
 
 
-def test_a_path_among_siblings_is_as_long_as_the_pool_has_it():
-    keys = unit(draws(200, 6).float())
-    pool = GeodesicPool(200, 6, branching=(2, 12), num_neighbors=2)
+@pytest.mark.parametrize("branching", [(24,), (24, 2)])
+def test_the_graph_is_that_of_the_top_layer_and_a_path_as_long_as_its_edges(branching):
+    keys = unit(draws(300, 6).float())
+    pool = GeodesicPool(300, 6, branching=branching, num_neighbors=2)
     pool.queue.enqueue(keys)
     assert pool.rebuild(0)
     content = script.graph_of(SimpleNamespace(model=torch.nn.ModuleList([pool])))
-    centers, paths = pool.cluster_centers, pool.paths
-    expected = build_graph(keys, (2, 12), 2, 5, None)
-    assert torch.allclose(centers, expected.cluster_centers)
-    joined, edges = 0, {tuple(edge) for edge in content["edges"]}
+    assert len(content["xy"]) == 24
+    bottom = build_graph(keys, branching, 2, 5, None).cluster_centers
+    centers = bottom if len(branching) == 1 else unit(bottom[::2] + bottom[1::2])
+    angles = (centers @ centers.T).clamp(-1, 1).arccos().fill_diagonal_(9)
+    nearest = angles.argsort(dim=1)[:, :2].tolist()
+    edges = {tuple(sorted((node, other))) for node, others in enumerate(nearest) for other in others}
+    assert {tuple(edge) for edge in content["edges"]} == edges
+    if len(branching) == 1:  # as the pool has them
+        lengths = torch.tensor([[9.0 if x is None else x for x in row] for row in content["length"]])
+        torch.testing.assert_close(lengths, pool.paths.nan_to_num(posinf=9.0), rtol=0, atol=1e-3)
+    joined = 0
     for first, last in itertools.permutations(range(24), 2):
         chain = [last]
         while chain[0] != first and content["before"][first][chain[0]] >= 0:
             chain.insert(0, content["before"][first][chain[0]])
         if chain[0] != first:
+            assert content["length"][first][last] is None
             continue
         steps = list(itertools.pairwise(chain))
         assert {tuple(sorted(step)) for step in steps} <= edges
-        length = sum(torch.arccos((centers[a] @ centers[b]).clamp(-1, 1)).item() for a, b in steps)
-        assert length == pytest.approx(paths[first, last].item(), abs=1e-3)
+        length = sum(angles[a, b].item() for a, b in steps)
         assert content["length"][first][last] == pytest.approx(length, abs=2e-3)
         joined += 1
     assert joined > 100

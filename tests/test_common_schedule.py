@@ -1,5 +1,6 @@
 """Learning rate and parameter groups."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -22,6 +23,15 @@ def test_warm_up_rises_in_equal_steps_to_the_peak():
     steps = [after - before for before, after in itertools.pairwise(rates)]
     assert steps == pytest.approx([2.0e-3 / 11] * 10)
     assert rates[10] == pytest.approx(2.0e-3)
+
+
+def test_a_warm_up_from_a_rate_rises_in_equal_steps_from_there():
+    optim = dataclasses.replace(OPTIM, warmup_from=1.0e-5)
+    rates = [1.0e-5, *(learning_rate_at(step, optim) for step in range(11))]
+    assert [after - before for before, after in itertools.pairwise(rates)] == pytest.approx([1.99e-3 / 11] * 11)
+    assert learning_rate_at(50, optim) == learning_rate_at(50, OPTIM)
+    with pytest.raises(ValueError, match=r"warmup_from = 0.1 with optim.learning_rate = 0.002; expected: at most"):
+        dataclasses.replace(OPTIM, warmup_from=0.1)
 
 
 def test_decay_equals_pytorchs_cosine():

@@ -15,7 +15,7 @@ from refusals import refused
 
 from common.base.config import ConfigError, load_config
 from common.base.settings import DataConfig
-from common.data.bert_tokenizer import SPECIAL_TOKENS, BertTokenizer
+from common.data.bert_tokenizer import SPECIAL_TOKENS, AlbefTokenizer, BertTokenizer
 from common.data.scenes import scene_words
 from common.data.text import build_tokenizer, tokenizer_from_json, warn_of_unread_words, words_of
 from common.data.text_files import find_file, pack, read_lines, unpack
@@ -39,7 +39,7 @@ class Captions:
     ("stored", "words"),
     [
         ("{", "the tokenizer: not valid JSON"),
-        ("[]", "of type None; expected one of: WordTokenizer, ClipTokenizer, BertTokenizer"),
+        ("[]", "of type None; expected one of: WordTokenizer, ClipTokenizer, BertTokenizer, AlbefTokenizer"),
         ({"type": "SentencePiece"}, "of type 'SentencePiece'"),
         ({"type": "WordTokenizer"}, "has the keys type, version, words; found ['type']"),
     ],
@@ -54,6 +54,8 @@ def test_the_config_chooses_the_tokenizer(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "a", "dog"]))
     bert = build_tokenizer(DataConfig(tokenizer="bert_wordpiece", vocabulary=str(tmp_path)), None)
     assert bert == BertTokenizer([*SPECIAL_TOKENS, "a", "dog"])
+    albef = build_tokenizer(DataConfig(tokenizer="albef_wordpiece", vocabulary=str(tmp_path)), None)
+    assert albef == AlbefTokenizer([*SPECIAL_TOKENS, "a", "dog"])
     assert build_tokenizer(DataConfig(tokenizer="clip_bpe"), None).vocabulary_size == 49_408
     assert build_tokenizer(DataConfig(), None).words == tuple(scene_words())
     with pytest.raises(ValueError, match=r"data.vocabulary = 'x.txt' is not used with data.tokenizer = words"):

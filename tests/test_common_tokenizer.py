@@ -12,7 +12,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from common.data import bert_tokenizer
 from common.data import tokenizer as tokenizer_module
-from common.data.bert_tokenizer import BertTokenizer
+from common.data.bert_tokenizer import AlbefTokenizer, BertTokenizer
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import (
@@ -207,6 +207,7 @@ KINDS = {
     "clip without ftfy": ClipTokenizer(MERGES, use_ftfy=False),
     "clip without merges": ClipTokenizer([]),
     "bert": BertTokenizer([*bert_tokenizer.SPECIAL_TOKENS, *LETTERS]),
+    "bert behind ALBEF's cleaning": AlbefTokenizer([*bert_tokenizer.SPECIAL_TOKENS, *LETTERS]),
 }
 every_kind = pytest.mark.parametrize("tokenizer", KINDS.values(), ids=KINDS)
 SPECIAL = st.sampled_from(["[SEP]", "[PAD]", "<end_of_text>", "<|endoftext|>", "\ud83d", "\U0001f600", "dog ", "!"])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from processes import in_processes
 from runs import logged, row_config
+from sklearn.metrics import precision_recall_curve
 from test_common_albef import DIM, masked_batch, tiny_albef, tiny_batch
 
 from common.base.config import ConfigError
@@ -26,7 +27,7 @@ from common.run.inputs import open_training_data
 from geomm.evaluate import load_encoder
 from geomm.grouping import GroupedOrder, Grouping, chain
 from geomm.mafa import Discriminator, Mafa, Mined, mined, negatives, smoothed_targets
-from geomm.mining import shares, truth_of
+from geomm.mining import precision_at_recall, shares, truth_of
 from geomm.model import build_model, start_discriminator_
 from geomm.pool import GeodesicPool
 from geomm.train import CODE, open_data, train
@@ -241,16 +242,23 @@ def test_shares_are_counted_over_both_directions():
     truth[1, 0] = truth[2, 3] = True  # caption 0 fits picture 1, caption 3 picture 2
     hardest = [np.array([1, 0, 3, 2]), np.array([1, 2, 0, 2])]  # of pictures, of captions
     called = [np.array([True, True, False, False]), np.array([True, False, False, False])]
-    result = shares([truth], hardest, called)
-    assert result == pytest.approx(
-        {"alike": 50, "hardest_true": 100 * 4 / 8, "mined": 100 * 3 / 8, "precision": 100 * 2 / 3, "recall": 50}
-    )
-    assert shares([truth], hardest, [~np.ones(4, dtype=bool)] * 2).keys() == {
-        "alike",
-        "hardest_true",
-        "mined",
-        "recall",
-    }
+    probability = [np.array([0.9, 0.8, 0.1, 0.2]), np.array([0.6, 0.1, 0.1, 0.1])]
+    result = shares([truth], hardest, called, probability)
+    counts = {"alike": 50, "hardest_true": 100 * 4 / 8, "mined": 100 * 3 / 8, "precision": 100 * 2 / 3, "recall": 50}
+    assert result == pytest.approx(counts | {"precision_at_recall": result["precision_at_recall"]})
+    nothing = shares([truth], hardest, [~np.ones(4, dtype=bool)] * 2, probability)
+    assert nothing.keys() == result.keys() - {"precision"}
+
+
+@pytest.mark.parametrize("recall", [0.01, 0.2, 0.5, 1.0])
+def test_precision_at_a_recall_is_that_of_the_curve(recall):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        is_true, scores = rng.random(60) < 0.2, rng.integers(0, 12, 60) / 12  # with ties
+        is_true[0] = True
+        precisions, recalls, _ = precision_recall_curve(is_true, scores)
+        expected = precisions[np.flatnonzero(recalls >= recall)[-1]]  # recalls fall, thresholds rise
+        assert precision_at_recall(is_true, scores, recall) == pytest.approx(expected)
 
 
 def test_the_truth_is_that_of_the_captions_that_training_takes():

@@ -255,7 +255,7 @@ def test_albef_and_tcl_take_the_pool_with_no_word_about_it(distance):
         assert (actual is None) == (expected is None)
         if actual is not None:
             torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-10)
-    assert torch.isfinite(as_tcl(model)(images, images, token_ids, None, None, 0.4, ids).parts["contrast"])
+    assert torch.isfinite(as_tcl(model)(images, token_ids, None, None, 0.4, ids).parts["contrast"])
 
 
 def test_without_a_graph_the_pool_is_a_queue_with_its_columns_elsewhere():

@@ -23,7 +23,9 @@ from common.report.claims.expressions import Cell
 from common.report.claims.read import load_claims, load_paper_tables
 from common.report.table import Measured, from_json
 from common.reproduce.command import Command
+from common.reproduce.tables import ran_as
 from common.run.checkpoint import last_checkpoint
+from common.run.folder import RunFiles
 from common.run.log import read_log
 from geomm.ablations import branching_of, settings_of
 from geomm.config import Config
@@ -34,7 +36,7 @@ from geomm.hierarchy_error import deviation, ways_of
 from geomm.lookalikes import share_distinguished
 from geomm.readings import AT_THE_END, OF_GRAPHS, figures_of, rows_of
 from geomm.reproduce import PARTS, _note, main
-from geomm.table3 import WITHOUT, learnt
+from geomm.table3 import WITHOUT, failure_of, learnt
 from geomm.train import CODE as CODE_OF_GEOMM
 from oblique_topology.reproduce import CODE
 from scripts.parts import parts_of
@@ -183,6 +185,25 @@ def test_what_is_not_learnt_decides_no_claim(geomm):
     assert verdict("NLVR2 is not learnt").reason == "NLVR2 is not learnt"
 
 
+@pytest.mark.parametrize(("accuracies", "failure"), [
+    ([0.6, 0.65], "not trained: accuracy of 62 % on validation data, chance level 50 %"),  # odds of 1.7, chance's 1
+    ([0.6, 0.75], ""),
+])  # fmt: skip
+def test_a_task_near_chance_on_its_validation_set_is_not_trained(accuracies, failure, tmp_path):
+    runs = []
+    for number, accuracy in enumerate(accuracies):
+        files = RunFiles(tmp_path / str(number))
+        files.folder.mkdir()
+        records = [
+            {"event": "evaluate", "step": step, "metrics": {"accuracy": value, "chance_accuracy": 0.5}}
+            for step, value in ((150, 0.9), (300, accuracy))
+        ]
+        files.log.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+        runs.append(SimpleNamespace(files=files, git_revision="a", evaluated_at="a"))
+    assert failure_of([[60], [65]], [[50], [50]], runs) == failure
+    assert failure_of([[60], [65]], [[65], [70]], runs).startswith("not learnt: blank pictures do as well")
+
+
 def test_the_columns_of_two_data_sets_come_from_two_runs(geomm):
     geomm("table2")
     notes = {
@@ -299,12 +320,26 @@ def test_the_hierarchy_is_compared_over_every_size(geomm):
 def test_what_a_discriminator_finds_is_reported_for_shuffled_and_grouped_batches(geomm):
     table = table_of(geomm, "mining")
     assert [row.method for row in table.rows] == [
+        "MAFA, before its first step",
         "MAFA, shuffled",
         "MAFA, grouped",
+        "Geo-MAFA, before its first step",
         "Geo-MAFA, shuffled",
         "Geo-MAFA, grouped",
     ]
     assert all(0 < row.ours["alike"].mean < 100 and 0 <= row.ours["mined"].mean <= 100 for row in table.rows)
+
+
+def test_a_row_of_mafa_is_named_by_what_it_is_on_scenes():
+    folder, rows = ROOT / "geomm", read_repository_yaml(ROOT / "geomm/paper_tables.yaml")["tables"].values()
+    rows = [row for table in rows for row in table["rows"] if "mafa" in row.get("config", "")]
+    assert len(rows) == 9
+    for row in rows:
+        on_scenes, on_photographs = (
+            load_row(Config, folder, folder / "configs" / row["config"], scale) for scale in ("demo", "photos")
+        )
+        assert ran_as(row["ours"], on_photographs) == row["method"]
+        assert ran_as(row["ours"], on_scenes) == row["method"].replace("MAFA", "ALBEF on grouped batches")
 
 
 def test_lookalikes_are_those_of_the_test_set_counted_one_by_one(geomm):

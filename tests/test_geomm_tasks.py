@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from PIL import Image
 from processes import in_processes
 from refusals import refused
+from scipy.stats import chisquare
 
 from common.base.config import ConfigError, load_row
 from common.base.provenance import ROOT
@@ -311,6 +312,27 @@ def test_captions_meet_their_picture_in_two_of_three_cases_in_either_order():
     assert sum(alike) / len(alike) > 2  # of others taken at random: 0
     with pytest.raises(ValueError, match=r"2 captions in a process; accepted for text assignment: at least 3, so"):
         drawn_pictures(likeness[:2, :2])
+
+
+def test_the_picture_beside_a_captions_is_drawn_from_the_softmax_on_either_side():
+    """Pearson's chi-square of the counts, 2 degrees of freedom; two draws without replacement for neither."""
+    torch.manual_seed(0)
+    logits = torch.tensor([1.0, 0.0, -1.0])  # of pictures 1 to 3 for the caption of picture 0
+    logits = torch.cat([torch.tensor([5.0]), logits]).expand(4, 4)
+    share = logits[0, 1:].double().softmax(dim=0)  # .67, .24, .09
+    counts = {label: torch.zeros(4, 4) for label in range(3)}
+    for _ in range(12_000):
+        first, second, labels = (int(side[0]) for side in drawn_pictures(logits))
+        counts[labels][first, second] += 1
+    pairs = share[:, None] * share / (1 - share[:, None])
+    expected = {0: share, 1: share, 2: pairs[~torch.eye(3, dtype=torch.bool)]}
+    drawn = {
+        0: counts[0][0, 1:], 1: counts[1][1:, 0], 2: counts[2][1:, 1:][~torch.eye(3, dtype=torch.bool)],
+    }  # fmt: skip
+    for label, observed in drawn.items():
+        assert observed.sum() == counts[label].sum()
+        _, p_value = chisquare(observed, expected[label] * float(observed.sum()))
+        assert p_value > 0.001, (label, observed, p_value)
 
 
 def test_text_assignment_is_cross_entropy_on_the_drawn_pictures_and_the_projection_stays():

@@ -10,17 +10,21 @@ import torch
 import transformers
 from accelerate import Accelerator
 from runs import logged, row_config
+from test_common_initial import WORDS, inputs, public  # noqa: F401
+from test_common_weights import export_folder
 
 from common.base.config import ConfigError, load_row
 from common.base.provenance import ROOT
+from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_evaluation_sets, open_training_pairs
 from common.data.text import build_tokenizer
 from common.encoders.vision import interpolate_positions
-from common.encoders.weights import WeightsError
+from common.encoders.weights import Weights, WeightsError, clip_from_transformers, fill_, load_clip
 from common.evaluation.embed import CaptionRule, embed_pairs
 from common.reproduce.rows import Job, run_row
 from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles, run_key
+from common.run.initial import InitialWeights
 from common.run.log import read_log
 from geomm.config import Config
 from geomm.downstream.config import TaskConfig
@@ -136,6 +140,28 @@ def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
     assert not torch.equal(steps[0][1][0][0], steps[2][1][0][0])
 
 
+@pytest.mark.parametrize("two", [True, False])
+def test_with_two_views_the_momentum_encoders_of_an_albef_get_another_crop(two, finetuned, tmp_path, monkeypatch):
+    more = ("data.crop_scale=[0.3, 0.9]", f"method.two_views={two}".lower())
+    config = config_of("albef_geo", *FEW, f"start.run={finetuned.config.start.run}", *more)
+    views = []
+
+    def watched(config, tokenizer, order):
+        model = build_model(config, tokenizer)
+        for encoders in (model.encoders, model.momentum_encoders.encoder):
+            original = encoders.image_tokens
+            encoders.image_tokens = lambda images, original=original: views.append(images) or original(images)
+        return model
+
+    monkeypatch.setattr("geomm.train.build_model", watched)
+    train(config, open_training_pairs(config.data, 0), RunFiles(tmp_path, {"seed": 0}), False, Accelerator(cpu=True))
+    views = [images for images in views if not images.is_meta]
+    for online, momentum in zip(views[::2], views[1::2], strict=True):
+        assert online.shape == momentum.shape
+        assert torch.equal(online, momentum) != two
+    assert len(views) == 4
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -162,6 +188,8 @@ def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
         (["method.queue_size=81"], r"steps = 6: the first graph would be that of step 6 .* 81 full at step 6\), "),
         (["method.geodesic_from_step=6"], r"step 6 \(method.geodesic_from_step = 6, .* expected: more steps than 6"),
         (["method.attach=far"], "method.attach.*far.*knn_local"),
+        (["method.causal_text=true"], "causal_text = true with method.base = albef, whose fusion starts from"),
+        (["method.base=clip", "method.two_views=true"], "two_views = true with method.base = clip, whose encoders see"),
         (["optim.micro_batch_size=4"], "micro_batch_size = 4, a pool compares whole batches; expected: None"),
         (["optim.loss_tile=2"], "loss_tile = 2, a pool compares whole batches; expected: 0"),
         (
@@ -382,3 +410,90 @@ def test_paper_scale_takes_deit_and_bert_whole_and_fine_tuning_what_comes_of_the
     assert (tower.width, len(tower.transformer.blocks)) == (image.hidden_size, image.num_hidden_layers)
     assert tower.patch_embedding.bias is not None
     assert (config.start.bert, config.start.row) == (("", "albef") if "finetuned" in row else ("bert-base-uncased", ""))
+
+
+OF_CLIP = (
+    "start.row=", "method.causal_text=true", "model.patch_size=8", "model.embedding_dim=16", "data.context_length=16",
+    *(f"model.{side}.{key}" for side in ("image", "text") for key in ("layers=2", "mlp_ratio=2", "width=32")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["transformers", "open_clip"])
+@pytest.mark.parametrize("bias", ["true", "false"])
+@torch.no_grad()
+def test_table_4s_rows_start_from_a_public_clip_as_the_library_has_it(layout, bias, public, tmp_path):  # noqa: F811
+    folder, theirs = public[0] / "clip", public[1]["clip"]
+    if layout == "open_clip":
+        folder = tmp_path
+        export_folder(load_clip(public[0] / "clip"), folder)
+    images, ids = inputs()
+    output = theirs.eval()(input_ids=ids, pixel_values=images)
+    for row in ("clip", "clip_geo"):
+        config = config_of(row, *OF_CLIP, f"model.init={folder}", f"method.projection_bias={bias}")
+        initial = InitialWeights.opened(config)
+        config = initial.resolved(config)
+        model = build_model(config, WORDS)
+        facts = initial.start_(model, config, WORDS)
+        model.start_momentum_()
+        assert facts["scalars"] == ["logit_scale.log_logit_scale"]
+        assert facts["image"]["new"] == facts["text"]["new"] == []
+        losses = model.eval()(images, ids, 0.0)
+        for actual in (model.encode_image(images), losses.image_embeddings, losses.image_keys):
+            torch.testing.assert_close(actual, output.image_embeds, rtol=1e-4, atol=1e-5)
+        for actual in (model.encode_text(ids), losses.text_embeddings, losses.text_keys):
+            torch.testing.assert_close(actual, output.text_embeds, rtol=1e-4, atol=1e-5)
+
+
+def test_albefs_image_tower_starts_from_a_public_clip_and_its_projection_is_new(public):  # noqa: F811
+    sizes = [setting for setting in OF_CLIP if "causal" not in setting and "model.text" not in setting]
+    config = config_of("albef_geo", *sizes, f"model.image.init={public[0] / 'clip'}", "model.embedding_dim=24")
+    initial = InitialWeights.opened(config)
+    config = initial.resolved(config)
+    model = build_model(config, WORDS)
+    before = model.encoders.image_projection.weight.clone()
+    initial.start_(model, config, WORDS)
+    assert torch.equal(model.encoders.image_projection.weight, before)
+    images, _ = inputs()
+    with torch.no_grad():
+        expected = public[1]["clip"].eval().vision_model(images)
+        tokens = model.image_tower.eval().forward_tokens(images)
+    torch.testing.assert_close(tokens[:, 0], expected.pooler_output, rtol=1e-4, atol=1e-5)
+
+
+def test_a_clip_row_of_other_sizes_than_the_weights_is_refused_by_key(public):  # noqa: F811
+    init = f"model.init={public[0] / 'clip'}"
+    for overrides, message in (
+        (["model.embedding_dim=24"], r"model\.embedding_dim = 24, in the weights 16"),
+        (["method.causal_text=false"], r"order = bidirectional \(BERT\), in the weights causal \(CLIP\)"),
+    ):
+        config = config_of("clip", *OF_CLIP, init, *overrides)
+        initial = InitialWeights.opened(config)
+        config = initial.resolved(config)
+        with pytest.raises(WeightsError, match=message):
+            initial.start_(build_model(config, WORDS), config, WORDS)
+
+
+def test_paper_scale_tunes_an_open_clip_for_one_epoch():
+    """Sizes only: on the meta device."""
+    config = config_of("clip_geo", scale="paper")
+    vision = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+    text = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+    vision |= {"image_size": 336, "patch_size": 14}  # config.json of openai/clip-vit-large-patch14-336
+    sizes = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=768)
+    with torch.device("meta"):
+        clip = clip_from_transformers(transformers.CLIPModel(sizes))
+        weights = Weights("clip", clip.image_tower, clip.text_tower)
+        initial = InitialWeights(dict.fromkeys(("image", "text"), ("model.init", weights)))
+        tokenizer = ClipTokenizer.from_vocabulary()
+        model = build_model(initial.resolved(config), tokenizer)
+        for side, projection in (("image", model.encoders.image_projection), ("text", model.encoders.text_projection)):
+            assert fill_(getattr(model, f"{side}_tower"), weights, "model.init", projection)
+    assert (config.start.row, config.start.bert, config.optim.steps) == ("", "", 10_050)
+    assert model.image_tower.image_size == clip.image_tower.image_size
+
+
+@pytest.mark.parametrize("row", ["albef_geo", "mafa_geo"])
+def test_paper_scale_trains_thirty_epochs_from_a_rate_of_1e_5_on_cleaned_captions(row):
+    config = config_of(row, scale="paper")
+    assert config.optim.steps == 30 * 10_050
+    assert (config.optim.warmup_from, config.data.tokenizer) == (1.0e-5, "albef_wordpiece")

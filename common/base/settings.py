@@ -127,8 +127,9 @@ class DataConfig:
     crop_scale: tuple[float, float] | None = None  # training: share of the area of a random crop, null = as evaluation
     # training, behind the crop: ALBEF's mirror images and RandAugment; TCL's colours, grey and blur before them
     augmentation: Literal["none", "albef", "tcl"] = "none"
-    tokenizer: Literal["words", "clip_bpe", "bert_wordpiece"] = "words"  # words: those of the training captions
-    # clip_bpe, bert_wordpiece: file, folder or hub name; "" = open_clip's file, bert-base-uncased
+    # words: those of the training captions; albef_wordpiece: bert_wordpiece of captions that are cleaned as in ALBEF
+    tokenizer: Literal["words", "clip_bpe", "bert_wordpiece", "albef_wordpiece"] = "words"
+    # clip_bpe, *_wordpiece: file, folder or hub name; "" = open_clip's file, bert-base-uncased
     vocabulary: str = path_setting(decides="nothing")
     context_length: int = setting(32, at_least=3)  # tokens, class and end token included
     min_word_count: int = setting(2, at_least=1)  # words: rarer ones of the training captions are unknown
@@ -427,6 +428,7 @@ class OptimConfig:
     learning_rate: float = setting(1.0e-3, above=0.0)  # peak
     final_learning_rate: float = setting(0.0, at_least=0.0)
     warmup_steps: int = setting(25, at_least=0)
+    warmup_from: float = setting(0.0, at_least=0.0)  # rate that the warm-up starts from
     weight_decay: float = setting(0.2, at_least=0.0)  # matrices only: no class tokens, norms, biases, scalars
     beta1: float = setting(0.9, at_least=0.0, below=1.0)
     beta2: float = setting(0.98, at_least=0.0, below=1.0)
@@ -442,6 +444,11 @@ class OptimConfig:
             raise ValueError(
                 f"optim.warmup_steps = {self.warmup_steps} is more than optim.steps = {self.steps}: the learning rate "
                 f"would never reach its peak; expected: at most {self.steps}"
+            )
+        if self.warmup_from > self.learning_rate:
+            raise ValueError(
+                f"optim.warmup_from = {self.warmup_from} with optim.learning_rate = {self.learning_rate}; expected: at "
+                "most the peak"
             )
         if self.loss_bf16_product and not self.loss_tile:
             raise ValueError("optim.loss_bf16_product = true with optim.loss_tile = 0; expected: tiles, as in 4096")
@@ -471,6 +478,7 @@ class SgdConfig:
     constant_predictor_rate: bool = False  # SimSiam: the predictor keeps the peak rate throughout
     max_gradient_norm: float | None = setting(None, above=0.0)  # null = no clipping
     compile: bool = setting(False, decides="nothing")  # torch.compile of the backbones; needs a C++ compiler
+    warmup_from = 0.0  # not a setting
 
     @property
     def warmup_steps(self) -> int:

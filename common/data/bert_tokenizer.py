@@ -84,6 +84,20 @@ class BertTokenizer(Tokenizer):
         return cls(unpack(vocabulary).split("\n"))
 
 
+class AlbefTokenizer(BertTokenizer):
+    """A `BertTokenizer` of captions that `clean_caption` cleans first, in training and evaluation."""
+
+    cleaning = "albef"
+
+    def __init__(self, vocabulary: Iterable[str]) -> None:
+        super().__init__(vocabulary)
+        self._clean = _cleaned
+
+
+def _cleaned(text: str) -> str:
+    return clean_caption(without_lone_surrogates(text))
+
+
 # What the text is cleaned by, in tokenizer_config.json and in tokenizer.json; other values give other ids.
 _CLEANING = {
     "do_lower_case": (True,),

@@ -30,7 +30,8 @@ _INSTEAD = (
 )
 _WAIT = 600.0  # seconds, for another process that counts the same words
 
-_KINDS = ("WordTokenizer", "ClipTokenizer", "BertTokenizer")
+_KINDS = ("WordTokenizer", "ClipTokenizer", "BertTokenizer", "AlbefTokenizer")
+_KIND_OF = {"clip_bpe": "ClipTokenizer", "bert_wordpiece": "BertTokenizer", "albef_wordpiece": "AlbefTokenizer"}
 
 
 def tokenizer_from_json(text: str | dict[str, Any]) -> Tokenizer:
@@ -48,10 +49,10 @@ def _class_of(kind: str) -> type[Tokenizer]:
         from common.data.clip_tokenizer import ClipTokenizer
 
         return ClipTokenizer
-    if kind == "BertTokenizer":
-        from common.data.bert_tokenizer import BertTokenizer
+    if kind in ("BertTokenizer", "AlbefTokenizer"):
+        from common.data.bert_tokenizer import AlbefTokenizer, BertTokenizer
 
-        return BertTokenizer
+        return BertTokenizer if kind == "BertTokenizer" else AlbefTokenizer
     return WordTokenizer
 
 
@@ -91,12 +92,11 @@ def _read_cached(path: Path) -> WordTokenizer | None:
 def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
     """The tokenizer that data.tokenizer names; "words": the scenes' closed vocabulary, or the words of captions."""
     if data.tokenizer != "words":
-        kind = {"clip_bpe": "ClipTokenizer", "bert_wordpiece": "BertTokenizer"}[data.tokenizer]
-        return _class_of(kind).from_vocabulary(data.vocabulary)
+        return _class_of(_KIND_OF[data.tokenizer]).from_vocabulary(data.vocabulary)
     if data.vocabulary:
         raise ValueError(
             f"data.vocabulary = {data.vocabulary!r} is not used with data.tokenizer = words, whose vocabulary comes "
-            "from the training captions; expected one of: clip_bpe, bert_wordpiece"
+            f"from the training captions; expected one of: {', '.join(_KIND_OF)}"
         )
     if data.training_sources == {"scenes"}:
         return WordTokenizer.from_words(scene_words())

@@ -49,6 +49,7 @@ class Tokenizer:
     # keys of `to_json` beside type and version; a kind has their values in `_fields` and takes them in `_from_fields`
     stored: tuple[str, ...] = ()
     versions: tuple[int, ...] = (1,)  # that `from_json` reads
+    cleaning = "none"  # of captions before the vocabulary's, as the protocol of an evaluation names it
     version = 1
 
     def __init__(

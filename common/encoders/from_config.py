@@ -59,24 +59,25 @@ def vision_transformer(
 
 
 def causal_text_transformer(
-    data: DataConfig, model: ModelConfig, tokenizer: Tokenizer
+    data: DataConfig, model: ModelConfig, tokenizer: Tokenizer, projected: bool = True
 ) -> CausalTextTransformer | PooledTextStem:
     """CLIP's text tower.
 
     Args:
         tokenizer: gives the number of ids and the end token.
+        projected: as in `vision_transformer`.
     """
     from common.encoders.text import CausalTextTransformer
 
     stem = _text_stem(data, model, tokenizer)
     if not model.text.layers:
-        return _pooled(stem, model.embedding_dim)
+        return _pooled(stem, model.embedding_dim if projected else None)
     return CausalTextTransformer(
         vocabulary_size=tokenizer.vocabulary_size,
         context_length=data.context_length,
         end_id=tokenizer.end_id,
         stem=stem,
-        **_sizes(model, model.text),
+        **_sizes(model, model.text, projected),
     )
 
 

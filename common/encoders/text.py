@@ -179,6 +179,15 @@ class CausalTextTransformer(nn.Module):
         Raises:
             ValueError: if the ids are longer than context_length, or (ids on the CPU) a row has no end token.
         """
+        tokens = self.class_tokens(token_ids)[:, 0]
+        return tokens if self.projection is None else tokens @ self.projection
+
+    def class_tokens(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """(batch, 1, width): the end token after the last LayerNorm, before any projection; errors as in `forward`.
+
+        Args:
+            word_mask: not used; later tokens do not affect the end token.
+        """
         ends = self.end_positions(token_ids)
         if self.end_id is not None and token_ids.device.type == "cpu":  # on a GPU the check would stall the queue
             is_end = (token_ids == self.end_id).any(dim=1)
@@ -189,8 +198,11 @@ class CausalTextTransformer(nn.Module):
                 )
         tokens = self._blocks(token_ids)
         # CLIP normalises all positions and picks one; one LayerNorm row does not depend on the others
-        tokens = self.final_norm(tokens[torch.arange(len(tokens), device=tokens.device), ends])
-        return tokens if self.projection is None else tokens @ self.projection
+        return self.final_norm(tokens[torch.arange(len(tokens), device=tokens.device), ends])[:, None]
+
+    def word_mask(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(batch, length), True at start, words and first end token, False behind it."""
+        return torch.arange(token_ids.shape[1], device=token_ids.device) <= self.end_positions(token_ids)[:, None]
 
     def end_positions(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(batch,), where the first end token of a row stands; 0 in a row without one."""

@@ -209,7 +209,7 @@ class EmbeddedPairs:
             fingerprint=self.pairs.fingerprint,
             captions_per_image=per_image,
             caption_prefix=self.rule.prefix,
-            caption_cleaning=self.rule.cleaning,
+            caption_cleaning=encoder.tokenizer.cleaning if self.rule.cleaning == "none" else self.rule.cleaning,
             positives="own captions",
             candidates="all",
             ranking=ranking,

@@ -204,14 +204,18 @@ class QueueClip(nn.Module):
         return step.losses(contrast=self.cross_modal_contrast(step, alpha)[2])
 
     def encode_step(
-        self, images: torch.Tensor, momentum_images: torch.Tensor, token_ids: torch.Tensor, ids: torch.Tensor | None
+        self,
+        images: torch.Tensor,
+        momentum_images: torch.Tensor | None,
+        token_ids: torch.Tensor,
+        ids: torch.Tensor | None,
     ) -> "EncodedStep":
-        """Both encoders on one batch, and the candidates that its queries will meet."""
+        """Both encoders on one batch, and the candidates that its queries will meet; None = the images."""
         encoders, momentum = self.encoders, self.momentum_encoders.encoder
         image_tokens = encoders.image_tokens(images)
         text_tokens = encoders.text_tokens(token_ids)
         with torch.no_grad():
-            momentum_image_tokens = momentum.image_tokens(momentum_images)
+            momentum_image_tokens = momentum.image_tokens(images if momentum_images is None else momentum_images)
             momentum_text_tokens = momentum.text_tokens(token_ids)
             image_keys = self._image_embeddings(momentum, momentum_image_tokens)
             text_keys = self._text_embeddings(momentum, momentum_text_tokens)
@@ -320,20 +324,22 @@ class Albef(QueueClip):
         ids: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
         num_words: int | None = None,
+        momentum_images: torch.Tensor | None = None,
     ) -> Losses:
         """
         Args:
-            images: (batch, 3, size, size), the one view that both encoders see.
+            images: (batch, 3, size, size), the view of the trained encoders.
             token_ids: (batch, length).
             masked_ids, word_targets: of mask_words; None = no loss on words (fine-tuning for retrieval).
             alpha: distillation weight in [0, 1], see distillation_weight.
             ids: (batch,) int64; all candidates with the same id are positives. None = only the key of the same sample.
             generator: that hard negatives are drawn with, on the images' device; None = the global one.
             num_words: masked ones of the batch; None = counted, for which the host waits for the device.
+            momentum_images: another view of the images, of the momentum encoders; None = the same (ALBEF's code).
         Returns:
             Losses: contrast, matching and words, the last 0 without masked words.
         """
-        step = self.encode_step(images, images, token_ids, ids)
+        step = self.encode_step(images, momentum_images, token_ids, ids)
         *logits, contrast = self.cross_modal_contrast(step, alpha)
         matching = self.matching_loss(step, *logits, generator)
         words = self.word_loss(step, masked_ids, word_targets, alpha, num_words)

@@ -51,7 +51,6 @@ class Tcl(Albef):
     def forward(
         self,
         images: torch.Tensor,
-        momentum_images: torch.Tensor,
         token_ids: torch.Tensor,
         masked_ids: torch.Tensor | None,
         word_targets: torch.Tensor | None,
@@ -59,14 +58,9 @@ class Tcl(Albef):
         ids: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
         num_words: int | None = None,
+        momentum_images: torch.Tensor | None = None,
     ) -> Losses:
-        """
-        Args:
-            images, momentum_images: (batch, 3, size, size), two views of the same images.
-            token_ids, masked_ids, word_targets, alpha, ids, generator, num_words: as in Albef.forward.
-        Returns:
-            Losses as in Albef.forward; `contrast` is the mean of the six terms.
-        """
+        """Arguments and losses as in `Albef.forward`; `contrast` is the mean of the six terms."""
         step = self.encode_step(images, momentum_images, token_ids, ids)
         *logits, cross_modal = self.cross_modal_contrast(step, alpha)
         contrast = (2 * cross_modal + sum(self.in_modal_contrast(step))) / 6

@@ -176,8 +176,8 @@ def cluster_graph(centers: torch.Tensor, paths: torch.Tensor, edges: torch.Tenso
 
     Args:
         centers: (num_clusters, dim) unit vectors.
-        paths: (num_clusters, num_clusters) geodesic distances in radians, inf = none, as the model uses them.
-        edges: (num_clusters, num_clusters) lengths of the edges among siblings, inf = none.
+        paths: (num_clusters, num_clusters) lengths of the shortest paths in radians, inf = none.
+        edges: (num_clusters, num_clusters) lengths of the edges, inf = none.
     Returns:
         xy and kept of the centres; edges as pairs; before: [i][j], the centre before j on the path from i, -1 = none;
         length: `paths`, null = none; start: the two ends of the path with the most edges.

@@ -66,19 +66,28 @@ class RunFiles:
     validation = _file("validation.json")
 
 
+# settings that came after the first runs -> the value that those have
+_LATER_SETTINGS = {
+    "optim.ema": None,
+    "data.resize_with": "pillow",
+    "optim.warmup_from": 0.0,
+    "method.two_views": False,
+    "method.causal_text": False,
+}
+
+
 def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
     """Hash of what decides a training run: resolved config, data, initial weights.
 
     The code that trained it is recorded in dependencies.json instead, see `stale_files`.
     """
     data, content = config.data, _settings_deciding("weights", config)
-    if content.get("optim.ema") is None:  # runs from before the setting keep their key
-        content.pop("optim.ema", None)
+    for name, value in _LATER_SETTINGS.items():  # runs from before the setting keep their key
+        if content.get(name) == value:
+            content.pop(name, None)
     # in the key though a run may go on with another one: a launch may say it, and the results are two
     content["precision"] = precision_of(config.run)
     content["initial_weights"] = initial_fingerprints(config)
-    if content.get("data.resize_with") == "pillow":  # a run from before this setting keeps its key
-        del content["data.resize_with"]
     if isinstance(data, DataConfig) and data.tokenizer != "words":  # those are counted in the training set
         content["tokenizer"] = build_tokenizer(data, training_pairs=None).fingerprint
     return hash_of({"paper": paper, "config": content, "data": data_fingerprint})

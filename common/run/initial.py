@@ -158,6 +158,7 @@ class InitialWeights:
         logits and geometry continue from there too, inside their bounds.
         """
         facts: dict[str, Any] = {}
+        is_pair = len(self.of) == 2 and len({id(weights) for _, weights in self.of.values()}) == 1
         for side, (key, weights) in self.of.items():
             tower = bare_tower(getattr(model, f"{side}_tower"))
             if side == "text" and weights.tokenizer not in (None, tokenizer.fingerprint):
@@ -166,7 +167,9 @@ class InitialWeights:
                     f"data.vocabulary give ({tokenizer.fingerprint[:8]})"
                 )
             # what the weights lack (a projection, positions of another length) keeps its random values
-            filled = fill_(tower, weights, key)
+            # a projection outside of its tower is of use only with that of the other side
+            projection = getattr(getattr(model, "encoders", None), f"{side}_projection", None) if is_pair else None
+            filled = fill_(tower, weights, key, projection)
             lock = getattr(config.model, side).lock
             if lock is not None:
                 lock_(tower, filled, lock)
@@ -186,9 +189,7 @@ class InitialWeights:
             if side == "image":
                 facts[side]["pixels"] = unlike_pixels(weights.pixels, config.data)
         # scalars belong to a pair of towers: with two sources none of them fits
-        sources = {id(weights): weights for _, weights in self.of.values()}
-        if len(self.of) == 2 and len(sources) == 1:
-            (weights,) = sources.values()
+        if is_pair:
             facts["scalars"] = []
             if weights.geometry == model.geometry.name:
                 parameters = {

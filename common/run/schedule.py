@@ -10,9 +10,10 @@ from common.base.settings import OptimConfig, SgdConfig
 
 
 def learning_rate_at(step: int, optim: OptimConfig | SgdConfig) -> float:
-    """Rate of update `step` (from 0): linear warm-up from 0, then half a cosine down to final_learning_rate."""
+    """Rate of update `step` (from 0): linear warm-up from warmup_from, then half a cosine down to final_learning_rate."""
     if step < optim.warmup_steps:
-        return optim.learning_rate * (step + 1) / (optim.warmup_steps + 1)
+        rise = optim.learning_rate - optim.warmup_from
+        return optim.warmup_from + rise * (step + 1) / (optim.warmup_steps + 1)
     progress = (step - optim.warmup_steps) / max(1, optim.steps - optim.warmup_steps)
     half_cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     return optim.final_learning_rate + (optim.learning_rate - optim.final_learning_rate) * half_cosine

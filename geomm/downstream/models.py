@@ -160,7 +160,8 @@ class TextAssignment(TaskModel):
 def drawn_pictures(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Two images for each caption of a batch: with probability 2/3 its image and another one, in either order.
 
-    Otherwise two others. Others are drawn from softmax(logits), similar ones more often.
+    Otherwise two others. Others are drawn from softmax(logits), similar ones more often. The image beside a caption's
+    is the first draw, on either side; of two others the first draw comes first (ALBEF's code).
 
     Args:
         logits: (batch, batch), of images with images, at least three.
@@ -179,7 +180,10 @@ def drawn_pictures(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, to
     others = torch.multinomial(weights.masked_fill(torch.eye(batch, dtype=torch.bool, device=device), 0.0), 2)
     labels = torch.randint(NUM_ASSIGNMENTS, (batch,), device=device)
     captions = torch.arange(batch, device=device)
-    return torch.where(labels == 0, captions, others[:, 0]), torch.where(labels == 1, captions, others[:, 1]), labels
+    # of two draws without replacement only the first follows the softmax
+    drawn, second = others.unbind(1)
+    second = torch.where(labels == 0, drawn, torch.where(labels == 1, captions, second))
+    return torch.where(labels == 0, captions, drawn), second, labels
 
 
 class AnswerDecoder(nn.Module):

@@ -57,7 +57,7 @@ def settings_of(tower: VisionTransformer | CausalTextTransformer | Bidirectional
 
 
 @torch.no_grad()
-def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
+def fill_(tower: nn.Module, weights: Weights, key: str, projection: nn.Linear | None = None) -> list[str]:
     """Fills the tower of a run with that of the same side, in place.
 
     Rules for what need not be equal:
@@ -67,7 +67,11 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
                        Several class tokens on top of BERT take its first rows
         colours        images are normalised as CLIP's; what the weights were trained with instead is folded into the
                        patch embedding
-        projection     new, and with it the last LayerNorm where the weights have none (ViT, DeiT, BERT)
+        projection     new, and with it the last LayerNorm where the weights have none (ViT, DeiT, BERT); left out where
+                       the tower has none
+
+    Args:
+        projection: of a tower without one; takes the weights' projection, and a bias of 0.
 
     Returns:
         Names of the tower's parameters that are filled.
@@ -83,6 +87,10 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
         raise WeightsError(f"{key} = {weights.source} has no {side} tower; expected: model.{other}.init for the other")
     ours, theirs = settings_of(tower), settings_of(source)
     unlike = {name: value for name, value in theirs.items() if ours.get(name, value) != value}
+    if projection is not None and source.projection is not None:
+        ours["model.embedding_dim"] = projection.out_features
+        if theirs["model.embedding_dim"] != projection.out_features:
+            unlike["model.embedding_dim"] = theirs["model.embedding_dim"]
     rows, source_rows = len(tower.position_embedding), len(source.position_embedding)
     if not is_image and rows > source_rows:
         unlike["data.context_length"] = source.context_length
@@ -107,8 +115,16 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
         if source.stem is not None:
             raise WeightsError(f"{key} = {weights.source} has a stem and mean = {pixels.mean}; expected CLIP's colours")
         _fold_colours_(state, pixels, source.num_class_tokens)
+    source_projection = state.get("projection")
+    if tower.projection is None:
+        state.pop("projection", None)
     left = tower.load_state_dict(state, strict=False).unexpected_keys
-    assert not left, left  # the settings agree
+    if left:
+        raise WeightsError(f"{key} = {weights.source} has {', '.join(left)}, which the tower of this run lacks")
+    if projection is not None and source_projection is not None:
+        projection.weight.copy_(source_projection.T)
+        if projection.bias is not None:
+            projection.bias.zero_()
     return [name for name, _ in tower.named_parameters() if name in state]
 
 
