@@ -123,7 +123,8 @@ def _times(branching: Sequence[int]) -> str:
 
 def _by_distance(method: DistanceConfig, nodes: str) -> str:
     if method.distance != "geodesic":
-        return "by the cosine"
+        is_soft = getattr(method, "match_entropy", False)  # rows on images alone have no such setting
+        return "by the cosine" + ", as soft as the geodesic distance from the first graph on" * is_soft
     start = f", from step {method.geodesic_from_step} on" if method.geodesic_from_step else ""
     local = f", local: {method.local}" if method.local != DistanceConfig.local else ""
     joined = f"{method.num_neighbors} neighbours"

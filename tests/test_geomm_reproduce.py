@@ -408,7 +408,7 @@ def test_the_base_as_soft_has_the_entropy_of_a_graph_that_it_does_not_use(geomm,
     for base in bases:
         soft = measured[f"{base} as soft as Geo"]
         assert soft.ours.keys() == measured[base].ours.keys()
-        assert "compared by the cosine" in soft.note
+        assert "compared by the cosine, as soft as the geodesic distance from the first graph on" in soft.note
     for row in PRINTED[part]["beyond"]:
         for config in {row["config"], row.get("crowded", row["config"])}:
             run = run_of(geomm, Path(config).stem)
