@@ -1,5 +1,10 @@
 """Table 7: the graph in other sizes, in the paper's proportions to the sizes of a scale."""
 
+from common.report.claims.decide import our_cells
+from common.report.claims.expressions import margins, parse
+from common.report.claims.intervals import estimate
+from common.report.crossed import seeds_needed
+from common.report.table import Table
 from geomm.config import Config, full_at
 
 DECIDES = "nothing"
@@ -7,6 +12,8 @@ DECIDES = "nothing"
 CLUSTERS = {"128 clusters": 1 / 2, "192 clusters": 3 / 4, "256 clusters": 1, "384 clusters": 3 / 2}  # of the default's
 NEIGHBORS = {"6 neighbours": -1, "8 neighbours": 0, "10 neighbours": 1, "12 neighbours": 2}  # quarters of the default's
 INTERVALS = {"50 steps": 1 / 2, "75 steps": 3 / 4, "100 steps": 1, "125 steps": 5 / 4}  # of the default's
+DEFAULTS = {"table7a": "2 layers", "table7b": "256 clusters", "table7c": "8 neighbours", "table7d": "100 steps"}
+DIFFERENCE = 1.5  # points, the largest of the paper's in TR R@1 within a table
 NUM_GRAPHS = 6  # in the row with the longest interval of Table 7d
 
 
@@ -50,3 +57,27 @@ def settings_of(table_id: str, config: Config) -> dict[str, list[str]]:
         row: longer + ([] if interval == method.graph_update_interval else [f"method.graph_update_interval={interval}"])
         for row, interval in intervals.items()
     }
+
+
+def seeds_notes(table: Table) -> list[str]:
+    """How many seeds would show `DIFFERENCE` between the default row and another one, by column; none of one seed.
+
+    By the rule of the claims (`common/report/crossed.py`), for the row that needs most.
+    """
+    default, texts = DEFAULTS[table.table_id], []
+    for column in table.columns:
+        measured = [row.method for row in table.rows if row.ours.get(column.key)]
+        if column.unit != "percent" or len(table.seeds) < 2 or default not in measured:
+            continue
+        counts = [_seeds_of(table, column.key, row, default) for row in measured if row != default]
+        needs = "more pictures, not seeds" if None in counts else f"about {max(counts)} seeds"
+        texts += [f"{column.label} {needs}"] if counts else []
+    return [f"A difference of {DIFFERENCE} points to {default} takes: {'; '.join(texts)}."] if texts else []
+
+
+def _seeds_of(table: Table, column: str, row: str, default: str) -> int | None:
+    (margin,) = margins(parse(f'{table.table_id}["{row}"]["{column}"] > {table.table_id}["{default}"]["{column}"]'))
+    cells = our_cells([table], [])[table.scale]
+    used = {cell: cells[cell] for cell in margin.cells}
+    spread = estimate(margin, margin.slopes({cell: number.number.mean for cell, number in used.items()}), used)
+    return seeds_needed(spread.seed_variance, spread.picture_variance or 0.0, DIFFERENCE)

@@ -19,7 +19,10 @@ from common.run.evaluation import this_device
 from common.run.folder import precision_of
 from common.run.schedule import build_optimizer
 from geomm.config import Config
+from geomm.graph_report import pool_report
+from geomm.graph_table import figures_of_graphs
 from geomm.model import build_model, mask_id_of
+from geomm.pool import GeodesicPool
 
 DECIDES = "evaluation"
 
@@ -55,7 +58,8 @@ class Steps:
 
     def rebuild(self) -> float:
         """Seconds for rebuilding both graphs; 0 for the cosine."""
-        return self._timed(lambda: [pool.rebuild(0) for pool in self.pools])
+        step = self.config.method.geodesic_from_step  # before it no graph is built
+        return self._timed(lambda: [pool.rebuild(step) for pool in self.pools])
 
     def __call__(self) -> float:
         """Seconds of a step without a rebuild."""
@@ -121,6 +125,17 @@ def peak_gigabytes(config: Config, seed: int) -> float | None:
         model.rebuild()
         model()
     return torch.cuda.max_memory_allocated(device) / 1e9
+
+
+def graph_of_random_keys(config: Config, seed: int) -> dict[str, float]:
+    """What `OF_GRAPHS` reports of the graph whose cost is measured: of a pool full of random keys."""
+    method, dim = config.method, config.model.embedding_dim
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        pool = GeodesicPool.from_config(method, dim)
+        pool.insert(unit(torch.randn(method.queue_size, dim)))
+        pool.rebuild(method.geodesic_from_step)
+        return figures_of_graphs([pool_report(pool)])
 
 
 def costs(command: Command, configs: dict[str, Config], memory: bool = True) -> dict[str, dict[str, Measured]]:

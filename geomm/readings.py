@@ -19,6 +19,7 @@ from common.reproduce.rows import Job, PaperCode, RowRun
 from common.reproduce.side_by_side import run_rows
 from common.reproduce.tables import stand_in_for
 from common.run.log import read_log
+from geomm.graph_table import AT_THE_END, OF_GRAPHS, figures_of_log
 
 DECIDES = "nothing"
 
@@ -43,19 +44,6 @@ COLUMNS = {
     "validation_recall": ("mean of six recalls, validation", "percent", "higher"),
     "i2t_recall_at_1": ("i2t R@1", "percent", "higher"),
     "t2i_recall_at_1": ("t2i R@1", "percent", "higher"),
-}
-AT_THE_END = {  # of the last step in the log, mean of both directions
-    "entropy": ("softness: entropy of the softmax", "nats", None),
-    "scale_factor": ("factor on the scale", "multiplier", None),
-    "positive_local": ("local positives", "percent", None),
-    "positive_lost": ("unreachable or truncated positives", "percent", "lower"),
-    "unreachable": ("unreachable candidates", "percent", None),
-    "distinct_centers": ("nearest centres in a batch", "centres", None),
-}
-OF_GRAPHS = {  # of the last graphs, mean of both pools
-    "hops": ("edges of a path, top layer", "edges", None),
-    "path_over_angle": ("path / angle, top layer", "ratio", None),
-    "components": ("components, top layer", "components", None),
 }
 
 
@@ -183,18 +171,7 @@ def figures_of(run: RowRun) -> dict[str, float]:
             figures["validation_recall"] = 100 * of_set["mean_recall"]
     last = [line for line in lines if line["event"] == "train"][-1]
     figures["logit_scale"] = last["logit_scale"]
-    for side in ("i2t", "t2i"):
-        if f"{side}_positive_unreachable" in last:
-            lost = last[f"{side}_positive_unreachable"] + last[f"{side}_positive_truncated"]
-            last[f"{side}_positive_lost"] = lost
-    for column, (_, unit, _) in AT_THE_END.items():
-        if f"i2t_{column}" in last:
-            share = 100 if unit == "percent" else 1
-            figures[column] = share * (last[f"i2t_{column}"] + last[f"t2i_{column}"]) / 2
-    graphs = {line["pool"]: line for line in lines if line["event"] == "graph"}  # the last one of each pool
-    if graphs:
-        figures |= {column: sum(graph[column] for graph in graphs.values()) / len(graphs) for column in OF_GRAPHS}
-    return figures
+    return figures | figures_of_log(lines)
 
 
 def plot_softness(rows: Mapping[str, Reading], values: Mapping[tuple[str, str], list[float]], path) -> None:

@@ -24,6 +24,7 @@ from common.reproduce.tables import note_of, printed_rows, table_of, train_rows
 from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import this_device
 from geomm.evaluate import load_encoder
+from geomm.graph_table import graphs_of_runs
 from geomm.ground import GroundingSet, RefcocoFiles, heat_of, measure, open_sets
 from geomm.table3 import learnt, without_claims
 
@@ -104,6 +105,7 @@ def refcoco_plus(command: Command, code: PaperCode) -> list[Table]:
     return [
         without_claims(table, not_learnt),
         write_findings(command, code.name, _controls(grounding, measured), grounding.runs),
+        *graphs_of_runs(grounding.command, code.name, "refcoco_plus", grounding.runs, table.data),
     ]
 
 

@@ -18,12 +18,14 @@ from common.base.provenance import hardware
 from common.distributed import is_main_process
 from common.report.table import Column, Measured, Table
 from common.reproduce.command import Command, reproduce_main
+from common.reproduce.rows import RowRun
 from common.reproduce.tables import note_of, printed_rows, table_of, trained_table
 from common.run.launch import run_or_explain
-from geomm.ablations import settings_of
+from geomm.ablations import seeds_notes, settings_of
 from geomm.config import Config, DistanceConfig
-from geomm.cost import RANDOM, costs
+from geomm.cost import RANDOM, costs, graph_of_random_keys
 from geomm.finetune import CODE as TASKS
+from geomm.graph_table import graphs_beside, graphs_of_runs
 from geomm.hierarchy_error import hierarchy_error
 from geomm.lookalikes import lookalikes
 from geomm.mining import mining
@@ -41,7 +43,8 @@ EVERY_ROW = replace(TASKS, other=lambda file: PICTURES if file.stem.startswith("
 
 def table5(command: Command) -> list[Table]:
     """Table 5: learning from images only, by a linear probe and nearest neighbours."""
-    return [trained_table(command, PICTURES, "table5", _note_of_pictures)[0]]
+    table, runs = trained_table(command, PICTURES, "table5", _note_of_pictures)
+    return _with_graphs(command, table, runs)
 
 
 def table6(command: Command) -> list[Table]:
@@ -50,12 +53,19 @@ def table6(command: Command) -> list[Table]:
         return []
     source = CODE.printed("table6")
     files = {row["method"]: row["config"] for row in source["rows"] if command.trains(row["config"])}
-    cells = costs(command, {method: _config(command, file) for method, file in files.items()})
+    configs = {method: _config(command, file) for method, file in files.items()}
+    cells = costs(command, configs)
     rows = printed_rows(source, {method: (cells[method], _note(command, file)) for method, file in files.items()})
     columns = [
         Column(column["key"], column["label"], column["unit"], None, column["better"]) for column in source["columns"]
     ]
-    return [table_of(command, CODE.name, "table6", columns, rows, {}, data=RANDOM, hardware=hardware())]
+    table = table_of(command, CODE.name, "table6", columns, rows, {}, data=RANDOM, hardware=hardware())
+    graphs = {
+        method: [graph_of_random_keys(config, seed) for seed in command.seeds]
+        for method, config in configs.items()
+        if config.method.distance == "geodesic"
+    }
+    return [table, *graphs_beside(command, CODE.name, "table6", graphs, RANDOM)]
 
 
 def table7(command: Command, letter: str) -> list[Table]:
@@ -68,7 +78,8 @@ def table7(command: Command, letter: str) -> list[Table]:
         more = costs(
             command, {method: _config(command, row, changes) for method, changes in settings.items()}, memory=False
         )
-    return _trained(command, table_id, settings, more)
+    tables = _trained(command, table_id, settings, more)
+    return [replace(table, notes=[*table.notes, *seeds_notes(table)]) for table in tables[:1]] + tables[1:]
 
 
 def _trained(
@@ -79,7 +90,15 @@ def _trained(
 ) -> list[Table]:
     """A table of retrieval; each row's note names the distance of its training."""
     fields = ("crowded",) if command.scale in ("smoke", "demo") else ()  # elsewhere nothing stands for MSCOCO
-    return [trained_table(command, CODE, table_id, _note, settings, fields, more)[0]]
+    table, runs = trained_table(command, CODE, table_id, _note, settings, fields, more)
+    return _with_graphs(command, table, runs)
+
+
+def _with_graphs(command: Command, table: Table, runs: Mapping[str, list[RowRun]]) -> list[Table]:
+    """The table, and what the graphs of its rows are like."""
+    if not is_main_process():
+        return []
+    return [table, *graphs_of_runs(command, CODE.name, table.table_id, runs, table.data)]
 
 
 def _note_of_pictures(command: Command, row: str) -> str:
@@ -104,7 +123,8 @@ def _times(branching: Sequence[int]) -> str:
 
 def _by_distance(method: DistanceConfig, nodes: str) -> str:
     if method.distance != "geodesic":
-        return "by the cosine"
+        is_soft = getattr(method, "match_entropy", False)  # rows on images alone have no such setting
+        return "by the cosine" + ", as soft as the geodesic distance from the first graph on" * is_soft
     start = f", from step {method.geodesic_from_step} on" if method.geodesic_from_step else ""
     local = f", local: {method.local}" if method.local != DistanceConfig.local else ""
     joined = f"{method.num_neighbors} neighbours"

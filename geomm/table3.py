@@ -12,6 +12,7 @@ from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import Job, PaperCode, RowRun
 from common.reproduce.tables import note_of, train_rows, trained_on, trained_table, training_of
+from geomm.graph_table import graphs_of_runs
 
 DECIDES = "nothing"
 
@@ -36,7 +37,8 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
     of_chosen = replace(command, rows=())  # `configs` has the chosen rows already, under names of their tasks
     seeing = train_rows(of_chosen, code, configs)
     blank = train_rows(of_chosen, code, configs, dict.fromkeys(configs, ("data.blank=true",)))
-    table, _ = trained_table(command, code, "table3", note, {}, TASKS)
+    table, runs = trained_table(command, code, "table3", note, {}, TASKS)
+    pretrained = {method: runs[method] for method in dict.fromkeys(method for method, _ in configs)}
     if not is_main_process():
         return []
     # a task that images do not help, or that all runs together are near chance in, decides no claim
@@ -71,11 +73,12 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
         chance=chance,
         notes=[*not_learnt.values()] if len(command.seeds) > 1 else ["One seed has no spread to say what is learnt."],
     )
-    return [without_claims(table, not_learnt), write_findings(command, code.name, findings)]
+    graphs = graphs_of_runs(command, code.name, "table3", pretrained, table.data)
+    return [without_claims(table, not_learnt), write_findings(command, code.name, findings), *graphs]
 
 
 def failure_of(seeing: Sequence[Sequence[float]], blank: Sequence[Sequence[float]], runs: Sequence[RowRun]) -> str:
-    """Why a task decides no claim: it is not learnt, or its runs together show no sign of training; "" if neither.
+    """Why a task decides no claim: it is not learnt, or its runs together show a sign that they did not train; "" if neither.
 
     Args:
         seeing, blank: as in `learnt`.

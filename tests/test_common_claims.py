@@ -34,7 +34,18 @@ from common.report.claims.decide import (
 )
 from common.report.claims.expressions import Cell, ExpressionError, Logic, Margin, margins, parse
 from common.report.claims.read import ClaimError, load_claims, load_paper_tables
-from common.report.claims.show import counts, effect, evidence, headline, judge, to_markdown, to_text, touching
+from common.report.claims.show import (
+    counts,
+    effect,
+    evidence,
+    headline,
+    judge,
+    table_of_counts,
+    to_markdown,
+    to_text,
+    touching,
+    with_q,
+)
 from common.report.experiments import Experiment, collect_experiments, read_experiment, write_experiment
 from common.report.page import write_page
 from common.report.table import Column, Row, Table, measured_over_seeds
@@ -360,6 +371,7 @@ def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
         ({"exact": "so"}, "exact is 'so'; expected: by construction, parity check"),
         ({"exact": "parity check", "effect_size": "x"}, "either 'exact' or 'effect_size'"),
         ({"threshold": "now"}, "threshold is 'now'; expected: a git revision"),
+        ({"control_of": "C2"}, "control_of is 'C2'; expected an earlier claim: none"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_claim_is_named_with_file_and_claim(tmp_path, change, message):
@@ -847,6 +859,19 @@ def test_counts_name_every_verdict(judged):
         "2 not run yet, 1 need what is not here; on these pictures: 1 hold, 1 do not hold, 1 undecided; "
         "by test: 1 hold",
     )
+
+
+def test_a_control_is_answered_and_counts_as_no_claim_of_the_paper(judged):
+    first, *rest = judged.judged
+    control = replace(first, claim=replace(first.claim, id="C1-soft", control_of="C1"))
+    both = replace(judged, judged=(first, control, *rest))
+    assert counts(both) == counts(judged)
+    assert table_of_counts([both]) == table_of_counts([judged])
+    before, after = with_q(judged).judged, with_q(both).judged
+    assert [one.measured for one in after if one is not after[1]] == [one.measured for one in before]
+    assert after[1].measured[0].verdict == first.measured[0].verdict
+    assert "C1-soft (" in (text := to_markdown(both))
+    assert "A control of ours beside C1." in text
 
 
 def test_only_claims_of_the_asked_tables_are_kept(judged):

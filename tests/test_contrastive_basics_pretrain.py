@@ -115,7 +115,8 @@ def test_every_method_runs_end_to_end_and_writes_what_came_out(name, reproduced)
         assert {"projection_channel_std", "projection_mean_cosine", "projection_effective_rank"} <= set(record)
         assert record["samples_seen"] == 16 * record["step"]
     for record in followed:
-        assert set(record["metrics"]) == {"knn_acc1", "channel_std", "mean_cosine", "effective_rank"}
+        names = {"knn_acc1", "chance_knn_acc1", "channel_std", "mean_cosine", "effective_rank"}
+        assert set(record["metrics"]) == names
 
 
 def test_random_weights_are_those_that_the_seed_draws(reproduced):

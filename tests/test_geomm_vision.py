@@ -135,6 +135,44 @@ def test_prototypes_are_compared_along_their_graph(attach):
         torch.testing.assert_close(ours, cosine)
 
 
+@pytest.mark.parametrize("attach", ["knn_local", "knn_local_st"])
+def test_codes_and_predictions_are_of_the_same_distance_times_the_factor_from_its_step_on(attach):
+    model = swav(attach=attach, scale_factor=4.0, geodesic_from_step=1)
+    plain = swav(attach=attach, geodesic_from_step=1)
+    queries = unit(torch.randn(5, DIM).double()).requires_grad_()
+    for step, factor in ((0, 1.0), (1, 4.0)):
+        for one in (model, plain):
+            one.start_step(step)
+        similarity, expected = (one.prototypes.similarity(queries) for one in (model, plain))
+        torch.testing.assert_close(similarity, factor * expected)
+        slopes, of_plain = (torch.autograd.grad(one.sum(), queries)[0] for one in (similarity, expected))
+        torch.testing.assert_close(slopes, of_plain * (1.0 if attach.endswith("_st") else factor))
+        codes = model.codes([queries.detach()])[0]
+        np.testing.assert_allclose(codes, published_codes(factor * expected.detach().numpy()), rtol=1e-8)
+    assert swav(distance="cosine", scale_factor=4.0).prototypes.factor == 1.0  # before the first step
+
+
+def test_the_factor_is_written_into_mocos_pool_at_the_first_graph_and_the_log_has_the_level_of_chance(tmp_path):
+    few = ("run.evaluate_every=6", "run.log_every=1", "data.num_test=20", "run.save_every=1", "run.keep_checkpoints=6")
+    for name, count in (("moco_v2_geo", 40), ("swav_geo", 7)):
+        files = RunFiles(tmp_path / name)
+        config = config_of(name, *few, "method.scale_factor=3.0")
+        pretrain(config, open_training_set(config.data), files, False, Accelerator(cpu=True))
+        lines = read_log(files.log)
+        steps = [line for line in lines if line["event"] == "train"]
+        assert [line["loss_over_chance"] for line in steps] == pytest.approx(
+            [line["loss"] / np.log(count) for line in steps]
+        )
+        (last,) = [line["metrics"] for line in lines if line["event"] == "evaluate"]
+        assert last["chance_knn_acc1"] == pytest.approx(0.1)
+        if name == "moco_v2_geo":
+            checkpoints = [open_checkpoint(path).model_tensors() for path in sorted(files.checkpoints.glob("step-*"))]
+            factors = [tensors["contrast.pool.scale_factor"].item() for tensors in checkpoints]
+            graphs = [bool(tensors["contrast.pool.has_graph"]) for tensors in checkpoints]
+            assert factors == [3.0 * has_graph for has_graph in graphs]
+            assert set(graphs) == {False, True}
+
+
 def test_prototypes_stand_still_to_the_last_bit_while_frozen_and_on_the_sphere_afterwards():
     model = swav(frozen=2)
     optimizer = build_sgd(model, config_of("swav", "optim.learning_rate=1.0", "optim.weight_decay=0.1").optim)
@@ -296,3 +334,6 @@ def test_table_5_stands_beside_random_weights(tmp_path):
         assert row.ours["knn"].chance == pytest.approx(10)
     assert "pool of 40 compared by the geodesic distance (knn_local_st, 8 x 2 centres" in table.rows[2].note
     assert "7 prototypes compared by the cosine" in table.rows[3].note
+    graphs = from_json((parts("table5") / "table5_graphs.json").read_text())
+    assert [row.method for row in graphs.rows] == ["Geo-MOCOv2", "Geo-SwAV"]
+    assert {*graphs.rows[0].ours} == {"hops", "path_over_angle", "components", "unreachable_pairs"}

@@ -46,9 +46,11 @@ class Method(nn.Module):
 
     encoder: backbone and head, by these names.
     synchronised: whether batch normalisation takes its statistics over all processes.
+    loss_at_chance: of a model that separates nothing; None = not stated.
     """
 
     synchronised = True
+    loss_at_chance: float | None = None
 
     def start_step(self, step: int) -> Mapping[str, Any]:
         """First call of a step, on every process: normalises or rebuilds what changes between steps.

@@ -77,9 +77,10 @@ def train_rows(
 
 
 def with_custom_rows(command: Command, source: dict[str, Any]) -> dict[str, Any]:
-    """A printed table with the command's custom rows, which have a config and no printed value."""
+    """A printed table with its rows `beyond` the paper and the command's custom rows, which have no printed value."""
+    beyond = [{**row, "values": []} for row in source.get("beyond", ())]
     custom = [{"method": file.stem, "config": str(file), "values": []} for file in command.custom_files]
-    return {**source, "rows": [*source["rows"], *custom]}
+    return {**source, "rows": [*source["rows"], *beyond, *custom]}
 
 
 def collapse_note(runs: list[RowRun]) -> str:
@@ -445,6 +446,8 @@ def trained_table(
         settings: as in `train_rows`.
         fields: of a row that name further configs, whose runs columns measure; see `measured_cells`.
         more: method -> cells that no evaluation of its runs gives.
+    Returns:
+        The table, and all runs, those of `fields` as "<method>, <field>".
     """
     # the chosen rows and the further runs that their columns measure
     source = with_custom_rows(command, code.printed(table_id))
@@ -464,4 +467,4 @@ def trained_table(
         ours[method] = (cells, text + collapse_note(seeds))
     rows = printed_rows(source, ours)
     plot_runs(command, code.name, all_runs)
-    return table_of(command, code.name, table_id, columns_of(command, source, all_runs), rows, all_runs), runs
+    return table_of(command, code.name, table_id, columns_of(command, source, all_runs), rows, all_runs), all_runs

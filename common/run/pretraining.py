@@ -76,6 +76,8 @@ def train_on_pictures(
                     statistics = projection_statistics(model, first_views)
                 step.log({f"projection_{name}": value for name, value in statistics.items()})
             step.update()
+            if step.is_logged and model.loss_at_chance is not None:
+                step.log(loss_over_chance=step.values["loss"] / model.loss_at_chance)
             model.insert(keys)  # after the backward pass, which reads a queue in place
         run.save_validation()
         if config.run.test:
@@ -88,6 +90,8 @@ def _validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
     bank, queries = run.training.bank, run.training.queries
     encoder = run.encoder
     metrics = monitor(run.evaluated_model, encoder, bank, queries, run.config)
+    if run.num_steps:  # random weights are not trained, and no level says whether they were
+        metrics |= {"chance_knn_acc1": 1 / len(queries.class_names)}
     return {queries.name: metrics}, {"knn_acc1": "kNN"}
 
 

@@ -15,6 +15,9 @@ class VisionMethodConfig(DistanceConfig):
 
     name: Literal["moco_v2", "swav", "random_weights"] = "moco_v2"
     logit_scale: float = setting(5.0, above=0.0)  # 1/T, fixed; MoCo v2: 5, SwAV: 10
+    # of all similarities, beside the scales of scores and codes, from geodesic_from_step on (MoCo v2: and a full pool):
+    # cos(D / 4) spreads them less than the cosine. A reading `_st` keeps the size of its gradient.
+    scale_factor: float = setting(1.0, above=0.0)
     head_dim: int = setting(128, at_least=1)  # of what is compared
     ema_momentum: float | None = setting(None, at_least=0.0, at_most=1.0)  # MoCo v2: of the encoder of keys
     ema_schedule: Literal["constant", "half_cosine"] = "constant"  # MoCo v2: half_cosine rises to 1

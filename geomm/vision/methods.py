@@ -4,6 +4,7 @@ Two more differences from MoCo v2, in both rows: the pool starts empty, and the 
 (GeoMM, Alg. 2).
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,16 +18,27 @@ from common.methods.momentum_contrast import MomentumContrast, mlp_head
 from common.methods.self_supervised import Method, MoCo, RandomWeights, build_backbone, with_head
 from geomm.graph_report import pool_report
 from geomm.pool import GeodesicPool
-from geomm.vision.config import VisionConfig
+from geomm.vision.config import VisionConfig, VisionMethodConfig
 from geomm.vision.swav import Prototypes, Swav, swav_head
 
 
 class GeodesicMoCo(MoCo):
-    """MoCo that reports each new graph of its pool."""
+    """MoCo that reports each new graph of its pool.
+
+    Args:
+        contrast, shuffle_keys: as in MoCo.
+        method: size of the pool, and the factor on its similarities.
+    """
+
+    def __init__(self, contrast: MomentumContrast, shuffle_keys: bool, method: VisionMethodConfig) -> None:
+        super().__init__(contrast, shuffle_keys)
+        self.scale_factor, self.loss_at_chance = method.scale_factor, math.log(method.queue_size)
 
     def start_step(self, step: int) -> Mapping[str, Any]:
         """Rebuilds the pool's graph if it is due; then facts about it."""
         pool = self.contrast.pool
+        if self.scale_factor != 1 and pool.factor_is_due(step):
+            pool.set_factor_(self.scale_factor)
         return pool_report(pool) if pool.rebuild(step) and is_main_process() else {}
 
 
@@ -39,7 +51,7 @@ def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
     if method.name == "moco_v2":
         encoder, pool = with_head(backbone, mlp_head(width, dim)), GeodesicPool.from_config(method, dim)
         contrast = MomentumContrast(encoder, Sphere(), logit_scale, pool, method.symmetric)
-        built = GeodesicMoCo(contrast, method.shuffle_keys)
+        built = GeodesicMoCo(contrast, method.shuffle_keys, method)
     elif method.name == "swav":
         built = Swav(
             with_head(backbone, swav_head(width, dim)),

@@ -1,11 +1,13 @@
 """SwAV: codes of one view, predicted from another (Caron et al. 2020), with prototypes as nodes of a graph.
 
-The code of a view assigns it to prototypes, with equal shares of a batch per prototype (Sinkhorn and Knopp, by the
-cosine). The prediction from another view of the image is a softmax over its similarities with the prototypes. GeoMM
-does not state how its distance enters (inferred): SwAV has no distance of two images, so prototypes are the nodes, each
-the only member of its cluster, and an image joins them as any query joins a graph (`geodesic_similarity`).
+The code of a view assigns it to prototypes, with equal shares of a batch per prototype (Sinkhorn and Knopp). The
+prediction from another view of the image is a softmax over its similarities with the prototypes. GeoMM does not state
+how its distance enters (inferred): SwAV has no distance of two images, so prototypes are the nodes, each the only
+member of its cluster, and an image joins them as any query joins a graph (`geodesic_similarity`). Codes and
+predictions are of the same similarities, as in SwAV.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,11 +36,12 @@ class Prototypes(nn.Module):
         method: distance, reading, neighbours and update interval of the paths.
     Attributes:
         weight: (count, dim), trained. paths: (count, count) lengths in radians, inf = none; has_paths: () bool.
+        factor: of all similarities, see `method.scale_factor`; a function of the step, so that no checkpoint keeps it.
     """
 
     def __init__(self, count: int, dim: int, method: DistanceConfig) -> None:
         super().__init__()
-        self.method = method
+        self.method, self.factor = method, 1.0
         self.weight = nn.Parameter(unit(torch.randn(count, dim)))
         self.register_buffer("paths", torch.zeros(count, count))
         self.register_buffer("has_paths", torch.zeros((), dtype=torch.bool))
@@ -50,7 +53,8 @@ class Prototypes(nn.Module):
 
     @torch.no_grad()
     def rebuild(self, step: int) -> bool:
-        """Recomputes the paths if they are due, as in `GeodesicPool.rebuild`; call on every process."""
+        """Recomputes the paths if they are due, as in `GeodesicPool.rebuild`; call at each step on every process."""
+        self.factor = self.method.scale_factor if step >= self.method.geodesic_from_step else 1.0
         if not graph_is_due(self.method, host_number(self.has_paths), step):
             return False
         self.paths.copy_(shortest_paths(center_graph(self.weight, self.method.num_neighbors, self.method.graph)))
@@ -65,16 +69,24 @@ class Prototypes(nn.Module):
         return path_statistics(self.weight, edges) | {"unreachable": unreachable_share(self.paths)}
 
     def similarity(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """(batch, dim) unit vectors -> (batch, count), cosines or `geodesic_similarity`; gradients reach both sides."""
+        """(batch, dim) unit vectors -> (batch, count), cosines or `geodesic_similarity`, times the factor.
+
+        Gradients reach both sides; that of a reading `_st` is the cosine's, without the factor.
+        """
         embeddings = at_least_float32(embeddings)
         with full_precision(embeddings):
             if not host_number(self.has_paths):
-                return embeddings @ self.weight.T
+                return self.factor * (embeddings @ self.weight.T)
             count, device = len(self.weight), self.weight.device
             clusters = torch.arange(count, device=device, dtype=torch.int32)
             graph = GeodesicGraph(self.weight, self.paths, clusters, torch.zeros(count, device=device))
             method = self.method
-            return geodesic_similarity(embeddings, self.weight, graph, method.attach, method.num_attached, method.local)
+            similarity = geodesic_similarity(
+                embeddings, self.weight, graph, method.attach, method.num_attached, method.local
+            )
+            if method.attach.endswith("_st"):
+                return similarity + (self.factor - 1) * similarity.detach()
+            return self.factor * similarity
 
 
 class Swav(Method):
@@ -103,7 +115,7 @@ class Swav(Method):
         super().__init__()
         self.encoder, self.prototypes, self.logit_scale = encoder, prototypes, logit_scale
         self.sinkhorn_scale, self.sinkhorn_iterations = sinkhorn_scale, sinkhorn_iterations
-        self.frozen_steps = frozen_steps
+        self.frozen_steps, self.loss_at_chance = frozen_steps, math.log(len(prototypes.weight))
         dim = 2 * prototypes.weight.shape[1]  # both views of a picture in one row
         self.queue = FeatureQueue(code_queue, dim, "fill_level") if code_queue else None
 
@@ -148,7 +160,7 @@ class Swav(Method):
 
     @torch.no_grad()
     def codes(self, embeddings: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Codes of two views by the cosine, (batch, dim) -> (batch, num_prototypes), rows sum to 1.
+        """Codes of two views by `Prototypes.similarity`, (batch, dim) -> (batch, num_prototypes), rows sum to 1.
 
         Prototypes are shared among the images of all processes, and those of the queue when it is full.
         """
@@ -159,8 +171,7 @@ class Swav(Method):
         for of_view, before in zip(embeddings, past):
             everyone = gather_without_gradient(at_least_float32(of_view))
             rows = everyone if before is None else torch.cat([everyone, before])
-            with full_precision(rows):
-                codes = sinkhorn(rows @ self.prototypes.weight.T, self.sinkhorn_scale, self.sinkhorn_iterations)
+            codes = sinkhorn(self.prototypes.similarity(rows), self.sinkhorn_scale, self.sinkhorn_iterations)
             shares_of_views.append(codes[local_rows(len(of_view))])
         return shares_of_views
 

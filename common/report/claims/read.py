@@ -24,7 +24,8 @@ count; in all others they decide nothing. `exact: by construction` marks what fo
 `exact: parity check` weights that are not trained here: both are judged by the value, without seeds. `effect_size`
 gives the reason why no affordable run can decide: there is an estimate instead of a verdict. `threshold` is the
 revision that last changed the measured expression. One that was chosen when the results were known stands under
-`after_the_data`, the earlier one under `measured`.
+`after_the_data`, the earlier one under `measured`. `control_of: C1` marks a question of ours beside that claim, with a
+row that the paper does not print: it is answered like a claim, and counts as none of the paper's.
 
 Above the claims `equal_within` gives the rule for margins of equivalence, see `equivalence.py`.
 """
@@ -47,7 +48,7 @@ KINDS = ("cells", "experiment", "test")
 EXACT = ("by construction", "parity check")
 _KEYS = {
     "id", "claim", "where", "kind", "for", "holds_if", "audit", "measured", "after_the_data", "test", "shows",
-    "no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold", "about",
+    "no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold", "about", "control_of",
 }  # fmt: skip
 _MAX_COMBINATIONS = 200
 
@@ -100,6 +101,7 @@ class Claim:
     later: tuple[Condition, ...] = ()
     later_text: tuple[str, ...] = ()
     about: str = ""
+    control_of: str = ""
     equal_within: Rule | None = None
 
     @property
@@ -120,7 +122,9 @@ def load_paper_tables(path: str | Path) -> PaperTables:
     numbers, rows, columns, needs, units = {}, {}, {}, {}, {}
     for name, table in content["tables"].items():
         columns[name] = tuple(column["key"] for column in table["columns"])
-        rows[name] = tuple(row["method"] for row in table["rows"])
+        beyond = [row["method"] for row in table.get("beyond", ())]  # trained here, not printed
+        rows[name] = (*(row["method"] for row in table["rows"]), *beyond)
+        numbers |= {Cell(name, row, key): None for row in beyond for key in columns[name]}
         units |= {(name, column["key"]): column.get("unit", "percent") for column in table["columns"]}
         distinct = all(len(set(names)) == len(names) for names in (rows[name], columns[name]))
         _need(distinct, f"{_shown(path)}, {name}: rows and columns need distinct names")
@@ -155,7 +159,11 @@ def load_claims(path: str | Path, printed: PaperTables) -> tuple[Claim, ...]:
         _need(named, f"{_shown(path)}: claim number {number} has no id, a text such as C{number}")
         try:
             _need(entry["id"] not in claims, "the id stands twice in the file")
-            claims[entry["id"]] = replace(_claim(entry, printed), equal_within=rule)
+            claim = _claim(entry, printed)
+            beside = [one.id for one in claims.values() if not one.control_of]
+            known = f"control_of is {claim.control_of!r}; expected an earlier claim: {', '.join(beside) or 'none'}"
+            _need(not claim.control_of or claim.control_of in beside, known)
+            claims[entry["id"]] = replace(claim, equal_within=rule)
         except ClaimError as error:
             raise ClaimError(f"{_shown(path)}, claim {entry['id']}: {error}") from None
     return tuple(claims.values())
@@ -166,7 +174,9 @@ def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
     _need(identifier, "an id consists of letters, digits, '_', '-' and '.'")
     unknown = sorted(set(entry) - _KEYS)
     _need(not unknown, f"unknown keys {', '.join(unknown)}; expected: {', '.join(sorted(_KEYS))}")
-    optional = ("no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold", "about")
+    optional = (
+        "no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold", "about", "control_of",
+    )  # fmt: skip
     texts = {
         key: _text(entry, key) for key in ("claim", "where", "kind", *optional) if key in entry or key not in optional
     }

@@ -98,9 +98,9 @@ def with_q(claims: PaperClaims) -> PaperClaims:
     """The claims with q values at the most telling scale of each: the paper is one family of tests.
 
     In it are all claims that numbers over seeds decide, each with its answer and its equivalence, and with those of its
-    mean. What is exact, what tests decide and what the audit finds is not.
+    mean. What is exact, what tests decide, what the audit finds and controls of ours are not.
     """
-    firsts = [judged.measured[0] for judged in claims.judged]
+    firsts = [judged.measured[0] for judged in _of_the_paper(claims)]
     verdicts = [
         verdict for first in firsts for verdict in (first, first.mean) if verdict is not None and not verdict.how
     ]
@@ -124,6 +124,10 @@ def with_q(claims: PaperClaims) -> PaperClaims:
     return replace(claims, judged=tuple(judged))
 
 
+def _of_the_paper(claims: PaperClaims) -> list[Judged]:
+    return [judged for judged in claims.judged if not judged.claim.control_of]
+
+
 def touching(claims: PaperClaims, sources: Sequence[str]) -> PaperClaims:
     """Only the claims that refer to one of these tables or experiments."""
     kept = tuple(judged for judged in claims.judged if set(judged.claim.sources) & set(sources))
@@ -133,14 +137,16 @@ def touching(claims: PaperClaims, sources: Sequence[str]) -> PaperClaims:
 def counts(claims: PaperClaims) -> tuple[str, str]:
     """How many claims got which verdict, as text: audit, and measured at the most telling scale of each claim.
 
-    What holds on these pictures, by construction, by a test or in a parity check of weights stands apart.
+    What holds on these pictures, by construction, by a test or in a parity check of weights stands apart. Controls of
+    ours do not count.
     """
-    firsts = [judged.measured[0] for judged in claims.judged]
+    judged_of_paper = _of_the_paper(claims)
+    firsts = [judged.measured[0] for judged in judged_of_paper]
     measured = []
     for way in _WAYS:
         verdicts = Counter(verdict.verdict for verdict in firsts if way_of(verdict) == way)
         measured += [f"{way}: {_counted(verdicts)}" if way else _counted(verdicts)] if verdicts else []
-    return _counted(Counter(judged.audit.verdict for judged in claims.judged)), "; ".join(measured)
+    return _counted(Counter(judged.audit.verdict for judged in judged_of_paper)), "; ".join(measured)
 
 
 def table_of_counts(papers: Sequence[PaperClaims]) -> str:
@@ -150,7 +156,7 @@ def table_of_counts(papers: Sequence[PaperClaims]) -> str:
     the verdicts over seeds how many are on these pictures only.
     """
     counted: dict[tuple[str, str], Counter] = {}
-    for paper, verdict in ((p.paper, verdict) for p in papers for judged in p.judged for verdict in judged.measured):
+    for paper, verdict in ((p.paper, verdict) for p in papers for one in _of_the_paper(p) for verdict in one.measured):
         of_scale = counted.setdefault((paper, verdict.scale or "none"), Counter())
         of_scale[verdict.how or verdict.verdict] += 1
         of_scale[SEEDS_ONLY] += way_of(verdict) == SEEDS_ONLY
@@ -265,7 +271,8 @@ def to_markdown(claims: PaperClaims) -> str:
     for judged in claims.judged:
         claim = judged.claim
         decided = [f"`{text}`" for text in (*claim.measured_text, *claim.tests)] or [claim.needs or claim.not_run_yet]
-        stands = f"{claim.id} ({markdown_text(claim.where)}). Decided by {'; '.join(decided)}."
+        control = f" A control of ours beside {claim.control_of}." if claim.control_of else ""
+        stands = f"{claim.id} ({markdown_text(claim.where)}).{control} Decided by {'; '.join(decided)}."
         if claim.later:
             stands += f" Chosen after the data: {'; '.join(f'`{text}`' for text in claim.later_text)}."
         if claim.threshold:
