@@ -22,6 +22,7 @@ import torch
 from scipy.optimize import brentq, minimize_scalar
 
 from common.base.random_keys import derive_key
+from common.data.partners import shuffled_texts
 from common.distributed import is_main_process
 from common.info_nce import symmetric_info_nce
 from common.report.figures import Curves, plot_curves
@@ -181,21 +182,6 @@ def pull_and_push(similarity: torch.Tensor, multiplier: float) -> dict[str, floa
     shares = both / both.sum(dim=1, keepdim=True)
     felt = torch.special.entr(shares).sum(dim=1).exp().mean()
     return {"pull": float(gradient.diagonal().abs().sum()), "push": float(pushes.abs().sum()), "felt": float(felt)}
-
-
-def shuffled_texts(batch: int, share: float, generator: torch.Generator) -> torch.Tensor:
-    """The text of each image when a share of the pairs is wrong: columns of a similarity matrix.
-
-    Args:
-        batch: number of pairs.
-        share: in [0, 1]; rounded to whole pairs. A single pair cannot be shuffled and stays.
-    Returns:
-        (batch,) a permutation; exactly the chosen pairs have another text.
-    """
-    order = torch.arange(batch)
-    chosen = torch.randperm(batch, generator=generator)[: round(share * batch)]
-    order[chosen] = chosen.roll(1)
-    return order
 
 
 def drawn_similarities(batch: int, generator: torch.Generator) -> torch.Tensor:

@@ -49,6 +49,7 @@ from oblique_topology import (
     distance_distributions,
     equilibrium,
     loss_landscape,
+    noise,
     temperature_curves,
     token_maps,
 )
@@ -234,6 +235,7 @@ PARTS = {
     "figure5": partial(token_maps.figure5, code=CODE),
     "figure6": partial(distance_distributions.figure6, code=CODE),
     "equilibrium": partial(equilibrium.equilibrium, code=CODE),
+    "noise": partial(noise.noise, code=CODE),
     "loss_landscape": partial(loss_landscape.loss_landscape, code=CODE),
     "class_token_cost": partial(class_token_cost.class_token_cost, code=CODE),
 }

@@ -106,6 +106,8 @@ def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
     content["initial_weights"] = initial_fingerprints(config)
     if content.get("data.resize_with") == "pillow":  # a run from before this setting keeps its key
         del content["data.resize_with"]
+    if content.get("data.partner_noise") == 0:  # the same
+        del content["data.partner_noise"], content["data.partners_drawn"]
     if isinstance(data, DataConfig) and data.tokenizer != "words":  # those are counted in the training set
         content["tokenizer"] = build_tokenizer(data, training_pairs=None).fingerprint
     return hash_of({"paper": paper, "config": content, "data": data_fingerprint})
