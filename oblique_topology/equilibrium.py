@@ -22,6 +22,8 @@ import torch
 from scipy.optimize import brentq, minimize_scalar
 
 from common.base.random_keys import derive_key
+from common.data.order import seed_of
+from common.data.partners import shuffled_texts
 from common.distributed import is_main_process
 from common.info_nce import symmetric_info_nce
 from common.report.figures import Curves, plot_curves
@@ -43,17 +45,20 @@ MULTIPLIERS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)  # of the curves
 class Grid:
     """Sizes of one scale; the paper states none.
 
-    small, middle, large: B, the first pairs of the largest. shares: of the pairs with shuffled texts.
+    small, middle, large: B, the first pairs of the largest. shares: of the pairs with shuffled texts. batches: random
+    ones whose mean is taken, of the largest size every fourth. pool: training pairs that they are drawn from.
     """
 
     small: int = 256
     middle: int = 1024
     large: int = 4096
     shares: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2)
+    batches: int = 40
+    pool: int = 4096
 
 
 GRIDS = {
-    "smoke": Grid(16, 40, 64),
+    "smoke": Grid(16, 40, 64, batches=3, pool=256),
     **dict.fromkeys(("demo", "photos", "photos_scratch"), Grid(64, 256, 1024)),
     "paper": Grid(),
 }
@@ -183,21 +188,6 @@ def pull_and_push(similarity: torch.Tensor, multiplier: float) -> dict[str, floa
     return {"pull": float(gradient.diagonal().abs().sum()), "push": float(pushes.abs().sum()), "felt": float(felt)}
 
 
-def shuffled_texts(batch: int, share: float, generator: torch.Generator) -> torch.Tensor:
-    """The text of each image when a share of the pairs is wrong: columns of a similarity matrix.
-
-    Args:
-        batch: number of pairs.
-        share: in [0, 1]; rounded to whole pairs. A single pair cannot be shuffled and stays.
-    Returns:
-        (batch,) a permutation; exactly the chosen pairs have another text.
-    """
-    order = torch.arange(batch)
-    chosen = torch.randperm(batch, generator=generator)[: round(share * batch)]
-    order[chosen] = chosen.roll(1)
-    return order
-
-
 def drawn_similarities(batch: int, generator: torch.Generator) -> torch.Tensor:
     """(batch, batch) similarities without a model, float64: positives 0.35 ± 0.06, negatives 0.12 ± 0.06."""
     similarity = 0.12 + 0.06 * torch.randn(batch, batch, generator=generator, dtype=torch.float64)
@@ -217,6 +207,12 @@ def measures_of(similarity: torch.Tensor) -> dict[str, float | None]:
     return numbers
 
 
+def mean_of(batches: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """The mean over batches by column; None where a batch has no number."""
+    columns = {column: [numbers[column] for numbers in batches] for column in batches[0]}
+    return {column: None if None in values else math.fsum(values) / len(values) for column, values in columns.items()}
+
+
 Case = tuple[str, str, float]  # source of the similarities, one of SIZES, share of shuffled texts
 
 
@@ -226,20 +222,29 @@ def equilibrium(command: Command, code: PaperCode) -> list[Table]:
     if not is_main_process():
         return []
     grid = GRIDS[command.scale]
-    by_seed: list[dict[Case, torch.Tensor]] = []
+    firsts: list[dict[Case, torch.Tensor]] = []  # the first batch of each seed, whose curves are drawn
+    measured = []
     for run in runs:
         config, encoder = trained_model(run)
-        images, texts = embed_batch(encoder, *training_batch(config, encoder, grid.large))
+        images, texts = embed_batch(encoder, *training_batch(config, encoder, grid.pool, drawn_by=run.seed))
         draws = torch.Generator().manual_seed(derive_key("drawn similarities", run.seed))
-        # the largest matrix once; smaller batches are its corners, so that they differ only in size
-        sources = {
-            "drawn": drawn_similarities(grid.large, draws),
-            "trained": encoder.model.geometry.similarity(images, texts).cpu(),
-        }
-        by_seed.append(cases_of(sources, grid, run.seed))
+        of_batches: dict[str, list[dict[str, float | None]]] = {}
+        for number in range(grid.batches):
+            chosen = torch.randperm(len(images), generator=draws)[: grid.large].to(images.device)
+            # the largest matrix once; smaller batches are its corners, so that they differ only in size
+            sources = {
+                "drawn": drawn_similarities(grid.large, draws),
+                "trained": encoder.model.geometry.similarity(images[chosen], texts[chosen]).cpu(),
+            }
+            cases = cases_of(sources, grid, seed_of(run.seed, number))
+            if not number:
+                firsts.append(cases)
+            for case, matrix in cases.items():
+                if case[1] != "large" or number % 4 == 0:
+                    of_batches.setdefault(_key(case), []).append(measures_of(matrix))
+        measured.append({row: mean_of(batches) for row, batches in of_batches.items()})
     # a row per case; a column stays empty if it has no value for a seed
-    rows = {_key(case): _label(case, matrix) for case, matrix in by_seed[0].items()}
-    measured = [{_key(case): measures_of(matrix) for case, matrix in cases.items()} for cases in by_seed]
+    rows = {_key(case): _label(case, matrix) for case, matrix in firsts[0].items()}
     values = {
         (row, column): numbers
         for row in rows
@@ -253,22 +258,23 @@ def equilibrium(command: Command, code: PaperCode) -> list[Table]:
             "0.35 ± 0.06, negatives 0.12 ± 0.06) and for those of the trained sphere baseline on training pairs."
         ),
         data=trained_on(runs),
-        measured_on="the first training pairs",
-        protocol="the first pairs of the training set",
+        measured_on="random training batches",
+        protocol=f"mean over {grid.batches} random training batches, of the largest size a fourth as many",
         settings=asdict(grid),
         rows=rows,
         columns=COLUMNS,
         values=values,
         notes=[
-            f"An empty cell: for a seed there is no balance up to a multiplier of {HIGHEST:g}; or, of A / U, a U falls "
-            "to 0 before that, where the quotient says nothing.",
+            f"An empty cell: a batch has no balance up to a multiplier of {HIGHEST:g}; or, of A / U, a U falls to "
+            "0 before that, where the quotient says nothing.",
+            "The curves show one batch of each seed.",
             "The balance belongs to fixed similarities. A learned temperature would go to the multiplier with the "
             "lowest cross-entropy, which noise moves the other way.",
             "Gradients on positives add up to as much as those on negatives at every multiplier, and carry it as a "
             "factor; whether the loss pulls or pushes is no question of their size.",
         ],
     )
-    plot_curves(_panels(by_seed, grid), command.folder(code.name) / "equilibrium_curves.png", across=3)
+    plot_curves(_panels(firsts, grid), command.folder(code.name) / "equilibrium_curves.png", across=3)
     return [write_findings(command, code.name, findings, {"clip": runs})]
 
 

@@ -1,10 +1,13 @@
 """A trained row's model and some of its training pairs; the analyses of single models start here."""
 
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from common.data.broken import BrokenSample
+from common.data.order import permuted, seed_of
 from common.data.pairs import Pairs, open_training_pairs
 from common.evaluation.embed import Encoder
 from common.reproduce.rows import RowRun
@@ -26,10 +29,10 @@ def trained_model(run: RowRun) -> tuple[Config, Encoder]:
     return run.config, reading_features(encoder, run.config)
 
 
-def readable_items(pairs: Pairs, count: int) -> list[dict[str, Any]]:
-    """The first `count` readable pairs, or all if there are fewer."""
+def readable_items(pairs: Pairs, count: int, order: Iterable[int] | None = None) -> list[dict[str, Any]]:
+    """The first `count` readable pairs in this order (None = the set's), or all if there are fewer."""
     items: list[dict[str, Any]] = []
-    for index in range(len(pairs)):
+    for index in range(len(pairs)) if order is None else order:
         if len(items) == count:
             break
         try:
@@ -52,14 +55,19 @@ def as_model_inputs(
     return encoder.transform.inputs(images), token_ids
 
 
-def training_batch(config: Config, encoder: Encoder, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first pairs of a run's training set as inputs of its model; captions take turns, as in training.
+def training_batch(
+    config: Config, encoder: Encoder, count: int, drawn_by: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs of a run's training set as inputs of its model, with right partners; captions take turns, as in training.
 
+    Args:
+        drawn_by: seed of a random choice; None = the first pairs.
     Returns:
         As `as_model_inputs`; features instead of pixels if the image tower has a frozen backbone.
     """
     pairs, transform = encoder.cached(open_training_pairs(config.data, config.run.seed))
-    items = readable_items(pairs, count)
+    order = None if drawn_by is None else permuted(np.arange(len(pairs)), len(pairs), seed_of(drawn_by)).tolist()
+    items = readable_items(pairs, count, order)
     captions = [item["captions"][number % len(item["captions"])] for number, item in enumerate(items)]
     images, token_ids = as_model_inputs(encoder, [item["image"] for item in items], captions, transform)
     stem = encoder.model.image_tower.stem

@@ -49,7 +49,11 @@ from oblique_topology import (
     distance_distributions,
     equilibrium,
     loss_landscape,
+    low_precision,
+    noise,
     temperature_curves,
+    temperature_order,
+    temperature_rate,
     token_maps,
 )
 from oblique_topology.coco_table import NEEDED, CocoConfig, coco_run, open_coco
@@ -234,6 +238,10 @@ PARTS = {
     "figure5": partial(token_maps.figure5, code=CODE),
     "figure6": partial(distance_distributions.figure6, code=CODE),
     "equilibrium": partial(equilibrium.equilibrium, code=CODE),
+    "noise": partial(noise.noise, code=CODE),
+    "temperature_order": partial(temperature_order.temperature_order, code=CODE),
+    "temperature_rate": partial(temperature_rate.temperature_rate, code=CODE),
+    "low_precision": partial(low_precision.low_precision, code=CODE),
     "loss_landscape": partial(loss_landscape.loss_landscape, code=CODE),
     "class_token_cost": partial(class_token_cost.class_token_cost, code=CODE),
 }

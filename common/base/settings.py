@@ -119,6 +119,9 @@ class DataConfig:
     num_labelled: int = setting(1_000, at_least=1, decides="evaluation")
     caption_noise: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of shuffled training pairs
     ambiguity: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of training captions made ambiguous
+    # share of the training images that get the caption of another one (common/data/partners.py), of any source
+    partner_noise: float = setting(0.0, at_least=0.0, at_most=1.0)
+    partners_drawn: Literal["every_batch", "once"] = "every_batch"  # once: the same wrong pairs in every epoch
     num_captions: int = setting(5, at_least=1, at_most=5)  # of an image; the fifth ("some things") fits many images
     image_size: int = setting(48, at_least=8)  # pixels
     resize: Literal["squeeze", "crop"] = "crop"  # evaluation: squeeze to a square, or shortest side + centre crop
@@ -155,6 +158,11 @@ class DataConfig:
         if self.train == "train_referring" and (self.caption_noise or self.ambiguity):
             raise ValueError(
                 "data.caption_noise and data.ambiguity have no effect with data.train = train_referring; expected: 0"
+            )
+        if self.partner_noise and (self.mixture or self.stream_buffer):
+            raise ValueError(
+                f"data.partner_noise = {self.partner_noise} with data.mixture or data.stream_buffer; expected: 0, or "
+                "one training set that is read by index"
             )
         if self.mixture and self.val_share:
             raise ValueError(f"data.val_share = {self.val_share} with data.mixture; expected data.val")

@@ -15,6 +15,7 @@ from common.data.decoding import number_of
 from common.data.loader import TIMEOUT, Loader
 from common.data.order import BatchPositions, MixedOrder, SampleOrder, seed_of
 from common.data.pairs import Pairs
+from common.data.partners import Drawn, Partners
 from common.data.rand_augment import albef_augment, tcl_augment
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
@@ -52,6 +53,7 @@ class TrainingView(Dataset):
         transform: image -> uint8 tensor; gets a separate seed for each position.
         two_views: of each image, each with a separate seed (TCL).
         augmentation: behind the transform.
+        partner_noise, partners_drawn: share of wrong captions, and how often they are drawn, see `Partners`.
     """
 
     def __init__(
@@ -63,10 +65,13 @@ class TrainingView(Dataset):
         context_length: int,
         two_views: bool = False,
         augmentation: str = "none",
+        partner_noise: float = 0.0,
+        partners_drawn: Drawn = "every_batch",
     ) -> None:
         self.pairs, self.order, self.transform = pairs, order, transform
         self.tokenizer, self.context_length, self.two_views = tokenizer, context_length, two_views
         self.augment = {"none": None, "albef": albef_augment, "tcl": tcl_augment}[augmentation]
+        self.partners = Partners(order, partner_noise, partners_drawn) if partner_noise else None
 
     def __len__(self) -> int:
         return self.order.samples_per_epoch
@@ -80,13 +85,23 @@ class TrainingView(Dataset):
             images.append(self.view(sample["image"], sample_seed))
             if self.two_views:
                 second.append(self.view(sample["image"], derive_key("second view", sample_seed)))
-            captions.append(sample["captions"][seed_of(sample_seed, 1) % len(sample["captions"])])
+            captions.append(_one_of(sample["captions"], sample_seed))
             image_ids.append(sample["image_id"])
             image_index.append(number_of(sample["image_id"]))
+        if self.partners is not None:
+            captions = self._with_wrong_partners(captions, positions, indices)
         token_ids = self.tokenizer.encode(captions, self.context_length)
         batch = Batch(torch.stack(images), token_ids, image_ids, torch.tensor(image_index), broken)
         batch.second_views = torch.stack(second) if second else None
         return batch
+
+    def _with_wrong_partners(self, captions: list[str], positions: list[int], indices: np.ndarray) -> list[str]:
+        # only a wrong partner is read again: a right one may be the substitute of a broken sample
+        sources, drawn_at = self.partners.of(np.asarray(positions))
+        return [
+            right if source == index else _one_of(self.pairs.captions(int(source)), seed_of(self.order.seed, int(at)))
+            for right, index, source, at in zip(captions, indices, sources, drawn_at)
+        ]
 
     def view(self, image: Any, seed: int) -> torch.Tensor:
         """A training view of an image, (3, size, size) uint8."""
@@ -113,6 +128,10 @@ def training_batches(
     return Loader(
         view, name, num_workers, _as_is, prefetch=4, timeout=timeout, batch_sampler=positions, pin_memory=pin_memory
     )
+
+
+def _one_of(captions: list[str], sample_seed: int) -> str:
+    return captions[seed_of(sample_seed, 1) % len(captions)]
 
 
 def _as_is(batch: Batch) -> Batch:

@@ -70,6 +70,8 @@ class RunFiles:
 _LATER_SETTINGS = {
     "optim.ema": None,
     "data.resize_with": "pillow",
+    "data.partner_noise": 0.0,
+    "data.partners_drawn": "every_batch",
     "optim.warmup_from": 0.0,
     "method.two_views": False,
     "method.causal_text": False,

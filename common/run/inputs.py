@@ -193,7 +193,17 @@ def open_training_data(
     return TrainingData(
         pairs=pairs,
         order=order,
-        view=TrainingView(pairs, order, transform, tokenizer, data.context_length, two_views, data.augmentation),
+        view=TrainingView(
+            pairs,
+            order,
+            transform,
+            tokenizer,
+            data.context_length,
+            two_views,
+            data.augmentation,
+            data.partner_noise,
+            data.partners_drawn,
+        ),
         tokenizer=tokenizer,
         transform=transform,
         validation_pairs=open_validation_pairs(data) if validates(run) else None,

@@ -1,0 +1,74 @@
+"""Wrong partners: a share of the training images gets the caption of another one (`data.partner_noise`).
+
+The captions of the chosen images change places among themselves, so that every caption occurs as often as without
+noise. `every_batch`: within each global batch, with new choices in every step, so that no wrong pair can be learned by
+heart. `once`: within the training set, the same wrong pairs in every epoch.
+"""
+
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+
+from common.base.random_keys import derive_key
+from common.data.order import MixedOrder, SampleOrder, seed_of
+
+Drawn = Literal["every_batch", "once"]
+
+
+def shuffled_texts(batch: int, share: float, generator: torch.Generator) -> torch.Tensor:
+    """The text of each image when a share of the pairs is wrong: columns of a similarity matrix.
+
+    Args:
+        batch: number of pairs.
+        share: in [0, 1]; rounded to whole pairs. A single pair cannot be shuffled and stays.
+    Returns:
+        (batch,) a permutation; exactly the chosen pairs have another text.
+    """
+    order = torch.arange(batch)
+    chosen = torch.randperm(batch, generator=generator)[: round(share * batch)]
+    order[chosen] = chosen.roll(1)
+    return order
+
+
+class Partners:
+    """The caption at each position; a pure function of (seed, position), whatever the number of processes.
+
+    Args:
+        share: of wrong pairs, in [0, 1], rounded to whole pairs of a batch (`every_batch`) or of the set (`once`).
+        drawn: see the module.
+    Raises:
+        ValueError: a stream or a mixture, whose samples have no captions by index.
+    """
+
+    def __init__(self, order: SampleOrder | MixedOrder, share: float, drawn: Drawn = "every_batch") -> None:
+        if share and (isinstance(order, MixedOrder) or order.forward_only):
+            raise ValueError(
+                f"data.partner_noise = {share} with a stream or a mixture; expected: 0, or one training set that is "
+                "read by index (data.stream_buffer=0)"
+            )
+        self.order, self.share, self.drawn = order, share, drawn
+
+    def of(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(index of the sample, position that chooses among its captions) for the text at each position."""
+        positions = np.asarray(positions, dtype=np.int64)
+        if self.share and self.drawn == "every_batch":
+            size = self.order.global_batch_size
+            steps, places = np.divmod(positions, size)
+            positions = positions.copy()
+            for step in np.unique(steps):
+                inside = steps == step
+                positions[inside] = step * size + self._table("partners of a step", size, int(step))[places[inside]]
+        indices = self.order.epochs_and_indices(positions)[1]
+        if self.share and self.drawn == "once":
+            indices = self._of_set[indices]
+        return indices, positions
+
+    @cached_property
+    def _of_set(self) -> np.ndarray:
+        return self._table("partners of a set", self.order.num_samples)
+
+    def _table(self, what: str, size: int, *numbers: int) -> np.ndarray:
+        seed = seed_of(derive_key(what, self.order.seed, *numbers))
+        return shuffled_texts(size, self.share, torch.Generator().manual_seed(seed)).numpy()

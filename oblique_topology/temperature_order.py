@@ -1,0 +1,153 @@
+"""Does the temperature settle before the representations (claim C38)? Runs from scratch with three starts.
+
+    s_T   first step at which the spread of t over the three starts is at most 10 % of its first value
+    s_R   first evaluation at which R@1 is at least half of its best, of the earliest of the three runs
+
+The claim holds if s_T < s_R, and if t rises gradually after s_T: t(end) > t(s_T), and Spearman's correlation of t with
+the step from s_T on is above 0.9, each in the worst of the three runs. With a pretrained backbone the representations
+are there from the start, so that photographs on cached features cannot decide it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from common.distributed import is_main_process
+from common.report.figures import Curves, plot_curves
+from common.report.table import Table
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode, RowRun
+from common.reproduce.tables import train_rows, trained_on
+from common.run.log import read_log
+from oblique_topology.temperature import log_temperatures
+
+DECIDES = "nothing"
+
+TOPOLOGIES = {"sphere": "Sphere", "oblique": "Ob(64, 8), inner product"}
+STARTS = {"264": "e^2.64", "531": "e^5.31", "0": "e^0"}
+SPREAD = 0.1  # of its first value
+EVERY = {"smoke": 1}  # steps between evaluations; 20 at other scales
+COLUMNS = {
+    "temperature_step": ("s_T: t of the three starts meet", "steps", "lower"),
+    "representation_step": ("s_R: half of the best R@1", "steps", None),
+    "rise": ("t(end) - t(s_T), least of three", "log units", None),
+    "spearman": ("Spearman of t and step after s_T, least of three", "correlation", None),
+}
+
+
+class Order(NamedTuple):
+    """The numbers of three runs; see COLUMNS. Without s_T: the last step, and 0 for what follows it."""
+
+    temperature_step: float
+    representation_step: float
+    rise: float
+    spearman: float
+
+
+def order_of_runs(
+    steps: Sequence[float],
+    temperatures: Sequence[Sequence[float]],
+    evaluations: Sequence[Sequence[tuple[float, float]]],
+) -> Order:
+    """The numbers of one seed.
+
+    Args:
+        steps: ascending.
+        temperatures: t of each start at these steps.
+        evaluations: (step, R@1) of each start, ascending.
+    """
+    steps, t = np.asarray(steps, dtype=np.float64), np.asarray(temperatures, dtype=np.float64)
+    spread = t.max(axis=0) - t.min(axis=0)
+    close = spread <= SPREAD * spread[0]
+    representation = min(half_of_best(points) for points in evaluations)
+    if not close.any():
+        return Order(float(steps[-1]), representation, 0.0, 0.0)
+    first = int(close.argmax())
+    later = t[:, first:]
+    is_enough = later.shape[1] > 2 and (np.ptp(later, axis=1) > 0).all()
+    correlations = [float(stats.spearmanr(steps[first:], row).statistic) for row in later] if is_enough else [0.0]
+    return Order(float(steps[first]), representation, float((later[:, -1] - later[:, 0]).min()), min(correlations))
+
+
+def half_of_best(points: Sequence[tuple[float, float]]) -> float:
+    """The first step whose value is at least half of the largest."""
+    best = max(value for _, value in points)
+    return float(next(step for step, value in points if value >= best / 2))
+
+
+def recalls_of(run: RowRun) -> list[tuple[float, float]]:
+    """(step, mean R@1 of both directions in percent) of every evaluation during training."""
+    records = [record for record in read_log(run.files.log) if record["event"] == "evaluate"]
+    directions = ("i2t_recall_at_1", "t2i_recall_at_1")
+    return [
+        (record["step"], 100 * float(np.mean([record["metrics"][direction] for direction in directions])))
+        for record in records
+        if directions[0] in record["metrics"]
+    ]
+
+
+def temperature_order(command: Command, code: PaperCode) -> list[Table]:
+    """s_T, s_R and the rise of t for each topology, and both courses as curves."""
+    if not command.runs_at(("smoke", "demo", "photos_scratch", "paper"), "there the representations are given"):
+        return []
+    every = EVERY.get(command.scale, 20)
+    configs = {
+        f"{topology}_{start}": f"ablation_{topology}_{start}.yaml" for topology in TOPOLOGIES for start in STARTS
+    }
+    # a folder of their own: how often a run is evaluated makes no other run, and those of Table 3 are rarely evaluated
+    apart = replace(command, output=command.output / "temperature_order")
+    settings = (f"run.evaluate_every={every}", "run.log_every=1")
+    runs = train_rows(apart, code, configs, dict.fromkeys(configs, settings))
+    if not is_main_process():
+        return []
+    values: dict[tuple[str, str], list[float]] = {}
+    panels = []
+    for topology, label in TOPOLOGIES.items():
+        if any(f"{topology}_{start}" not in runs for start in STARTS):  # left out by ROWS
+            continue
+        by_seed = list(zip(*(runs[f"{topology}_{start}"] for start in STARTS)))
+        logs = [[log_temperatures(run) for run in of_seed] for of_seed in by_seed]
+        numbers = [
+            order_of_runs(of_seed[0][0], [t for _, t in of_seed], [recalls_of(run) for run in of_runs])
+            for of_seed, of_runs in zip(logs, by_seed)
+        ]
+        values |= {(topology, column): [getattr(of_seed, column) for of_seed in numbers] for column in COLUMNS}
+        of_t, of_recall = {}, {}
+        for place, (start, name) in enumerate(STARTS.items()):
+            steps = logs[0][place][0]
+            of_t[f"start at {name}"] = [
+                (float(step), [float(of_seed[place][1][at]) for of_seed in logs]) for at, step in enumerate(steps)
+            ]
+            recalls = [recalls_of(run) for run in runs[f"{topology}_{start}"]]
+            of_recall[f"start at {name}"] = [
+                (step, [of_run[at][1] for of_run in recalls]) for at, (step, _) in enumerate(recalls[0])
+            ]
+        panels += [
+            Curves(f"{label}: temperature", "step (optimiser updates)", "t = ln(multiplier)", of_t),
+            Curves(f"{label}: representations", "step (optimiser updates)", "mean R@1, validation, percent", of_recall),
+        ]
+    all_runs = [run for of_row in runs.values() for run in of_row]
+    rate = all_runs[0].config.optim.logit_scale_rate
+    findings = Findings(
+        name="temperature_order",
+        caption="When the temperature settles and when the representations come, from scratch (claim C38).",
+        data=trained_on(all_runs),
+        measured_on="the training log",
+        protocol=f"t of every step; R@1 of validation pairs every {every} steps",
+        settings={"rows": configs, "evaluate_every": every, "spread": SPREAD, "logit_scale_rate": rate},
+        rows=TOPOLOGIES,
+        columns=COLUMNS,
+        values=values,
+        notes=[
+            f"The temperature learns {rate:g} times as fast as the weights; at the weights' rate its steps add up to "
+            "less than the starts are apart.",
+            "Where the starts do not meet, s_T is the last step, and rise and correlation are 0.",
+        ],
+    )
+    if panels:
+        plot_curves(panels, command.folder(code.name) / "temperature_order_curves.png", across=2)
+    return [write_findings(command, code.name, findings, runs)]
