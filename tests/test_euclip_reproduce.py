@@ -113,7 +113,7 @@ def stability(folder, *overrides):
 
 
 def test_the_stability_part_says_which_runs_went_through_and_trains_none_twice(tmp_path, monkeypatch, capsys):
-    breaks = stability_part.Setting("meru_no_ln", "unstable_meru_no_ln.yaml", TOO_FAST)
+    breaks = stability_part.Setting("meru_no_ln", "unstable_meru_no_ln.yaml", "large", TOO_FAST)
     monkeypatch.setitem(stability_part.SETTINGS, "hyperbolic d, no-ln, lambda=0.2", breaks)
     table = stability(tmp_path)
     assert "unstable_meru_no_ln, seed 0: loss is nan at step " in capsys.readouterr().out
