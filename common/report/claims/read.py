@@ -103,6 +103,7 @@ class Claim:
     later_text: tuple[str, ...] = ()
     about: str = ""
     regime: tuple[Condition, ...] = ()
+    regime_text: tuple[str, ...] = ()
     departure: str = ""
     equal_within: Rule | None = None
 
@@ -208,6 +209,7 @@ def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
         measured_text=written["measured"],
         later_text=written["after_the_data"],
         regime=sides["regime"],
+        regime_text=written["regime"],
         tests=(tests,) if isinstance(tests, str) else tuple(tests),
         shows=entry.get("shows", HOLDS),
     )

@@ -275,6 +275,8 @@ def to_markdown(claims: PaperClaims) -> str:
         stands = f"{claim.id} ({markdown_text(claim.where)}). Decided by {'; '.join(decided)}."
         if claim.later:
             stands += f" Chosen after the data: {'; '.join(f'`{text}`' for text in claim.later_text)}."
+        if claim.regime:
+            stands += f" Only of runs with {'; '.join(f'`{text}`' for text in claim.regime_text)}."
         if claim.threshold:
             stands += f" Threshold as of revision {claim.threshold}."
         parts.append(f"{stands} {markdown_text(claim.note)}".rstrip())
