@@ -48,7 +48,7 @@ def _trained(command: Command, table_id: str) -> list[Table]:
     source = with_custom_rows(command, CODE.printed(table_id))
     configs = {row["method"]: row["config"] for row in source["rows"]}
     keys = {method: Path(config).stem.removeprefix(f"{table_id}_") for method, config in configs.items()}
-    of_regime = regime.regime_of_rows({keys[method]: seeds for method, seeds in runs.items()}, command)
+    of_regime, notes = regime.regime_of_rows({keys[method]: seeds for method, seeds in runs.items()}, command)
     if not is_main_process():
         return [table]
     last = {
@@ -70,7 +70,7 @@ def _trained(command: Command, table_id: str) -> list[Table]:
             if name in lines[0]
         }
         | of_regime,
-        notes=regime.NOTES,
+        notes=notes,
         rows_are_runs=True,
         measured_on="the log's last step",
     )

@@ -54,14 +54,15 @@ def test_a_point_of_recall_below_the_cosine_is_allowed():
 
 
 def test_the_grid_has_all_settings_and_on_scenes_its_corners():
-    cells = grid(400, 39.0, only_corners=False)
+    cells = grid(400, 39.0, longer=True, only_corners=False)
     assert len({cell.key for cell in cells}) == len(cells) == 5 * 3 * 2 * 2
-    corners = grid(1200, 13.0, only_corners=True)
+    assert set(grid(400, 39.0, longer=False, only_corners=False)) == {cell for cell in cells if cell.steps == 400}
+    corners = grid(1200, 13.0, longer=False, only_corners=True)
     assert len(corners) == 5 * 2 * 2
     assert {(cell.start, cell.rate, cell.steps) for cell in corners} == {
         (start, rate, 1200) for start in ("small", "large") for rate in (1.0, 13.0)
     }
-    assert len(grid(6, 1.0, only_corners=False)) == 5 * 3 * 2  # a rate of 1 once
+    assert len(grid(6, 1.0, longer=True, only_corners=False)) == 5 * 3 * 2  # a rate of 1 once
 
 
 def folder(row, *overrides):
@@ -70,7 +71,7 @@ def folder(row, *overrides):
 
 
 def test_settings_of_the_stability_part_are_runs_of_the_grid_where_both_have_them():
-    by_folder = {folder(cell.row, *cell.overrides): cell for cell in grid(400, 39.0, only_corners=False)}
+    by_folder = {folder(cell.row, *cell.overrides): cell for cell in grid(400, 39.0, longer=True, only_corners=False)}
     assert len(by_folder) == 60
     shared = {}
     for setting in stability.SETTINGS.values():
