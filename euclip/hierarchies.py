@@ -10,6 +10,7 @@ no numbers:
     cone    do subjects of which a text is true lie nearer to the axis of its cone (the ray away from the origin) than
             other subjects? Subjects are images, and the most specific texts.
 The second compares subjects under the same text, so a model gains nothing by placing all generic texts near the root.
+Beside them stand walks from the images to the root without a filter, as the paper counts their captions (Table 6).
 Claims refer to these as experiment["hierarchies"]["<model>_<captions or nouns>_<number>"].
 """
 
@@ -38,8 +39,8 @@ from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import train_rows
 from euclip.loaded_rows import load_run
-from euclip.traversal import Hierarchy, entailed, generic_nearer
-from euclip.traversal_data import NOUN_PROMPT, Pool, embed_task, hierarchy_task, model_root
+from euclip.traversal import Hierarchy, entailed, generic_nearer, mean_score
+from euclip.traversal_data import NOUN_PROMPT, Pool, embed_task, hierarchy_task, model_root, walk_all
 
 DECIDES = "evaluation"
 
@@ -56,6 +57,7 @@ MODELS = {  # key in claims -> label, config
     "meru": ("MERU", "table4_meru.yaml"),
 }
 KINDS = ("captions", "nouns")
+WALK_SCORES = {"captions": "captions", "tau": "kendall_tau"}  # ours -> of `walk_scores`
 COLUMNS = {
     "generic_nearer": ("more generic nearer to the root", "fraction", "higher"),
     "text_auc": ("specific texts, AUC", "fraction", "higher"),
@@ -64,13 +66,15 @@ COLUMNS = {
     "image_auc": ("pictures, AUC", "fraction", "higher"),
     "image_inside": ("in cones of true texts, pictures", "fraction", "higher"),
     "image_inside_other": ("in cones of others, pictures", "fraction", "lower"),
+    "walk_captions": ("captions on a walk, no filter", "captions", "higher"),
+    "walk_tau": ("Kendall's tau of point and level on a walk", "tau", "higher"),
 }
 CHANCE = {"generic_nearer": 0.5, "text_auc": 0.5, "image_auc": 0.5}
 NOTES = (
     "More generic nearer: share of the different pairs of texts in a chain. AUC: probability that a subject in whose "
     "chain a text stands has a smaller exterior angle to it than one of which it is not known to be true; mean over "
     "texts, each weighted by its chains. Inside: share of either kind that lies in the text's cone at the K of the "
-    "row's training, weighted likewise; rows without entailment have no K.",
+    "row's training, weighted likewise; rows without entailment have no K. A walk passes the captions of all chains.",
 )
 
 
@@ -265,7 +269,7 @@ def hierarchies(command: Command, code: PaperCode) -> list[Table]:
         settings={"num_pictures": NUM_PICTURES, "num_chains": NUM_CHAINS, "noun_prompt": NOUN_PROMPT},
         rows={f"{key}_{kind}": f"{label}, {kind}" for kind in measured_on for key, (label, _) in MODELS.items()},
         columns=COLUMNS,
-        values=values,
+        values={place: of_seeds for place, of_seeds in values.items() if len(of_seeds) == len(command.seeds)},
         chance=CHANCE,
         notes=NOTES,
     )
@@ -283,10 +287,14 @@ def measure(encoder: Encoder, config: Any, nouns: str) -> dict[str, tuple[str, d
     if task is not None:
         embedded = embed_task(encoder, task)
         texts, known = embedded.captions, embedded.hierarchy
-        scores = text_scores(geometry, texts, model_root(encoder, config, texts)[0], known, min_radius)
+        root, _ = model_root(encoder, config, texts)
+        scores = text_scores(geometry, texts, root, known, min_radius)
         if geometry.has_cones:
             cones = cone_scores(geometry, embedded.images, texts, known, min_radius)
             scores |= {f"image_{name}": value for name, value in cones.items()}
+        walks = walk_all(encoder, embedded, root, None).scores
+        means = {f"walk_{name}": mean_score(walks[score]) for name, score in WALK_SCORES.items()}
+        scores |= {name: mean for name, mean in means.items() if mean is not None}
         results["captions"] = f"{len(embedded.rows)} pictures of {task.name}", scores
     pool = noun_pool(nouns, known_words(encoder)) if nouns else None
     if pool is not None:

@@ -20,7 +20,7 @@ from common.reproduce.rows import PaperCode
 from common.reproduce.tables import trained_table, with_custom_rows
 from common.run.launch import run_or_explain
 from common.run.log import read_log
-from euclip import figures, hierarchies, stability
+from euclip import figures, hierarchies, regime, stability
 from euclip import traversal_tables as walk_tables
 from euclip.config import Config
 from euclip.evaluate import PAPER, reevaluate
@@ -44,30 +44,33 @@ AT_THE_END = {  # of a run's log: label, unit, which is better
 def _trained(command: Command, table_id: str) -> list[Table]:
     """A table of trained rows, and a second one with their final scalars and norms."""
     table, runs = trained_table(command, CODE, table_id)
-    if not is_main_process():
-        return [table]
     # keys of claims are the configs' names without the table: table4_euclip.yaml -> "euclip"
     source = with_custom_rows(command, CODE.printed(table_id))
     configs = {row["method"]: row["config"] for row in source["rows"]}
     keys = {method: Path(config).stem.removeprefix(f"{table_id}_") for method, config in configs.items()}
+    of_regime, notes = regime.regime_of_rows({keys[method]: seeds for method, seeds in runs.items()}, command)
+    if not is_main_process():
+        return [table]
     last = {
         method: [[line for line in read_log(run.files.log) if line["event"] == "train"][-1] for run in seeds]
         for method, seeds in runs.items()
     }
     findings = Findings(
         name=f"{table_id}_scalars",
-        caption=f"Trainable scalars, mean norms and entailment loss at the last step of the rows of {table_id}.",
+        caption=f"Scalars, mean norms and entailment loss at the last step of {table_id}'s rows; their regime.",
         data=table.data,
         protocol="training log",
         settings={method: Path(configs[method]).name for method in runs},
         rows={keys[method]: method for method in runs},
-        columns=AT_THE_END,
+        columns=AT_THE_END | {name: regime.COLUMNS[name] for _, name in of_regime},
         values={
             (keys[method], name): [line[name] for line in lines]
             for method, lines in last.items()
             for name in AT_THE_END
             if name in lines[0]
-        },
+        }
+        | of_regime,
+        notes=notes,
         rows_are_runs=True,
         measured_on="the log's last step",
     )
@@ -92,6 +95,7 @@ PARTS = {
     "root_norms": partial(figures.root_norms, code=CODE),
     "hierarchies": partial(hierarchies.hierarchies, code=CODE),
     "stability": partial(stability.stability, code=CODE),
+    "regime": partial(regime.regime, code=CODE),
 }
 
 

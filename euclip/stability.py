@@ -3,6 +3,9 @@
 A run is unstable if its loss or gradient stops being finite, or if its final loss is at the chance level, the logarithm
 of the batch size: the mean over the last logged steps is above 98 % of it. The paper does not define instability.
 Settings whose runs all finished also list the final loss and the largest rise of the loss after warm-up.
+
+Every setting states its start of the logit scale, as the scales may set another one for the tables. Settings that
+`regime` has too are the same runs.
 """
 
 import math
@@ -22,31 +25,39 @@ DECIDES = "evaluation"
 
 NO_BETTER = 0.98  # of ln B; a collapsed run sits at ln B itself, on either side of it by rounding
 LAST = 10  # logged steps at the end of a run
-LARGE_START = "method.logit_scale_init=14.285714285714286"
+STARTS = {  # of the logit scale: key -> name, value with the digits of the rows' files; the smallest first
+    "small": ("exp(-1)", 0.36787944117144233),
+    "one": ("1", 1.0),
+    "large": ("1/0.07", 14.285714285714286),
+}
+
+
+def start_at(key: str) -> str:
+    """The override that starts the logit scale at one of STARTS."""
+    return f"method.logit_scale_init={STARTS[key][1]!r}"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: a row's file, what is changed in it, and its name in claims."""
+    """One setting: its name in claims, a row's file, and the key of its start in STARTS."""
 
     key: str
     row: str
+    start: str
     overrides: tuple[str, ...] = ()
 
 
 SETTINGS = {
-    "hyperbolic d, no-ln, lambda=0": Setting("hyperbolic_no_ln", "unstable_hyperbolic_no_ln.yaml"),
-    "hyperbolic d, no-ln, lambda=0.2": Setting("meru_no_ln", "unstable_meru_no_ln.yaml"),
-    "hyperbolic d, ln, lambda=0": Setting("hyperbolic", "table4_hyperbolic.yaml"),
-    "hyperbolic d, ln, lambda=0.2": Setting("meru", "table4_meru.yaml"),
-    "Euclidean d2, no-ln, lambda=0": Setting("lambda_0", "table4_euclidean_squared.yaml"),
-    "Euclidean d2, no-ln, lambda=0.1, K=0.3": Setting("lambda_01", "table4_euclip.yaml"),
-    "Euclidean d2, no-ln, lambda=0.2, K=0.3": Setting("lambda_02", "table4_euclidean_squared_entailment.yaml"),
-    "Euclidean d2, no-ln, lambda=0, beta from 1/0.07": Setting(
-        "large_start", "table4_euclidean_squared.yaml", (LARGE_START,)
-    ),
+    "hyperbolic d, no-ln, lambda=0": Setting("hyperbolic_no_ln", "unstable_hyperbolic_no_ln.yaml", "large"),
+    "hyperbolic d, no-ln, lambda=0.2": Setting("meru_no_ln", "unstable_meru_no_ln.yaml", "large"),
+    "hyperbolic d, ln, lambda=0": Setting("hyperbolic", "table4_hyperbolic.yaml", "large"),
+    "hyperbolic d, ln, lambda=0.2": Setting("meru", "table4_meru.yaml", "large"),
+    "Euclidean d2, no-ln, lambda=0": Setting("lambda_0", "table4_euclidean_squared.yaml", "one"),
+    "Euclidean d2, no-ln, lambda=0.1, K=0.3": Setting("lambda_01", "table4_euclip.yaml", "small"),
+    "Euclidean d2, no-ln, lambda=0.2, K=0.3": Setting("lambda_02", "table4_euclidean_squared_entailment.yaml", "small"),
+    "Euclidean d2, no-ln, lambda=0, beta from 1/0.07": Setting("large_start", "table4_euclidean_squared.yaml", "large"),
     "Euclidean d2, no-ln, lambda=0.1, beta from 1/0.07": Setting(
-        "large_start_entailment", "table4_euclip.yaml", (LARGE_START,)
+        "large_start_entailment", "table4_euclip.yaml", "large"
     ),
 }
 
@@ -55,7 +66,14 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
     """Trains every setting and reports which runs were unstable."""
     jobs = {
         method: [
-            Job(code, setting.row, command.scale, seed, (*command.overrides, *setting.overrides), command.runs)
+            Job(
+                code,
+                setting.row,
+                command.scale,
+                seed,
+                (*command.overrides, start_at(setting.start), *setting.overrides),
+                command.runs,
+            )
             for seed in command.seeds
         ]
         for method, setting in SETTINGS.items()
@@ -72,7 +90,9 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
         caption=__doc__.split("\n\n")[1].replace("\n", " "),
         data=data,
         protocol="training log",
-        settings={method: [setting.row, *setting.overrides] for method, setting in SETTINGS.items()},
+        settings={
+            method: [setting.row, start_at(setting.start), *setting.overrides] for method, setting in SETTINGS.items()
+        },
         rows={setting.key: method for method, setting in SETTINGS.items()},
         columns={
             "unstable": ("unstable", "share of runs", "lower"),
@@ -92,13 +112,20 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
     return [write_findings(command, code.name, findings)]
 
 
-def _outcome(job: Job) -> tuple[dict[str, float], RowRun | None]:
-    """Numbers of one run, and the run; only "unstable" after NaN or infinity, now or in an earlier call."""
+def finished(job: Job) -> RowRun | None:
+    """The run, cached or trained; None if it diverged, now or in an earlier call."""
     try:
-        run = run_row(job)
+        return run_row(job)
     except NonFiniteLoss as error:
         if is_main_process():
             print(error)
+        return None
+
+
+def _outcome(job: Job) -> tuple[dict[str, float], RowRun | None]:
+    """Numbers of one run, and the run; only "unstable" of one that diverged."""
+    run = finished(job)
+    if run is None:
         return {"unstable": 1.0}, None
     optim = run.config.optim
     lines = [line for line in read_log(run.files.log) if line["event"] == "train"]

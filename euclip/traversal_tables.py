@@ -2,13 +2,16 @@
 
 Every part loads or trains its rows and returns its tables. On scenes it is known which captions are true and how
 specific they are. Table 6 therefore has a second table: how often a walk runs from specific to generic, and how many of
-the captions on it are true.
+the captions on it are true. Other images and captions, as of traverse.py, for example the paper's:
+
+    make reproduce-table6 PAPER=euclip SET="traversal.pictures=<folder> traversal.captions=pexels_text.json"
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from common.base.fields import path_setting
 from common.distributed import is_main_process
 from common.report.figures import Distributions, plot_distributions
 from common.report.statistics import bootstrap_interval
@@ -19,9 +22,43 @@ from common.reproduce.rows import PaperCode
 from common.reproduce.tables import Runs, printed_cells, table_of, train_rows
 from euclip.loaded_rows import B16, load_run
 from euclip.traversal import NUM_POINTS, mean_score, met
-from euclip.traversal_data import Embedded, Walks, embed_task, model_root, walk_all, walk_task
+from euclip.traversal_data import (
+    NUM_WALKS,
+    Embedded,
+    Task,
+    Walks,
+    embed_task,
+    model_root,
+    open_task,
+    read_pool,
+    walk_all,
+    walk_task,
+)
 
 DECIDES = "nothing"
+
+
+@dataclass(frozen=True)
+class WalkFiles:
+    """Images where walks start, and captions; "" = those of the test set."""
+
+    pictures: str = path_setting()  # folder of image files, or tar shards
+    captions: str = path_setting()  # file, see `read_pool`
+
+    def task(self, config: Any) -> Task:
+        """Images and captions for a config's data; ValueError for files that cannot be used."""
+        pool = read_pool(self.captions) if self.captions else None
+        if self.pictures:
+            return open_task(self.pictures, config.data.image_size, NUM_WALKS, pool)
+        task = walk_task(config)
+        return task if pool is None else replace(task, pool=pool)
+
+
+@dataclass(frozen=True)
+class WalkConfig:
+    """`make reproduce-table6 ... SET="traversal.pictures=<folder> traversal.captions=<file>"`."""
+
+    traversal: WalkFiles = field(default_factory=WalkFiles)
 
 
 @dataclass(frozen=True)
@@ -89,33 +126,43 @@ class Walked:
         return f"{len(self.embedded.task.pool.tags)} captions, walks of {NUM_POINTS} points"
 
 
-def walk_rows(command: Command, runs: Runs, rows: Mapping[str, Walk]) -> Walked:
-    """Loads every run once and walks with all filters of its rows."""
+def train_and_walk(
+    command: Command, code: PaperCode, models: Mapping[str, str], rows: Mapping[str, Walk]
+) -> tuple[Runs, Walked]:
+    """Trains the models, loads every run once, and walks with all filters of its rows.
+
+    Args:
+        models: name -> config.
+        rows: label -> model and filter.
+    """
+    options, command = command.split(WalkConfig)
+    files = options.traversal
+    files.task(code.config(next(iter(models.values())), command.scale, command.overrides))  # wrong files fail first
+    runs = train_rows(command, code, models)
     by_row: dict[str, list[Walks]] = {label: [] for label in rows}
     roots: dict[str, str] = {}
     for model, seeds in runs.items():
         for run in seeds:
             config, encoder = load_run(run, command)
-            embedded = embed_task(encoder, walk_task(config))
+            embedded = embed_task(encoder, files.task(config))
             root, roots[model] = model_root(encoder, config, embedded.captions)
             for label, row in rows.items():
                 if row.model == model:
                     by_row[label].append(walk_all(encoder, embedded, root, row.min_radius))
-    return Walked(by_row, roots, embedded)
+    return runs, Walked(by_row, roots, embedded)
 
 
 def table6(command: Command, code: PaperCode) -> list[Table]:
     """Table 6: how many captions the models of Table 1 meet; where a hierarchy is known, how good the walks are."""
-    runs = train_rows(command, code, B16)
-    walked = walk_rows(command, runs, ROWS)
+    runs, walked = train_and_walk(command, code, B16, ROWS)
     table = _mean_captions(command, code, "table6", runs, walked)
     return [table] + ([_traversal(command, code, walked, runs)] if is_main_process() else [])
 
 
 def table7(command: Command, code: PaperCode) -> list[Table]:
     """Table 7: as Table 6, for the MERU authors' checkpoint, which is not included; beside it the MERU trained here."""
-    runs = train_rows(command, code, {"MERU": B16["MERU"]})
-    return [_mean_captions(command, code, "table7", runs, walk_rows(command, runs, MERU_ROWS))]
+    runs, walked = train_and_walk(command, code, {"MERU": B16["MERU"]}, MERU_ROWS)
+    return [_mean_captions(command, code, "table7", runs, walked)]
 
 
 def _mean_captions(command: Command, code: PaperCode, table_id: str, runs: Runs, walked: Walked) -> Table:
@@ -171,8 +218,8 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
 def _examples(command: Command, code: PaperCode, table_id: str, columns: Mapping[str, Walk]) -> Table:
     """How many captions the first images meet; the note of a row lists those of the first seed."""
     source = code.printed(table_id)
-    runs = train_rows(command, code, {walk.model: B16[walk.model] for walk in columns.values()})
-    walked = walk_rows(command, runs, columns)
+    models = {walk.model: B16[walk.model] for walk in columns.values()}
+    runs, walked = train_and_walk(command, code, models, columns)
     task, tags = walked.embedded.task, walked.embedded.task.pool.tags
     rows = [
         Row(row["method"], printed_cells(source, row), {}, f"not run: needs {row['needs']}") for row in source["rows"]
@@ -193,8 +240,7 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
     """Figure 5: how many pictures meet how many captions."""
     source = code.printed("figure5")
     papers = {row["method"]: printed_cells(source, row) for row in source["rows"]}
-    runs = train_rows(command, code, B16)
-    walked = walk_rows(command, runs, ROWS)
+    runs, walked = train_and_walk(command, code, B16, ROWS)
     keys = [column["key"] for column in source["columns"]]  # 0, 1, ... captions, the last one "or more"
     rows = []
     for label, seeds in walked.by_row.items():

@@ -18,7 +18,7 @@ PRINTED = {paper: load_paper_tables(ROOT / paper / "paper_tables.yaml") for pape
 CLAIMS = {
     (paper, claim.id): claim for paper in PAPERS for claim in load_claims(ROOT / paper / "claims.yaml", PRINTED[paper])
 }
-NUMBER = {"oblique_topology": 36, "geomm": 17, "euclip": 24, "contrastive_basics": 28}
+NUMBER = {"oblique_topology": 36, "geomm": 17, "euclip": 25, "contrastive_basics": 28}
 MORE = {  # claims beside the numbered ones
     "oblique_topology": {"C10-l2"},
     "geomm": {"C1-ALBEF", "C1-TCL", "C2-ALBEF", "C2-TCL", "C3-ALBEF", "C5-CLIP", "C12-ALBEF"},

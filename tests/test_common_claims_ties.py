@@ -14,10 +14,13 @@ from common.report.claims.decide import (
     HOLDS,
     HOLDS_BY_LITTLE,
     NO_DIFFERENCE,
+    NOT_RUN,
     NOT_TRAINED,
+    OUTSIDE,
     UNDECIDED,
     decide,
     measured,
+    measured_at_every_scale,
     our_cells,
     smallest_error,
 )
@@ -196,6 +199,47 @@ def test_a_row_that_did_not_train_decides_no_claim_but_those_about_training(tmp_
     assert outcome.p is None  # no member of the family
     assert verdict_of(tmp_path, f"{A_X} > {B_X}", ours, about="training").verdict == HOLDS
     assert verdict_of(tmp_path, f"{A_X} > 40", ours).verdict == HOLDS  # the other row counts
+
+
+@pytest.mark.parametrize(
+    ("regime", "verdict", "reason"),
+    [
+        (f"{A_Y} > 3", HOLDS, ""),
+        (f"{A_Y} > 3 or {B_Y} > 3", HOLDS, ""),
+        ([f"{A_Y} > 3", f"{B_Y} > 3"], OUTSIDE, f"not {B_Y} > 3"),
+        ('experiment["state"]["a_inside"] > 0.5', NOT_RUN, "the regime of the runs is unknown: experiment state"),
+    ],
+)
+def test_runs_in_another_regime_neither_hold_nor_fail_a_claim(tmp_path, regime, verdict, reason):
+    ours = table({"a": {"x": seeded(50.0), "y": seeded(4.0)}, "b": {"x": seeded(40.0), "y": seeded(2.0)}})
+    more = {"regime": regime, "departure": "half the steps"}
+    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", ours, **more)
+    assert (outcome.verdict, outcome.reason) == (verdict, reason)
+    assert ("departure: half the steps" in headline(outcome)) == (verdict == HOLDS)
+    opposite = verdict_of(tmp_path, f"{A_X} < {B_X}", ours, **more)
+    assert opposite.verdict == (FAILS if verdict == HOLDS else verdict)
+    if verdict == OUTSIDE:
+        assert headline(outcome) == "outside the claim's regime at demo scale"
+        assert evidence(outcome) == f"not {B_Y} > 3"
+        assert outcome.p is None  # no member of the family
+
+
+def test_a_scale_in_the_claims_regime_comes_before_a_more_telling_one_outside(tmp_path):
+    (claim,), printed = load(
+        tmp_path,
+        {"id": "C1", "claim": "S.", "where": "t", "kind": "cells", "holds_if": f"{A_X} > {B_X}",
+         "regime": f"{A_Y} > 3", "departure": "half the steps"},
+    )  # fmt: skip
+    ours = {
+        scale: our_cells([table({"a": {"x": seeded(50.0), "y": seeded(y)}, "b": {"x": seeded(40.0)}})], [])["demo"]
+        for scale, y in (("paper", 4.0), ("photos", 2.0), ("demo", 4.0), ("smoke", 2.0))
+    }
+    ours["photos_scratch"] = {}
+    verdicts = measured_at_every_scale(claim, printed, ours)
+    shown = [(verdict.scale, verdict.verdict, bool(verdict.departure)) for verdict in verdicts]
+    assert shown[:2] == [("paper", HOLDS, False), ("demo", HOLDS, True)]
+    assert ("photos", OUTSIDE, False) in shown[2:]
+    assert OUTSIDE not in {verdict for scale, verdict, _ in shown if scale == "smoke"}  # nothing is decided there
 
 
 # ---- how many seeds --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from processes import in_processes
 from torch import nn
 
 from common.data.broken import BrokenSample
@@ -239,6 +240,28 @@ def test_augmented_training_sees_new_views_in_every_epoch_and_repeats_with_the_s
     evaluation = evaluate_linear_probe(encoder, task, colours("test", 30), config)
     assert evaluation.protocol["num_train"] == 40
     assert 0 <= evaluation.metrics["acc1"] <= 1
+
+
+def augmented_probe() -> tuple[torch.Tensor, torch.Tensor, int, dict[str, float]]:
+    """Features and labels of an epoch, how many images this process embedded for it, and the metrics of a probe."""
+    network, sizes = RandomFeatures(16, 12), []
+    encode = network.encode_image
+    network.encode_image = lambda images: sizes.append(len(images)) or encode(images)
+    encoder, task = encoder_of(network), colours("train", 37)
+    config = replace(PROBES["oblique"], batch_size=16, epochs=3, warmup_epochs=1)
+    features, labels = map(torch.cat, zip(*augmented_batches(encoder, task, config, 3)(0)))
+    embedded = sum(sizes)
+    return features, labels, embedded, evaluate_linear_probe(encoder, task, colours("test", 30), config).metrics
+
+
+def test_two_processes_share_the_views_of_a_batch_and_train_the_probe_of_one():
+    features, labels, embedded, metrics = augmented_probe()
+    assert embedded == 37
+    for of_process in in_processes(2, augmented_probe):
+        torch.testing.assert_close(of_process[0], features)
+        assert torch.equal(of_process[1], labels)
+        assert of_process[2] == 8 + 8 + 3  # of 16, 16 and 5
+        assert of_process[3] == metrics
 
 
 class PartlyBroken:

@@ -26,15 +26,16 @@ def test_without_results_no_claim_is_decided_but_those_of_tests():
 
 def columns_of_claims(experiment):
     """Names of the values that claims ask of an experiment; compared with those that a smoke run writes."""
-    used = [cell for claim in CLAIMS.values() for condition in claim.measured for cell in cells(condition)]
+    used = [cell for claim in CLAIMS.values() for cell in cells(*claim.measured, *claim.regime)]
     return {cell.column for cell in used if cell.table == EXPERIMENT and cell.row == experiment}
 
 
 def test_claims_ask_nothing_of_experiments_whose_values_no_test_looks_at():
-    used = {cell.row for claim in CLAIMS.values() for measurement in claim.measured for cell in cells(measurement)
+    used = {cell.row for claim in CLAIMS.values() for cell in cells(*claim.measured, *claim.regime)
             if cell.table == EXPERIMENT}  # fmt: skip
     in_figures = {"figure2", "figure4", "figure6", "figure7", "traversal"}  # tests/test_euclip_figures.py
-    assert used == in_figures | {"table4_scalars", "stability"}  # tests/test_euclip_reproduce.py
+    of_tables = {f"table{number}_scalars" for number in (1, 4, 5, 8)}  # tests/test_euclip_reproduce.py, as stability
+    assert used == in_figures | of_tables | {"stability", "hierarchies"}  # tests/test_euclip_hierarchies.py
 
 
 # C21: the formulas of Section 3.2 as they stand, with no guard but the clamp

@@ -5,7 +5,9 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from plotted import read_plotted
 from test_euclip_claims import columns_of_claims
 
@@ -14,7 +16,7 @@ from common.report.table import from_json
 from euclip import distributions, figures, traverse
 from euclip import traversal_tables as walk_tables
 from euclip.config import Config, EvaluationData
-from euclip.reproduce import CODE, PARTS
+from euclip.reproduce import CODE, PARTS, main
 
 ROOT = Path(__file__).resolve().parents[1]
 WALK_PARTS = ("table2", "table3", "table6", "table7", "figure5")
@@ -86,6 +88,29 @@ def test_claims_name_only_what_the_experiments_hold(output, name):
     named = columns_of_claims(name)
     assert named
     assert named <= set(experiment_of(output, name).values)
+
+
+@pytest.mark.parametrize("part", ["table2", "table3", "table6", "table7"])
+def test_the_tables_walk_from_your_pictures_past_your_captions(part, output, euclip, tmp_path):
+    (tmp_path / "photos").mkdir()
+    for number in range(3):
+        pixels = np.random.default_rng(number).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    (tmp_path / "captions.txt").write_text("a red circle\na blue square\n")
+    files = [f"traversal.pictures={tmp_path / 'photos'}", f"traversal.captions={tmp_path / 'captions.txt'}"]
+    few = ["--scale", "smoke", "--output", str(output), "--results", str(tmp_path), *euclip.overrides]
+    main([part, *few, *files])
+    (path,) = tmp_path.glob(f"euclip/{part}/smoke-*/{part}.json")
+    table = from_json(path.read_text(encoding="utf-8"))
+    assert {column.stands_in_for for column in table.columns} == {"3 pictures of photos, captions.txt"}
+    cells = [cell for row in table.rows for cell in row.ours.values() if cell is not None]
+    assert cells
+    assert all(0 <= cell.mean <= 2 for cell in cells)
+    assert str(tmp_path) not in table.command
+    if part in ("table2", "table3"):
+        assert [row.method for row in table.rows if row.ours] == [f"ours: {number}.png" for number in range(3)]
+    with pytest.raises(ValueError, match="nowhere: no such folder"):
+        main([part, *few, "traversal.pictures=nowhere"])
 
 
 def test_figure_5_shares_out_all_pictures_and_agrees_with_table_6(output):

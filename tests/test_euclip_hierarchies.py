@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_euclip_claims import columns_of_claims
 
 from common.base.config import ConfigError
 from common.data.scenes import SceneDataset
@@ -18,7 +19,7 @@ from euclip.evaluate import load_encoder
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 from euclip.hierarchies import cone_scores, noun_pool, text_scores
 from euclip.reproduce import main
-from euclip.traversal import Hierarchy
+from euclip.traversal import Hierarchy, nearest_on_walk
 
 TABLE = """synset\tlexname\tlemmas\thypernyms
 1\tx\tthing\t
@@ -198,6 +199,12 @@ def test_the_part_measures_captions_and_nouns_of_every_model(tmp_path, monkeypat
     nearer = [radii[pool.index(b)] < radii[pool.index(a)] for a, b in pairs]
     expected = sum(map(float, nearer)) / len(nearer)
     assert values["meru_captions_generic_nearer"] == (pytest.approx(expected, abs=1e-3),)
+    images, _ = encoder.images(scenes)
+    root, texts = torch.zeros(config.model.embedding_dim), encoder.texts(pool)
+    walks = [set(nearest_on_walk(encoder.model.geometry, image, texts, root)) - {len(pool)} for image in images]
+    assert values["meru_captions_walk_captions"] == (pytest.approx(sum(map(len, walks)) / 8),)
+    named = columns_of_claims("hierarchies")
+    assert {name.partition("_")[2] for name in named} <= {name.partition("_")[2] for name in values}
 
 
 def test_an_earlier_run_is_loaded_with_the_data_of_the_command(monkeypatch, tmp_path):

@@ -54,12 +54,16 @@ def experiments_of(output):
     return output / "results" / "euclip" / "experiments" / "smoke"
 
 
-def test_scalars_and_norms_at_the_end_are_an_experiment_with_all_that_claims_name(euclip):
-    euclip("table4")
-    experiment = read_experiment(experiments_of(euclip.folder) / "table4_scalars.json")
-    named = columns_of_claims("table4_scalars")
+@pytest.mark.parametrize("part", SEEDS)
+def test_scalars_norms_and_regime_of_a_table_are_an_experiment_with_all_that_claims_name(part, euclip):
+    euclip(part, seeds=SEEDS[part])
+    values = read_experiment(experiments_of(euclip.folder) / f"{part}_scalars.json").values
+    named = columns_of_claims(f"{part}_scalars")
     assert named
-    assert named <= set(experiment.values)
+    assert named <= set(values)
+    assert {key for key in values if key.endswith("root_norm")} >= {
+        key.replace("in_regime", "root_norm") for key in values if key.endswith("in_regime")
+    }
 
 
 def test_the_experiment_has_a_value_per_seed_and_is_not_of_changed_rows(euclip, tmp_path):
@@ -113,7 +117,7 @@ def stability(folder, *overrides):
 
 
 def test_the_stability_part_says_which_runs_went_through_and_trains_none_twice(tmp_path, monkeypatch, capsys):
-    breaks = stability_part.Setting("meru_no_ln", "unstable_meru_no_ln.yaml", TOO_FAST)
+    breaks = stability_part.Setting("meru_no_ln", "unstable_meru_no_ln.yaml", "large", TOO_FAST)
     monkeypatch.setitem(stability_part.SETTINGS, "hyperbolic d, no-ln, lambda=0.2", breaks)
     table = stability(tmp_path)
     assert "unstable_meru_no_ln, seed 0: loss is nan at step " in capsys.readouterr().out

@@ -27,6 +27,7 @@ from common.data.order import permuted, seed_of
 from common.data.pairs import lost_at_open
 from common.data.rand_augment import rand_augment
 from common.data.transforms import ImageTransform
+from common.distributed import gather_rows, rank, world_size
 from common.evaluation.accuracy import classification_evaluation
 from common.evaluation.arrays import labels_of, tensor_of
 from common.evaluation.embed import evaluation_mode
@@ -196,7 +197,8 @@ def feature_batches(features: torch.Tensor, labels: torch.Tensor, batch_size: in
 def augmented_batches(encoder: Any, task: Any, config: ProbeConfig, seed: int) -> Batches:
     """Batches of features of freshly augmented images; a view is a pure function of (seed, epoch, index).
 
-    An image that cannot be read is replaced by the next one that can.
+    An image that cannot be read is replaced by the next one that can. Processes share the images of a batch, and each
+    has all features.
     """
     transform = replace(encoder.transform, crop_scale=config.crop_scale, flip_probability=config.flip_probability)
 
@@ -204,12 +206,20 @@ def augmented_batches(encoder: Any, task: Any, config: ProbeConfig, seed: int) -
         views = _Views(task, transform, config.use_rand_augment, seed_of(seed, epoch))
         order = [rows.tolist() for rows in _shuffled(len(task), seed, epoch).split(config.batch_size)]
         name = getattr(task, "name", "pictures")
-        for images, labels in Loader(views, name, encoder.num_workers, batch_sampler=order):
+        shares = Loader(views, name, encoder.num_workers, batch_sampler=[_share(rows) for rows in order])
+        for rows, (images, labels) in zip(order, shares):
             with torch.no_grad():
                 features = encoder.model.encode_image(transform.inputs(images.to(encoder.device))).flatten(1)
-            yield features, labels
+            yield gather_rows(features, len(rows)), gather_rows(labels.to(encoder.device), len(rows))
 
     return batches
+
+
+def _share(rows: list[int]) -> list[int]:
+    # rows r, r + W, ... of a batch for process r, padded with its last one: every process has as many
+    size = -(-len(rows) // world_size())
+    mine = rows[rank() :: world_size()]
+    return mine + rows[-1:] * (size - len(mine))
 
 
 class TowerFeatures(nn.Module):

@@ -68,7 +68,7 @@ class Command:
 
         Where the data lie and how a run is made (its precision, workers, log) is no change; the command shows it.
         """
-        elsewhere = ("run.", "public.", "coco.", "hierarchies.", "refcoco.", "sugarcrepe.")
+        elsewhere = ("run.", "public.", "coco.", "hierarchies.", "refcoco.", "sugarcrepe.", "traversal.")
         keys = {text: text.partition("=")[0] for text in self.overrides}
         changed = (text for text, key in keys.items() if key not in WHERE_DATA_LIE and not key.startswith(elsewhere))
         return [*sorted(changed), *([f"rows={' '.join(sorted(self.rows))}"] if self.rows else [])]

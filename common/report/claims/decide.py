@@ -12,7 +12,8 @@ at a margin's value only. Measured, with an interval over seeds and test picture
 
 A comparison that equal numbers satisfy, a > b - 0.5, states "at least as good as": it holds where the 90 % interval
 lies above 0. A claim over more than three comparisons has a second verdict, on their mean (`Verdict.mean`). One seed
-decides nothing, and a row that did not train decides nothing but claims about training. What follows from a definition
+decides nothing, and a row that did not train decides nothing but claims about training. Runs outside the regime that a
+claim is about (`Claim.regime`) leave it open. What follows from a definition
 or a count (`Claim.exact`) is judged by its value, as the audit is. Only `Row.ours` and experiments are measured, so no
 number of a paper can take part; it counts in the margin of equivalence only.
 """
@@ -46,6 +47,7 @@ HOLDS_BY_LITTLE, NO_DIFFERENCE = "holds by less than x", "no difference beyond x
 UNDECIDED, UNCHECKED, EFFECT = "undecided", "cannot be checked", "effect size"
 ONE_SEED = "undecided (one seed)"
 NOT_RUN, NEEDS, UNLIKE, NOT_TRAINED = "not run yet", "needs", "unlike protocols", "not trained"
+OUTSIDE = "outside the claim's regime"
 DECIDED = (HOLDS, HOLDS_BY_LITTLE, NO_DIFFERENCE, FAILS)
 SCALES = ("paper", "photos", "photos_scratch", "demo", "smoke")  # the more telling first
 _EMPTY_SCALES = ("smoke",)  # end to end in seconds; nothing is learned that could decide a claim
@@ -94,7 +96,8 @@ class Verdict:
     that which blocks. how: "by test", or `Claim.exact`. unlike: which comparison is of unlike protocols, if one is.
     later: the verdict by a threshold that was chosen after the data; it does not count. within: x, of a verdict that
     names it, in points. mean: the verdict on the mean of many comparisons, for each table and unit. q: the
-    false discovery rate of the paper's claims at which this one is among them. condition: that was decided.
+    false discovery rate of the paper's claims at which this one is among them. departure: of the runs from the paper.
+    condition: that was decided.
     """
 
     verdict: str
@@ -110,6 +113,7 @@ class Verdict:
     within: float | None = None
     mean: "Verdict | None" = None
     q: float | None = None
+    departure: str = ""
     condition: Condition | None = field(default=None, compare=False, repr=False)
 
     @cached_property
@@ -309,13 +313,33 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
     if claim.kind == "test":
         return Verdict(claim.shows, ", ".join(claim.tests), how=claim.exact or "by test")
     verdict = _by_numbers(claim.measured, claim, printed, ours, scale)
+    if claim.regime and scale not in _EMPTY_SCALES and verdict.verdict in (*DECIDED, UNDECIDED, ONE_SEED):
+        outside = _outside_regime(claim, ours, scale)
+        if outside is not None:
+            return outside
     if claim.effect_size and verdict.verdict in (*DECIDED, UNDECIDED):
         return replace(verdict, verdict=EFFECT, reason=claim.effect_size)
     later = measured(replace(claim, measured=claim.later, later=()), printed, ours, scale) if claim.later else None
     means = _means(claim.measured, ours) if verdict.verdict in (*DECIDED, UNDECIDED) and not claim.exact else []
     mean = _by_numbers(means, claim, printed, ours, scale) if means else None
     how = claim.exact if verdict.verdict in (HOLDS, FAILS) else ""
-    return replace(verdict, how=how, later=later, mean=mean)
+    departure = claim.departure if scale != "paper" and verdict.verdict in (*DECIDED, UNDECIDED) else ""
+    return replace(verdict, how=how, later=later, mean=mean, departure=departure)
+
+
+def _outside_regime(claim: Claim, ours: Mapping[Cell, OurCell], scale: str) -> Verdict | None:
+    """The verdict on runs in another regime than the claim's, or in an unknown one; None if they are in the claim's."""
+    missing = [cell for cell in cells(*claim.regime) if cell not in ours]
+    if missing:
+        return Verdict(NOT_RUN, f"the regime of the runs is unknown: {_named(missing, ours)}", scale=scale)
+    values = {cell: ours[cell].number.mean for cell in cells(*claim.regime)}
+
+    def settle(margin: Margin, *_: float) -> tuple[bool, float]:
+        finding = _by_value(margin, margin.value(values), "")
+        return finding.verdict == HOLDS, finding.margin
+
+    decision = decide(all_of(claim.regime), settle)
+    return None if decision.answer else Verdict(OUTSIDE, f"not {decision.margin.text}", scale=scale)
 
 
 def _by_numbers(
@@ -372,7 +396,8 @@ def measured_at_every_scale(
 ) -> tuple[Verdict, ...]:
     """The verdict at each scale at which a cell of the claim was measured; without any, one.
 
-    The most telling scale comes first, but for those with a single seed. `ours` is `our_cells` by scale.
+    The most telling scale comes first, but for those with a single seed or outside the claim's regime. `ours` is
+    `our_cells` by scale.
     """
     used = cells(*claim.measured)
     verdicts = [
@@ -380,7 +405,7 @@ def measured_at_every_scale(
     ]
     # a complete scale comes before one at which something is missing
     complete = [verdict for verdict in verdicts if verdict.verdict not in (NEEDS, NOT_RUN)]
-    complete.sort(key=lambda verdict: verdict.verdict == ONE_SEED)
+    complete.sort(key=lambda verdict: verdict.verdict in (ONE_SEED, OUTSIDE))
     return tuple(complete or verdicts[:1]) or (measured(claim, printed, {}, ""),)
 
 

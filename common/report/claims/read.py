@@ -20,10 +20,12 @@ of `for` in braces stands for all their combinations. `kind` names what decides 
 Without an expression for the audit `no_numbers` gives the reason why the paper's numbers cannot decide, for example
 that there is only a figure. `needs` is what keeps the measured side from being run at all, `not_run_yet` what is still
 missing here. `about: training` marks a claim about training (collapse, stability), in which rows that did not train
-count; in all others they decide nothing. `exact: by construction` marks what follows from a definition or a count,
-`exact: parity check` weights that are not trained here: both are judged by the value, without seeds. `effect_size`
-gives the reason why no affordable run can decide: there is an estimate instead of a verdict. `threshold` is the
-revision that last changed the measured expression. One that was chosen when the results were known stands under
+count; in all others they decide nothing. `regime`, an expression or a list, states in which regime runs must be to
+decide the claim, by the values over seeds; other runs leave it open. `departure` names what differs from the paper in
+the runs below its scale, and stands beside their verdict. `exact: by construction` marks what follows from a definition
+or a count, `exact: parity check` weights that are not trained here: both are judged by the value, without seeds.
+`effect_size` gives the reason why no affordable run can decide: there is an estimate instead of a verdict. `threshold`
+is the revision that last changed the measured expression. One that was chosen when the results were known stands under
 `after_the_data`, the earlier one under `measured`. `control_of: C1` marks a question of ours beside that claim, with a
 row that the paper does not print: it is answered like a claim, and counts as none of the paper's.
 
@@ -49,6 +51,7 @@ EXACT = ("by construction", "parity check")
 _KEYS = {
     "id", "claim", "where", "kind", "for", "holds_if", "audit", "measured", "after_the_data", "test", "shows",
     "no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold", "about", "control_of",
+    "regime", "departure",
 }  # fmt: skip
 _MAX_COMBINATIONS = 200
 
@@ -102,12 +105,15 @@ class Claim:
     later_text: tuple[str, ...] = ()
     about: str = ""
     control_of: str = ""
+    regime: tuple[Condition, ...] = ()
+    regime_text: tuple[str, ...] = ()
+    departure: str = ""
     equal_within: Rule | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Tables and experiments, by name, that either side of the claim refers to."""
-        used = cells(*self.audit, *self.measured, *self.later)
+        used = cells(*self.audit, *self.measured, *self.later, *self.regime)
         return tuple(dict.fromkeys(cell.row if cell.table == EXPERIMENT else cell.table for cell in used))
 
 
@@ -176,6 +182,7 @@ def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
     _need(not unknown, f"unknown keys {', '.join(unknown)}; expected: {', '.join(sorted(_KEYS))}")
     optional = (
         "no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold", "about", "control_of",
+        "departure",
     )  # fmt: skip
     texts = {
         key: _text(entry, key) for key in ("claim", "where", "kind", *optional) if key in entry or key not in optional
@@ -187,8 +194,8 @@ def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
     lists = isinstance(names, dict) and all(isinstance(values, list) and values for values in names.values())
     _need(lists, f"'for' gives lists by name, for example {{column: [a, b]}}, got {names!r}")
     sides, written = {}, {}
-    for side in ("audit", "measured", "after_the_data"):
-        key = "holds_if" if "holds_if" in entry and side != "after_the_data" else side
+    for side in ("audit", "measured", "after_the_data", "regime"):
+        key = "holds_if" if "holds_if" in entry and side in ("audit", "measured") else side
         listed = [entry[key]] if isinstance(entry.get(key), str) else entry.get(key, [])
         strings = isinstance(listed, list) and all(isinstance(text, str) for text in listed)
         _need(strings, f"{key}: an expression or a list of expressions is needed, got {listed!r}")
@@ -213,6 +220,8 @@ def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
         audit_text=written["audit"],
         measured_text=written["measured"],
         later_text=written["after_the_data"],
+        regime=sides["regime"],
+        regime_text=written["regime"],
         tests=(tests,) if isinstance(tests, str) else tuple(tests),
         shows=entry.get("shows", HOLDS),
     )

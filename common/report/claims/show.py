@@ -17,6 +17,7 @@ from common.report.claims.decide import (
     NOT_RUN,
     NOT_TRAINED,
     ONE_SEED,
+    OUTSIDE,
     UNCHECKED,
     UNDECIDED,
     UNLIKE,
@@ -33,8 +34,8 @@ from common.report.formats import markdown_text
 from common.report.table import Table
 
 ORDER = (
-    HOLDS, HOLDS_BY_LITTLE, NO_DIFFERENCE, FAILS, UNDECIDED, NOT_TRAINED, ONE_SEED, EFFECT, UNLIKE, UNCHECKED, NOT_RUN,
-    NEEDS,
+    HOLDS, HOLDS_BY_LITTLE, NO_DIFFERENCE, FAILS, UNDECIDED, OUTSIDE, NOT_TRAINED, ONE_SEED, EFFECT, UNLIKE, UNCHECKED,
+    NOT_RUN, NEEDS,
 )  # fmt: skip
 _WAYS = ("", SEEDS_ONLY, "by construction", "parity check", "by test")
 _FALSE_DISCOVERIES = 0.05  # expected share among the answers of a paper
@@ -44,7 +45,8 @@ READING = (
     "of the pictures were not kept it is over seeds only, and the verdict is “on these pictures”. It is of 95 %, or "
     "wider where one of several comparisons is enough to refute a claim, or of 90 % where a comparison says “at least "
     "as good as”. “Pooled” takes the spread over seeds from all rows of the column, with the seed as a block; “paired” "
-    "from the comparison's own values. One seed decides nothing, nor does a row that did not train. Shown is the "
+    "from the comparison's own values. One seed decides nothing, nor does a row that did not train; runs "
+    "in another state than the one a claim is about read “outside the claim's regime”. Shown is the "
     "comparison that decides: of a claim that holds the one nearest to its threshold, of one that does not the "
     "clearest, of an open one that which blocks. A claim over more than three comparisons has a second verdict, on "
     "their mean for each table and unit. “No difference beyond x”: the 90 % interval lies within x, half the paper's "
@@ -193,7 +195,8 @@ def headline(verdict: Verdict) -> str:
     mean = f"; on the mean of its comparisons: {_kind(verdict.mean)}" if verdict.mean else ""
     unlike = f"; one comparison of {UNLIKE}: {verdict.unlike}" if verdict.unlike else ""
     later = f"; threshold chosen after the data: {verdict.later.verdict}" if verdict.later else ""
-    return f"{_kind(verdict)}{every}{how}{at}{pictures}{mean}{unlike}{later}"
+    departure = f"; departure: {verdict.departure}" if verdict.departure else ""
+    return f"{_kind(verdict)}{every}{how}{at}{pictures}{mean}{unlike}{later}{departure}"
 
 
 def _kind(verdict: Verdict) -> str:
@@ -216,7 +219,11 @@ def evidence(verdict: Verdict) -> str:
     has_margins = any(finding.margin is not None or not incomplete for finding in verdict.findings)
     if has_margins and verdict.of > 1 and verdict.verdict != EFFECT:
         parts.append(f"{verdict.holding} of {verdict.of} comparisons hold{' so far' * incomplete}")
-    if verdict.verdict in (*DECIDED, UNDECIDED, NOT_TRAINED, ONE_SEED, EFFECT) and verdict.reason and not verdict.how:
+    if (
+        verdict.verdict in (*DECIDED, UNDECIDED, OUTSIDE, NOT_TRAINED, ONE_SEED, EFFECT)
+        and verdict.reason
+        and not verdict.how
+    ):
         parts.append(verdict.reason)
     if verdict.q is not None:
         above = f", above the {_FALSE_DISCOVERIES:.0%} of the paper's claims" if verdict.q > _FALSE_DISCOVERIES else ""
@@ -275,6 +282,8 @@ def to_markdown(claims: PaperClaims) -> str:
         stands = f"{claim.id} ({markdown_text(claim.where)}).{control} Decided by {'; '.join(decided)}."
         if claim.later:
             stands += f" Chosen after the data: {'; '.join(f'`{text}`' for text in claim.later_text)}."
+        if claim.regime:
+            stands += f" Only of runs with {'; '.join(f'`{text}`' for text in claim.regime_text)}."
         if claim.threshold:
             stands += f" Threshold as of revision {claim.threshold}."
         parts.append(f"{stands} {markdown_text(claim.note)}".rstrip())
@@ -293,7 +302,7 @@ def _with_evidence(verdict: Verdict) -> str:
 
 _STYLES = {
     HOLDS: "holds", HOLDS_BY_LITTLE: "holds", NO_DIFFERENCE: "tie", FAILS: "fails", UNDECIDED: "undecided",
-    NOT_TRAINED: "undecided", ONE_SEED: "undecided",
+    OUTSIDE: "undecided", NOT_TRAINED: "undecided", ONE_SEED: "undecided",
 }  # fmt: skip
 _PLURAL = {
     HOLDS: "hold", HOLDS_BY_LITTLE: "hold by less than x", FAILS: "do not hold", NEEDS: "need what is not here",
