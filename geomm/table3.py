@@ -78,7 +78,7 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
 
 
 def failure_of(seeing: Sequence[Sequence[float]], blank: Sequence[Sequence[float]], runs: Sequence[RowRun]) -> str:
-    """Why a task decides no claim: it is not learnt, or its runs together show a sign that they did not train; "" if neither.
+    """Why a task decides no claim: it is not learnt, or its runs together did not train; "" if neither.
 
     Args:
         seeing, blank: as in `learnt`.

@@ -10,7 +10,7 @@ from common.base.settings import OptimConfig, SgdConfig
 
 
 def learning_rate_at(step: int, optim: OptimConfig | SgdConfig) -> float:
-    """Rate of update `step` (from 0): linear warm-up from warmup_from, then half a cosine down to final_learning_rate."""
+    """Rate of update `step` (from 0): linear from warmup_from, then half a cosine down to final_learning_rate."""
     if step < optim.warmup_steps:
         rise = optim.learning_rate - optim.warmup_from
         return optim.warmup_from + rise * (step + 1) / (optim.warmup_steps + 1)
