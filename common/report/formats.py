@@ -107,10 +107,10 @@ def _shared_data(table: Table) -> str:
     return sources.pop() if len(columns) > 1 and len(sources) == 1 else ""
 
 
-def heading(paper: str, table_id: str, scale: str, command: str = "") -> str:
-    """Paper, table and scale, and of a changed one the rows and settings that its command names."""
+def heading(paper: str, table_id: str, scale: str, command: str = "", settings: Sequence[str] = ()) -> str:
+    """Paper, table and scale, rows and settings that the command of a changed one names, and settings near the best."""
     changes = re.findall(r'\b(?:ROWS|SET)=(?:"[^"]*"|\S+)', command)
-    return ", ".join([paper, table_id, f"scale {scale}", *changes])
+    return ", ".join([paper, table_id, f"scale {scale}", *changes, *settings])
 
 
 def line_below(table: Table) -> str:
@@ -118,8 +118,21 @@ def line_below(table: Table) -> str:
     if not any(table.measured(column.key) for column in table.columns):
         return ""
     seeds = f"{seeds_name(table.seeds)} {', '.join(map(str, table.seeds))}"
-    parts = [table.models, f"on {named(table.data)}" if table.data else "", seeds]
+    parts = [table.models, *table.settings, f"on {named(table.data)}" if table.data else "", seeds, _plan(table)]
     return f"Ours: {'; '.join(filter(None, parts))}."
+
+
+def _plan(table: Table) -> str:
+    """How many seeds decide, where that is not all at once."""
+    if not table.plan:
+        return ""
+    count, error = table.deciding
+    planned = f"{table.plan[1]} planned" if len(table.plan) > 1 else "extended without a plan"
+    return (
+        f"{planned}, the first {count} decide, at {1 - error:.0%}"
+        if count < len(table.seeds)
+        else (f"{planned}, they decide at {1 - error:.0%}")
+    )
 
 
 def named(data: str) -> str:
