@@ -128,6 +128,17 @@ def test_titles_over_pictures_with_long_captions_are_whole(tmp_path, monkeypatch
     assert drawn[0].axes[1].title.get_window_extent().y1 <= drawn[0].bbox.y1
 
 
+def test_a_level_is_a_line_at_its_height_with_a_name_below(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    panels = [Curves("t", "x", "y", {"a": [(0, [1.0]), (1, [3.0])]}, level=level) for level in (("even", 2.0), None)]
+    _, numbers = plot_curves(panels, tmp_path / "level.png", across=2)
+    assert [len(axis.lines) for axis in drawn[0].axes] == [2, 1]
+    assert list(drawn[0].axes[0].lines[1].get_ydata()) == [2.0, 2.0]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["a", "even"]
+    assert {row["curve"] for row in rows(numbers)} == {"a"}
+
+
 def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])

@@ -7,11 +7,13 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from conftest import SmokeParts
 from plotted import read_plotted
+from scipy import stats
 from scipy.stats import spearmanr
 
 from common.base.config import ConfigError, from_dict, load_row
@@ -34,7 +36,7 @@ from geomm.hierarchy_error import deviation, ways_of
 from geomm.lookalikes import share_distinguished
 from geomm.readings import AT_THE_END, OF_GRAPHS, figures_of, rows_of
 from geomm.reproduce import PARTS, _note, main
-from geomm.table3 import WITHOUT, learnt
+from geomm.table3 import WITHOUT, learnt, why_undecided
 from geomm.train import CODE as CODE_OF_GEOMM
 from oblique_topology.reproduce import CODE
 from scripts.parts import parts_of
@@ -151,6 +153,30 @@ def test_a_chosen_row_has_its_tasks_and_no_other_row_has(geomm, tmp_path):
         assert row.ours == (whole["ALBEF"].ours if row.method == "ALBEF" else {})
     tasks = from_json((chosen("table3") / "tasks.json").read_text())
     assert [row.method.partition(",")[0] for row in tasks.rows] == 3 * ["ALBEF"]
+
+
+def test_a_task_is_learnt_by_validation_figures_whatever_the_test_says():
+    def runs(*figures):
+        """Of one model; test accuracies are the other way round."""
+        return [
+            [
+                SimpleNamespace(
+                    validation={"val": {"accuracy": figure}},
+                    evaluations={"test": {"metrics": {"accuracy": 1 - figure}}},
+                )
+                for figure in figures
+            ]
+        ]
+
+    assert why_undecided(runs(0.6, 0.62, 0.61), runs(0.4, 0.42, 0.39)) == ""
+    assert "blank pictures do as well on validation items" in why_undecided(runs(0.4, 0.42), runs(0.6, 0.62))
+    bare = [[SimpleNamespace(validation={})]]
+    assert "no validation figure" in why_undecided(bare, runs(0.4))
+    assert "no validation figure" in why_undecided(runs(0.6), bare)
+    # one-sided 95 %: t of the differences lies between the quantiles of 95 and 97.5 %
+    gains = 50 + np.linspace(-1, 1, 5) + 2.5 * stats.sem(np.linspace(-1, 1, 5))
+    assert stats.t.isf(0.05, 4) < 2.5 < stats.t.isf(0.025, 4)
+    assert learnt([gains], [[50.0] * 5])
 
 
 def test_what_is_not_learnt_decides_no_claim(geomm):

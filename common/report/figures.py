@@ -242,7 +242,7 @@ class Curves:
 
     A curve that is labelled as its panel is titled takes no line of the legend. log_y: intervals are as wide in the
     logarithm, to first order, so that they stay above 0. behind: labels of curves that others
-    lie upon; they are thick, pale lines.
+    lie upon; they are thick, pale lines. level: label and height of a dotted line.
     """
 
     title: str
@@ -252,6 +252,7 @@ class Curves:
     log_x: bool = False
     log_y: bool = False
     behind: Sequence[str] = ()
+    level: tuple[str, float] | None = None
 
 
 def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list[Path]:
@@ -278,6 +279,9 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
             line = draw_curve(axis, rows, index, label in panel.behind)
             if label != panel.title:
                 drawn[wrapped[label]] = line
+        if panel.level is not None:
+            label, height = panel.level
+            drawn[label] = axis.axhline(height, color=GREY, linewidth=1.2, linestyle=(0, (1, 1.5)))
         axis.set_title(textwrap.fill(panel.title, 40), fontsize=FONT)
         label_axes(axis, panel.x_label, panel.y_label)
         if panel.log_x:
