@@ -197,7 +197,10 @@ def remarks(table: Table, with_status: bool = False) -> list[tuple[str, str]]:
 
 def _provenance_of_rows(table: Table) -> list[tuple[str, str]]:
     """Pairs of label and text: by what the settings were chosen, and which revisions trained and evaluated the rows."""
-    if not table.models or table.scale in (PAPER_SCALE, "smoke"):  # no run of ours, or none that decides anything
+    has_runs = table.models or any(
+        row.note.startswith("ours: ") for row in table.rows
+    )  # those of images have notes only
+    if not has_runs or table.scale in (PAPER_SCALE, "smoke"):  # no run of ours, or none that decides anything
         return []
     chosen = table.chosen_by.partition(" ")[0] == "test" or not table.chosen_by
     pairs = [("settings", "chosen on test data" if chosen else f"chosen by {table.chosen_by}")]
