@@ -2,7 +2,7 @@
 # The first of them makes a virtual environment in .venv and installs requirements.txt; nothing is installed again
 # unless the requirements change. To use your environment: make test PY=python3
 
-SETTINGS = PAPER SCALE SEEDS DATA WEIGHTS ROWS RUNS SET OUTPUT RESULTS FORMATS PY PYTHON VENV
+SETTINGS = PAPER SCALE SEEDS PLAN NEAR DATA WEIGHTS ROWS RUNS SET OUTPUT RESULTS FORMATS PY PYTHON VENV
 
 # Settings count behind `make` only: a DATA or OUTPUT that the shell happens to have must not change a result or
 # what `make clean` removes. Such a one is named, and so is a setting that there is not, such as SEDS=3.
@@ -46,18 +46,19 @@ typed     = '$(subst ','\'',$(value $1))'
 option    = $(if $(value $1),--$2 $(call typed,$1))
 REPRODUCE = $(PY) scripts/reproduce.py
 OPTIONS   = --scale $(call typed,SCALE) --seeds $(call typed,SEEDS) --output $(call typed,OUTPUT) \
-            $(call option,DATA,data) $(call option,WEIGHTS,weights) \
+            $(call option,PLAN,plan) $(if $(value NEAR),--near) $(call option,DATA,data) $(call option,WEIGHTS,weights) \
             $(call option,ROWS,rows) $(call option,RESULTS,results) $(call option,FORMATS,formats) $(call option,SET,set)
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-gpu lint format benchmark device-work report reproduce reproduce-all compare \
-        search map rows scenes clean
+        search seeds map rows scenes clean
 
 help: ## this list
 	@echo "make reproduce-table2        train and evaluate what the table needs, print ours beside the paper's"
 	@echo "make reproduce-tableN        PAPER=$(PAPER) SCALE=smoke|demo|photos|photos_scratch|paper SEEDS=<how many>"
 	@echo "                             DATA=<folder of images and captions> WEIGHTS=<folder of pre-trained weights>"
 	@echo "                             ROWS=\"<row> <row> ...\" for some rows of a table only, see make rows"
+	@echo "                             NEAR=1 at the settings near the best of a search; PLAN=<seeds in the end>"
 	@echo "                             SET=\"section.key=value ...\" OUTPUT=<folder> RESULTS=<folder> FORMATS=csv,latex"
 	@echo "                             also reproduce-figureN and other parts"
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */make \1|/' \
@@ -115,6 +116,9 @@ report: $(RUN_READY) ## pages of everything that was reproduced: an index, and o
 
 compare: $(RUN_READY) ## models side by side, with paired tests: RUNS="<run, checkpoint or evaluation.json> ..."
 	@$(PY) scripts/compare.py $(call typed,RUNS) $(call option,SET,set) $(call option,OUTPUT,output)
+
+seeds: $(RUN_READY) ## seeds that a difference of x takes, for each claim of PAPER at SCALE; prints no difference
+	@$(PY) -m common.report.seeds $(call typed,PAPER) --scale $(call typed,SCALE) --results results $(call typed,OUTPUT)/results
 
 search: $(RUN_READY) ## settings by validation numbers: ROWS="<row> <row>" SET="section.key=value,value,..."
 	$(if $(filter command,$(origin SEEDS)),$(error SEEDS has no effect: a search has seeds of its own, which no table uses))

@@ -243,4 +243,5 @@ def _draw(grounding: Grounded, data: GroundingSet, path: Path) -> None:
         for line, of_map, of_box, (pixels, patches) in zip(drawn, maps, boxes, heat):
             choice = ground(pixels, line.proposals, line.box).choice
             of_map[method], of_box[method] = patches, line.proposals[choice]
-    plot_heat_on_pictures([HeatOnPicture(*line) for line in zip(texts, map(np.asarray, pictures), maps, boxes)], path)
+    lines = [HeatOnPicture(*line) for line in zip(texts, map(np.asarray, pictures), maps, boxes)]
+    plot_heat_on_pictures(lines, path, beside=2)  # the two expressions of an image

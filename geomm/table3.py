@@ -52,9 +52,10 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
             if key == "nlvr2_test_p":
                 values[f"{method}_exchanged", key] = _percent(runs, "nlvr2_exchanged", metric)
             chance[key] = 100 * runs[0].evaluations[role]["chance"][metric]
-        of_methods = [[values[f"{method}{kind}", key] for method in methods] for kind in ("", "_blank")]
-        if failure := failure_of(*of_methods, [run for method in methods for run in seeing[method, task]]):
-            not_learnt[key] = f"{column['label']} is {failure}"
+        reason = why_undecided(*([runs[method, task] for method in methods] for runs in (seeing, blank)))
+        if reason:
+            not_learnt[key] = f"{column['label']} {reason}"
+    every_run = {f"{method}, {task}": runs for (method, task), runs in seeing.items()}
     findings = Findings(
         name="tasks",
         caption="Table 3's tasks beside the same model without pictures, and with those of NLVR2 exchanged.",
@@ -74,24 +75,32 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
         notes=[*not_learnt.values()] if len(command.seeds) > 1 else ["One seed has no spread to say what is learnt."],
     )
     graphs = graphs_of_runs(command, code.name, "table3", pretrained, table.data)
-    return [without_claims(table, not_learnt), write_findings(command, code.name, findings), *graphs]
+    return [without_claims(table, not_learnt), write_findings(command, code.name, findings, every_run), *graphs]
 
 
-def failure_of(seeing: Sequence[Sequence[float]], blank: Sequence[Sequence[float]], runs: Sequence[RowRun]) -> str:
-    """Why a task decides no claim: it is not learnt, or its runs together did not train; "" if neither.
+def why_undecided(seeing: Sequence[Sequence[RowRun]], blank: Sequence[Sequence[RowRun]]) -> str:
+    """Why a task decides no claim, by its validation items; empty where images help there and its runs have trained.
 
     Args:
-        seeing, blank: as in `learnt`.
-        runs: of all models and seeds, with images.
+        seeing, blank: runs by model and seed.
     """
-    if not learnt(seeing, blank):
-        return "not learnt: blank pictures do as well, up to the spread of the seeds"
-    failure = training_of(runs)[0].failure
-    return f"not trained: {failure}" if failure else ""
+    figures = [[_validated(seeds) for seeds in of_models] for of_models in (seeing, blank)]
+    if not all(seeds for of_models in figures for seeds in of_models):
+        return "has no validation figure to show that images help"
+    if not learnt(*figures):
+        return "is not learnt: blank pictures do as well on validation items (one-sided 95 %)"
+    failure = training_of([run for seeds in seeing for run in seeds])[0].failure
+    return f"is not trained: {failure}" if failure else ""
+
+
+def _validated(runs: Sequence[RowRun]) -> list[float]:
+    """Accuracy of the last step on validation items by seed, in percent; empty where a run has none."""
+    figures = [100 * metrics["accuracy"] for run in runs for metrics in run.validation.values()]
+    return figures if len(figures) == len(runs) else []
 
 
 def learnt(seeing: Sequence[Sequence[float]], blank: Sequence[Sequence[float]]) -> bool:
-    """Whether images help by more than the spread of the seeds: the 95 % CI of the difference lies above 0.
+    """Whether images help by more than the spread of the seeds: the one-sided 95 % CI of the difference lies above 0.
 
     The difference is summed over the models, each with the spread of its seeds.
 
@@ -101,7 +110,7 @@ def learnt(seeing: Sequence[Sequence[float]], blank: Sequence[Sequence[float]]) 
     gains = [np.subtract(one, other) for one, other in zip(seeing, blank, strict=True)]
     if len(gains[0]) == 1:
         return np.sum(gains) > 0
-    return contrast_interval(gains)[0] > 0
+    return contrast_interval(gains, 0.9)[0] > 0
 
 
 def without_claims(table: Table, reasons: Mapping[str, str]) -> Table:

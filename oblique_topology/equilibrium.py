@@ -63,6 +63,7 @@ GRIDS = {
     "paper": Grid(),
 }
 SIZES = ("small", "middle", "large")
+SOURCES = {"drawn": "Random similarities", "trained": "Trained model"}
 READINGS = {"mean": "average ratio is 1", "median": "median ratio is 1", "logs": "average of A / U is 1"}
 COLUMNS = {
     **{f"balance_{name}": (f"balance: {label}", "multiplier", None) for name, label in READINGS.items()},
@@ -308,37 +309,38 @@ def _label(case: Case, similarity: torch.Tensor) -> str:
 
 
 def _panels(by_seed: Sequence[Mapping[Case, torch.Tensor]], grid: Grid) -> list[Curves]:
-    """ln of the mean ratio and the alignment's share against the multiplier."""
+    """`panels_of` the similarities of all seeds."""
 
-    def against(case: Case, value: Callable[[torch.Tensor, float], float]) -> list[tuple[float, list[float]]]:
+    def points(case: Case, value: Callable[[torch.Tensor, float], float]) -> list[tuple[float, list[float]]]:
         return [(s, [value(cases[case], s) for cases in by_seed]) for s in MULTIPLIERS]
+
+    batches = {size: len(by_seed[0]["drawn", size, 0.0]) for size in SIZES}
+    return panels_of(batches, max(grid.shares), points)
+
+
+def panels_of(batches: Mapping[str, int], most: float, points: Callable[[Case, Callable], list]) -> list[Curves]:
+    """Three panels for each source, against the multiplier: ratio by batch size and by noise, share of alignment.
+
+    Args:
+        batches: size -> B.
+        most: of the shares of shuffled texts; only it is drawn beside none, since all lie upon each other.
+        points: case, function of similarities and multiplier -> (multiplier, value of each seed).
+    """
 
     def ratio(similarity: torch.Tensor, multiplier: float) -> float:
         return log_ratios(similarity, multiplier)["mean"]
 
+    balance = ("balance: the ratio is 1", 0.0)
     panels = []
-    for source in ("drawn", "trained"):
-        # three panels per source: the ratio by batch size, the ratio by noise, the share by batch size
-        batches = {size: len(by_seed[0][source, size, 0.0]) for size in SIZES}
+    for source, of_what in SOURCES.items():
         by_batch = {f"B = {batch}": (source, size, 0.0) for size, batch in batches.items()}
-        series = {
-            f"{source} similarities, no noise": by_batch,
-            f"{source} similarities, B = {batches['middle']}": {
-                f"{share:.0%} shuffled": (source, "middle", share) for share in grid.shares
-            },
-        }
-        panels += [
-            Curves(
-                title,
-                "multiplier",
-                "ln(average ratio); balance at 0",
-                {k: against(c, ratio) for k, c in cases.items()},
-                True,
-            )
-            for title, cases in series.items()
-        ]
-        curves = {label: against(case, alignment_share) for label, case in by_batch.items()}
-        panels.append(
-            Curves(f"{source} similarities, alignment's share", "multiplier", "|A| / (|A| + |U|)", curves, True)
-        )
+        by_noise = {f"B = {batches['middle']}, {most:.0%} of texts shuffled": (source, "middle", most)}
+        by_noise = {f"B = {batches['middle']}": (source, "middle", 0.0), **by_noise}
+        for title, cases, value, y_label, level in (
+            (f"{of_what}: by batch size", by_batch, ratio, "ln of the mean ratio exp(A - U)", balance),
+            (f"{of_what}: by shuffled texts", by_noise, ratio, "ln of the mean ratio exp(A - U)", balance),
+            (f"{of_what}: alignment's share", by_batch, alignment_share, "mean |A| over mean |A| + |U|", None),
+        ):
+            curves = {label: points(case, value) for label, case in cases.items()}
+            panels.append(Curves(title, "multiplier", y_label, curves, True, level=level))
     return panels

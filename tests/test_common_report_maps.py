@@ -60,12 +60,18 @@ def test_heat_on_pictures_and_words_writes_all_maps(tmp_path):
     assert first == [1.0, 0.0, 0.0, 1.0]
     boxed, _ = plot_heat_on_pictures([replace(lines[0], boxes={"": (1, 1, 4, 4), "pair 1": (2, 3, 4, 4)})], drawn)
     pixels = np.asarray(Image.open(boxed).convert("RGB")).astype(int)
-    orange = (np.abs(pixels - (213, 94, 0)) < 40).all(axis=2).sum(axis=0).nonzero()[0] / pixels.shape[1]
-    assert (orange.min() < 1 / 3, orange.max() > 2 / 3, ((orange > 0.36) & (orange < 0.64)).any()) == (
-        True,
-        True,
-        False,
-    )
+
+    def thirds(color):
+        """Which of picture, first and second map have the colour."""
+        places = (np.abs(pixels - color) < 40).all(axis=2).sum(axis=0).nonzero()[0] / pixels.shape[1]
+        ends = ((0, 1 / 3), (0.36, 0.64), (2 / 3, 1))
+        return [bool(((low < places) & (places < high)).any()) for low, high in ends]
+
+    assert thirds((213, 94, 0)) == [False, False, True]  # what a model chose, on its map
+    assert thirds((0, 114, 178)) == [True, False, True]  # what is meant, on the picture and beside the choice
+    beside, its_numbers = plot_heat_on_pictures(lines, tmp_path / "beside.png", beside=2)
+    assert rows(its_numbers) == records
+    assert grey(beside).shape[1] > 1.9 * grey(drawn).shape[1]
     drawn, numbers = plot_heat_on_words([HeatOnWords(["a", "$red"], {"whole": [0.0, 3.0]})], tmp_path / "w.png")
     assert [(row["word"], float(row["heat"])) for row in rows(numbers)] == [("a", 0.0), ("$red", 3.0)]
     middle = grey(drawn)[10:20]
@@ -126,6 +132,17 @@ def test_titles_over_pictures_with_long_captions_are_whole(tmp_path, monkeypatch
     lines = [HeatOnPicture("word " * 16, picture, maps) for _ in range(4)]
     plot_heat_on_pictures(lines, tmp_path / "p.png")
     assert drawn[0].axes[1].title.get_window_extent().y1 <= drawn[0].bbox.y1
+
+
+def test_a_level_is_a_line_at_its_height_with_a_name_below(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    panels = [Curves("t", "x", "y", {"a": [(0, [1.0]), (1, [3.0])]}, level=level) for level in (("even", 2.0), None)]
+    _, numbers = plot_curves(panels, tmp_path / "level.png", across=2)
+    assert [len(axis.lines) for axis in drawn[0].axes] == [2, 1]
+    assert list(drawn[0].axes[0].lines[1].get_ydata()) == [2.0, 2.0]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["a", "even"]
+    assert {row["curve"] for row in rows(numbers)} == {"a"}
 
 
 def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_path, monkeypatch):

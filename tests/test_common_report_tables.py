@@ -127,7 +127,10 @@ def test_notes_name_revisions_and_by_what_settings_were_chosen():
     )
     older = made_up_table(models="Small 2 x 1, 8 px")
     assert dict(remarks(older))["rows"] == "which of them trained, and at which revision, was not kept"
-    assert "settings" not in dict(remarks(made_up_table()))  # nothing was trained for it
+    bare = made_up_table()
+    assert "settings" not in dict(remarks(bare))  # nothing was trained for it
+    of_images = [dataclasses.replace(row, note="ours: 32 px, ResNet of width 16") for row in bare.rows]
+    assert dict(remarks(dataclasses.replace(bare, rows=of_images)))["settings"] == "chosen on test data"
 
 
 def test_a_row_is_marked_where_the_code_that_trained_it_has_changed(monkeypatch):

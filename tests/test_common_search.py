@@ -15,8 +15,9 @@ from common.base.config import ConfigError
 from common.base.provenance import ROOT
 from common.reproduce import search
 from common.reproduce.command import SEARCH_SEEDS, reproduce_main
+from common.reproduce.near import equivalent_settings
 from common.reproduce.rows import Job
-from common.reproduce.search import Axis, Search, Trial, axes_of, best_of, equivalent, equivalent_settings, grid
+from common.reproduce.search import Axis, Search, Trial, axes_of, best_of, equivalent, grid
 from contrastive_basics.reproduce import EVERY_ROW
 from geomm.reproduce import EVERY_ROW as GEOMM_ROWS
 

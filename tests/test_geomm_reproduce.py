@@ -7,11 +7,13 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from conftest import SmokeParts
 from plotted import read_plotted
+from scipy import stats
 from scipy.stats import spearmanr
 
 from common.base.config import ConfigError, from_dict, load_row
@@ -37,7 +39,7 @@ from geomm.hierarchy_error import deviation, ways_of
 from geomm.lookalikes import share_distinguished
 from geomm.readings import figures_of, rows_of
 from geomm.reproduce import PARTS, _note, main
-from geomm.table3 import WITHOUT, failure_of, learnt
+from geomm.table3 import WITHOUT, learnt, why_undecided
 from geomm.train import CODE as CODE_OF_GEOMM
 from oblique_topology.reproduce import CODE
 from scripts.parts import parts_of
@@ -157,6 +159,33 @@ def test_a_chosen_row_has_its_tasks_and_no_other_row_has(geomm, tmp_path):
     assert [row.method.partition(",")[0] for row in tasks.rows] == 3 * ["ALBEF"]
 
 
+def test_a_task_is_learnt_by_validation_figures_whatever_the_test_says():
+    def runs(*figures):
+        """Of one model; test accuracies are the other way round."""
+        return [
+            [
+                SimpleNamespace(
+                    files=None,
+                    git_revision="a",
+                    evaluated_at="a",
+                    validation={"val": {"accuracy": figure}},
+                    evaluations={"test": {"metrics": {"accuracy": 1 - figure}}},
+                )
+                for figure in figures
+            ]
+        ]
+
+    assert why_undecided(runs(0.6, 0.62, 0.61), runs(0.4, 0.42, 0.39)) == ""
+    assert "blank pictures do as well on validation items" in why_undecided(runs(0.4, 0.42), runs(0.6, 0.62))
+    bare = [[SimpleNamespace(validation={})]]
+    assert "no validation figure" in why_undecided(bare, runs(0.4))
+    assert "no validation figure" in why_undecided(runs(0.6), bare)
+    # one-sided 95 %: t of the differences lies between the quantiles of 95 and 97.5 %
+    gains = 50 + np.linspace(-1, 1, 5) + 2.5 * stats.sem(np.linspace(-1, 1, 5))
+    assert stats.t.isf(0.05, 4) < 2.5 < stats.t.isf(0.025, 4)
+    assert learnt([gains], [[50.0] * 5])
+
+
 def test_what_is_not_learnt_decides_no_claim(geomm):
     assert learnt([[60], [40]], [[41], [50]])
     assert not learnt([[60], [40]], [[61], [50]])
@@ -188,7 +217,7 @@ def test_what_is_not_learnt_decides_no_claim(geomm):
 
 
 @pytest.mark.parametrize(("accuracies", "failure"), [
-    ([0.6, 0.65], "not trained: accuracy of 62 % on validation data, chance level 50 %"),  # odds of 1.7, chance's 1
+    ([0.6, 0.65], "is not trained: accuracy of 62 % on validation data, chance level 50 %"),  # odds of 1.7, chance's 1
     ([0.6, 0.75], ""),
 ])  # fmt: skip
 def test_a_task_near_chance_on_its_validation_set_is_not_trained(accuracies, failure, tmp_path):
@@ -201,9 +230,11 @@ def test_a_task_near_chance_on_its_validation_set_is_not_trained(accuracies, fai
             for step, value in ((150, 0.9), (300, accuracy))
         ]
         files.log.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-        runs.append(SimpleNamespace(files=files, git_revision="a", evaluated_at="a"))
-    assert failure_of([[60], [65]], [[50], [50]], runs) == failure
-    assert failure_of([[60], [65]], [[65], [70]], runs).startswith("not learnt: blank pictures do as well")
+        validation = {"val": {"accuracy": accuracy}}
+        runs.append(SimpleNamespace(files=files, git_revision="a", evaluated_at="a", validation=validation))
+    blank = [SimpleNamespace(validation={"val": {"accuracy": accuracy}}) for accuracy in (0.5, 0.51)]
+    assert why_undecided([runs], [blank]) == failure
+    assert "is not learnt: blank pictures do as well" in why_undecided([blank], [runs])
 
 
 def test_the_columns_of_two_data_sets_come_from_two_runs(geomm):

@@ -242,7 +242,7 @@ class Curves:
 
     A curve that is labelled as its panel is titled takes no line of the legend. log_y: intervals are as wide in the
     logarithm, to first order, so that they stay above 0. behind: labels of curves that others
-    lie upon; they are thick, pale lines.
+    lie upon; they are thick, pale lines. level: label and height of a dotted line.
     """
 
     title: str
@@ -252,6 +252,7 @@ class Curves:
     log_x: bool = False
     log_y: bool = False
     behind: Sequence[str] = ()
+    level: tuple[str, float] | None = None
 
 
 def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list[Path]:
@@ -278,6 +279,9 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
             line = draw_curve(axis, rows, index, label in panel.behind)
             if label != panel.title:
                 drawn[wrapped[label]] = line
+        if panel.level is not None:
+            label, height = panel.level
+            drawn[label] = axis.axhline(height, color=GREY, linewidth=1.2, linestyle=(0, (1, 1.5)))
         axis.set_title(textwrap.fill(panel.title, 40), fontsize=FONT)
         label_axes(axis, panel.x_label, panel.y_label)
         if panel.log_x:
@@ -323,22 +327,27 @@ class HeatOnPicture:
     boxes: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
-def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path) -> list[Path]:
+def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path, beside: int = 1) -> list[Path]:
     """The picture, then once for each map: clear where it is hot, grey elsewhere; the maps go to `<stem>_plotted.json`.
 
+    A title stands over the first of the maps below each other that share it. A map with a box of its own has that of
+    the picture, too, so that a wrong choice is seen.
+
     Args:
-        lines: from top to bottom.
+        lines: in the order of reading.
         path: of the PNG.
+        beside: lines side by side.
     Returns:
         The two files.
     """
     across = 1 + max(len(line.maps) for line in lines)
     captions = [textwrap.fill(line.caption, 26) for line in lines]
     height = 1.5 + 0.11 * max(1 + caption.count("\n") for caption in captions)
-    figure, axes = figure_with_panels(across * len(lines), across, 1.25 * across, height, 0.2)
+    figure, axes = figure_with_panels(across * len(lines), across * beside, 1.25 * across * beside, height, 0.2)
     records = []
     for place, line in enumerate(lines):
         row = axes[place * across : (place + 1) * across]
+        above = list(lines[place - beside].maps) if place >= beside else []
         for axis in row:
             axis.set_xticks([])
             axis.set_yticks([])
@@ -347,18 +356,23 @@ def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path) -> l
         row[0].set_xlabel(literal(captions[place]), fontsize=SMALL - 3)
         for axis, (title, heat) in zip(row[1:], line.maps.items()):
             axis.imshow(_faded(line.picture, heat))
-            axis.set_title(literal(title), fontsize=SMALL - 1)
+            axis.set_title("" if list(line.maps) == above else literal(title), fontsize=SMALL - 1)
             records += [(line.caption, title, *at, value) for at, value in np.ndenumerate(np.asarray(heat))]
         for axis, title in zip(row, ("", *line.maps)):
-            if title in line.boxes:
-                x, y, width, height = line.boxes[title]
-                outline = Rectangle((x - 0.5, y - 0.5), width, height, fill=False, edgecolor=COLORS[1], linewidth=1.5)
-                axis.add_patch(outline)
-    key = "clear: the hottest place of a map; grey: no heat; each map by itself"
+            boxes = {name: line.boxes[name] for name in ("", title) if name in line.boxes and title in line.boxes}
+            for name, box in boxes.items():
+                _draw_box(axis, box, *((COLORS[1], "--") if name else (COLORS[0], "-")))
+    key = "clear: the hottest place of a map; grey: no heat; each map relative to its maximum"
     if any(line.boxes for line in lines):
-        key += "; box: what is meant, and what is chosen"
-    figure.supxlabel(textwrap.fill(key, 14 * across), fontsize=SMALL)
+        key += "; blue box: what is meant; dashed orange box: what the model chooses"
+    figure.supxlabel(textwrap.fill(key, 14 * across * beside), fontsize=SMALL)
     return write_figure(figure, path, ("caption", "map", "row", "column", "heat"), records)
+
+
+def _draw_box(axis, box: Sequence[float], color: str, style: str) -> None:
+    x, y, width, height = box
+    look = {"fill": False, "edgecolor": color, "linewidth": 1.5, "linestyle": style}
+    axis.add_patch(Rectangle((x - 0.5, y - 0.5), width, height, **look))
 
 
 def relative(heat: np.ndarray) -> np.ndarray:

@@ -107,10 +107,10 @@ def _shared_data(table: Table) -> str:
     return sources.pop() if len(columns) > 1 and len(sources) == 1 else ""
 
 
-def heading(paper: str, table_id: str, scale: str, command: str = "") -> str:
-    """Paper, table and scale, and of a changed one the rows and settings that its command names."""
+def heading(paper: str, table_id: str, scale: str, command: str = "", settings: Sequence[str] = ()) -> str:
+    """Paper, table and scale, rows and settings that the command of a changed one names, and settings near the best."""
     changes = re.findall(r'\b(?:ROWS|SET)=(?:"[^"]*"|\S+)', command)
-    return ", ".join([paper, table_id, f"scale {scale}", *changes])
+    return ", ".join([paper, table_id, f"scale {scale}", *changes, *settings])
 
 
 def line_below(table: Table) -> str:
@@ -118,8 +118,21 @@ def line_below(table: Table) -> str:
     if not any(table.measured(column.key) for column in table.columns):
         return ""
     seeds = f"{seeds_name(table.seeds)} {', '.join(map(str, table.seeds))}"
-    parts = [table.models, f"on {named(table.data)}" if table.data else "", seeds]
+    parts = [table.models, *table.settings, f"on {named(table.data)}" if table.data else "", seeds, _plan(table)]
     return f"Ours: {'; '.join(filter(None, parts))}."
+
+
+def _plan(table: Table) -> str:
+    """How many seeds decide, where that is not all at once."""
+    if not table.plan:
+        return ""
+    count, error = table.deciding
+    planned = f"{table.plan[1]} planned" if len(table.plan) > 1 else "extended without a plan"
+    return (
+        f"{planned}, the first {count} decide, at {1 - error:.0%}"
+        if count < len(table.seeds)
+        else (f"{planned}, they decide at {1 - error:.0%}")
+    )
 
 
 def named(data: str) -> str:
@@ -184,7 +197,10 @@ def remarks(table: Table, with_status: bool = False) -> list[tuple[str, str]]:
 
 def _provenance_of_rows(table: Table) -> list[tuple[str, str]]:
     """Pairs of label and text: by what the settings were chosen, and which revisions trained and evaluated the rows."""
-    if not table.models or table.scale in (PAPER_SCALE, "smoke"):  # no run of ours, or none that decides anything
+    has_runs = table.models or any(
+        row.note.startswith("ours: ") for row in table.rows
+    )  # those of images have notes only
+    if not has_runs or table.scale in (PAPER_SCALE, "smoke"):  # no run of ours, or none that decides anything
         return []
     chosen = table.chosen_by.partition(" ")[0] == "test" or not table.chosen_by
     pairs = [("settings", "chosen on test data" if chosen else f"chosen by {table.chosen_by}")]

@@ -11,7 +11,7 @@ The queries stand in the order of the pictures; the seeds in that of the cell. n
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -42,6 +42,10 @@ class Hits:
         results = np.array([list(chain.from_iterable(run)) for run in runs], dtype=np.float64)
         levels, codes = np.unique(results, return_inverse=True)
         return cls(whole * levels, codes.reshape(results.shape), np.array(counts[0]))
+
+    def of_seeds(self, places: Sequence[int]) -> "Hits":
+        """Those of some seeds, by their places."""
+        return replace(self, codes=self.codes[list(places)])
 
     def by_picture(self) -> np.ndarray:
         """z, (seeds, pictures): what a picture with all its queries gives to the number, in the column's unit.

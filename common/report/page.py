@@ -96,6 +96,11 @@ class Entry:
     changed: bool = False
     path: Path = Path()
 
+    @property
+    def decides(self) -> bool:
+        """Whether claims take the table into account."""
+        return not self.changed or bool(self.table.settings)
+
 
 def write_page(
     entries: Sequence[Entry],
@@ -161,7 +166,7 @@ def collect_claims(
     Raises:
         ValueError: a claims.yaml or an experiment that is broken; the message names it.
     """
-    tables = [entry.table for entry in entries if not entry.changed]
+    tables = [entry.table for entry in entries if entry.decides]
     experiments = collect_experiments(roots)
     folders = sorted(path.parent for path in Path(papers).glob("*/claims.yaml"))
     judged = (judge(folder, tables, experiments) for folder in folders)
@@ -190,7 +195,7 @@ def refreshed_claims(results: str | Path, papers: str | Path = _PAPERS) -> dict[
         ValueError: a table, a claims.yaml or an experiment that is broken; the message names it.
     """
     results = Path(results)
-    tables = [entry.table for entry in collect([results]) if not entry.changed]
+    tables = [entry.table for entry in collect([results]) if entry.decides]
     experiments = collect_experiments([results])
 
     @cache  # many parts share a paper and a scale
@@ -292,7 +297,7 @@ _FUNCTIONS = (  # that the templates call
 
 
 def _name(table: Table, changed: bool) -> str:
-    return heading(table.paper, table.table_id, table.scale, table.command if changed else "")
+    return heading(table.paper, table.table_id, table.scale, table.command if changed else "", table.settings)
 
 
 def _read(file: Path) -> Table | None:

@@ -29,6 +29,7 @@ OF_SHARES = " on the arcsine scale"  # where ± would leave the range of a share
 QUERIES_INTERVAL = "95 % bootstrap over queries, one seed"
 MEASURED = "measured"
 PAPER_SCALE = "paper"
+ERROR, _FIRST_ERROR, _FINAL_ERROR = 0.05, 0.01, 0.04  # two-sided: all seeds at once; the first, then all planned ones
 _LOSS_OF_CHANCE, _ODDS_OF_CHANCE = 0.95, 2  # a row that did not get away from a guess did not train
 
 
@@ -228,7 +229,8 @@ class Table:
     the printed table, `notes` what a reader of ours must know, `models` what was trained: sizes, pixels, parameters,
     steps. `hits_file` is the name of the file of hits beside the JSON; empty = none. `chosen_by` is the number by which
     the settings of its scale were chosen; empty = test data. `code` is, by the key that rows name, file -> hash of what
-    trained them.
+    trained them. `settings` are those that its rows were trained at instead of their own, near
+    the best of a search; `plan` says how many seeds were to decide, see `deciding`.
     """
 
     paper: str
@@ -251,9 +253,11 @@ class Table:
     hits_file: str = ""
     chosen_by: str = ""
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    settings: tuple[str, ...] = field(default=())
+    plan: tuple[int, ...] = field(default=())
 
     def __post_init__(self):
-        for name in ("columns", "rows", "seeds", "errata", "notes"):
+        for name in ("columns", "rows", "seeds", "errata", "notes", "settings", "plan"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a list, got a string")
             _set(self, **{name: tuple(getattr(self, name))})
@@ -285,6 +289,21 @@ class Table:
         if unknown:
             raise ValueError(f"table {self.table_id}, column {column.key}: seeds {unknown} are not in {self.seeds}")
 
+    @property
+    def deciding(self) -> tuple[int, float]:
+        """How many of the seeds decide claims, and the chance to err that they may spend.
+
+        `plan` is empty where all seeds were trained before a difference was seen: 5 %. (first, final) was written with
+        the first seeds: these decide at 1 %, all planned ones at 4 %, together at most 5 % (Bonferroni). (first,) are
+        the seeds of a table that was extended without a plan: the others decide nothing, nor do seeds beside a plan.
+        """
+        first, final = (*self.plan, 0, 0)[:2]
+        if not self.plan:
+            return len(self.seeds), ERROR
+        if len(self.seeds) == final:
+            return final, _FINAL_ERROR
+        return first, _FIRST_ERROR if final else ERROR
+
     def measured(self, key: str) -> list[Measured]:
         """Our measured cells of one column, in row order."""
         return [cell for row in self.rows if (cell := row.ours.get(key)) is not None]
@@ -304,7 +323,7 @@ def to_json(table: Table) -> str:
     for row in content["rows"]:
         if row["training"] is None:
             del row["training"]
-    for key in ("hits_file", "chosen_by", "code"):
+    for key in ("hits_file", "chosen_by", "code", "settings", "plan"):
         if not content[key]:
             del content[key]
     return json_of_format("report table", content)
@@ -360,6 +379,33 @@ def build(kind: type, content: object) -> Any:
         return kind(**content)
     except TypeError as error:
         raise ValueError(f"{kind.__name__}: {error}") from error
+
+
+def plan_of(table: Table, earlier: Sequence[Table], planned: int = 0) -> tuple[int, ...]:
+    """`Table.plan` of a table, by those that were written of the same runs before it.
+
+    Args:
+        earlier: tables of any runs; one of the same runs, with two seeds or more, was a look at the result.
+        planned: how many seeds are to decide in the end; it counts only before the first look.
+    """
+    looks = [other for other in earlier if len(other.seeds) > 1 and _extends(table, other)]
+    if not looks:
+        return (len(table.seeds), planned) if planned > len(table.seeds) else ()
+    first = min(looks, key=lambda look: len(look.seeds))
+    return first.plan or ((len(first.seeds),) if len(first.seeds) < len(table.seeds) else ())
+
+
+def _extends(table: Table, other: Table) -> bool:
+    """Whether a table has the numbers of the other one's runs, and perhaps of more. Constants are no sign."""
+    cells = {(row.method, key): cell for row in table.rows for key, cell in row.ours.items() if cell is not None}
+    return any(
+        then
+        and (now := cells.get((row.method, key)))
+        and now.values[: len(then.values)] == then.values
+        and len(set(then.values)) > 1
+        for row in other.rows
+        for key, then in row.ours.items()
+    )
 
 
 def read_table(path: str | Path) -> Table:

@@ -19,7 +19,8 @@ from common.report.experiments import collect_experiments
 from common.report.figures import plot_table
 from common.report.formats import FORMATS, seeds_name, to_text, write_table
 from common.report.page import collect, collect_page
-from common.report.table import Table
+from common.report.table import Table, plan_of, read_table
+from common.reproduce.near import near_settings
 from common.reproduce.rows import paper_tables, words_of_plot
 from common.run.launch import join_processes
 
@@ -46,6 +47,8 @@ class Command:
     rows: of a printed table those to train, as the files of their configs are called; none = all.
     custom_files: config files of rows that the paper does not print.
     formats: of tables, beside Markdown and JSON.
+    settings: near the best of a search, which `rows` take instead of their own; those that they start from do not.
+    planned_seeds: how many are to decide in the end; 0 = these.
     """
 
     part: str
@@ -57,6 +60,8 @@ class Command:
     rows: tuple[str, ...] = ()
     custom_files: tuple[Path, ...] = ()
     formats: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    planned_seeds: int = 0
 
     @property
     def runs(self) -> Path:
@@ -71,7 +76,8 @@ class Command:
         elsewhere = ("run.", "public.", "coco.", "hierarchies.", "refcoco.", "sugarcrepe.", "traversal.")
         keys = {text: text.partition("=")[0] for text in self.overrides}
         changed = (text for text, key in keys.items() if key not in WHERE_DATA_LIE and not key.startswith(elsewhere))
-        return [*sorted(changed), *([f"rows={' '.join(sorted(self.rows))}"] if self.rows else [])]
+        near = [f"near {text}" for text in self.settings]
+        return [*sorted(changed), *near, *([f"rows={' '.join(sorted(self.rows))}"] if self.rows else [])]
 
     def trains(self, config: str) -> bool:
         """Whether the row with this file in configs/ is among the rows."""
@@ -90,9 +96,11 @@ class Command:
         extra = [_without_path(text) for text, key in zip(self.overrides, keys) if key not in folders]
         extra = [shlex.quote(text) if re.search(r"[\s'\"]", text) else text for text in extra]
         data = "".join(f" {name}=<folder>" for key, name in folders.items() if key in keys)
-        rows = f' ROWS="{" ".join(self.rows)}"' if self.rows else ""
+        rows = " NEAR=1" if self.settings else f' ROWS="{" ".join(self.rows)}"' if self.rows else ""
+        plan = f" PLAN={self.planned_seeds}" if self.planned_seeds else ""
         more = f' SET="{" ".join(extra)}"' if extra else ""
-        return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} SEEDS={len(self.seeds)}{data}{rows}{more}"
+        seeds = f"SEEDS={len(self.seeds)}{plan}"
+        return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} {seeds}{data}{rows}{more}"
 
     def split(self, config_class: type) -> "tuple[Any, Command]":
         """The settings of this part by their sections, and the command without them.
@@ -123,7 +131,7 @@ class Command:
 def reproduce_main(
     description: str, paper: str, parts: dict[str, Callable[[Command], list[Table]]], arguments: list[str] | None = None
 ) -> None:
-    """Command line: PART --scale --seeds --data --weights --rows --formats --set --output [section.key=value ...].
+    """Command line: PART --scale --seeds --plan --near --data --weights --rows --formats --set --output key=value ...
 
     Raises:
         ConfigError: an unknown part, scale, seed or row, or DATA at a scale that trains on scenes.
@@ -132,6 +140,10 @@ def reproduce_main(
     parser.add_argument("part", help="one of: " + ", ".join(parts))
     parser.add_argument("--scale", default="demo", help=", ".join(SCALES))
     parser.add_argument("--seeds", default="1", help="how many seeds, counted from 0")
+    parser.add_argument("--plan", default="0", help="with the first seeds: how many are to decide in the end")
+    parser.add_argument(
+        "--near", action="store_true", help="train rows at the settings within one standard error of a search's best"
+    )
     parser.add_argument("--data", default="", help="folder of tar shards with captioned photographs")
     parser.add_argument("--weights", default="", help="folder of pre-trained weights by name; others from the hub")
     parser.add_argument(
@@ -153,6 +165,10 @@ def reproduce_main(
     if not options.seeds.isdigit() or not 1 <= int(options.seeds) <= min(SEARCH_SEEDS):
         most = min(SEARCH_SEEDS)  # settings were chosen with the next ones
         raise ConfigError(f"SEEDS={options.seeds} must be a whole number of seeds, at least 1 and at most {most}")
+    planned = int(options.plan) if options.plan.isdigit() else -1
+    if planned and not max(2, int(options.seeds)) < planned <= min(SEARCH_SEEDS):
+        above = f"expected a whole number of seeds above SEEDS={options.seeds}"
+        raise ConfigError(f"PLAN={options.plan}: {above}, at most {min(SEARCH_SEEDS)}")
     # names are checked before anything is trained
     formats = tuple(name for name in re.split(r"[\s,]+", options.formats) if name)
     for name in formats:
@@ -180,17 +196,44 @@ def reproduce_main(
         )
     seeds = tuple(range(int(options.seeds)))
     command = Command(
-        options.part, options.scale, seeds, overrides, options.output, results, rows, custom_files, formats
-    )
+        options.part, options.scale, seeds, overrides, options.output, results, rows, custom_files, formats,
+        planned_seeds=planned,
+    )  # fmt: skip
+    commands = _near(command, paper, known) if options.near else [command]
     join_processes()
     if is_main_process():
         source = printed["paper"]
         print(f"{command.part} of {source['title']} ({paper}, version {source['version']})")
         print(f"scale {command.scale}, {seeds_name(seeds)} {', '.join(map(str, seeds))}", flush=True)
-    # every process trains, the first one writes
-    tables = parts[options.part](command)
-    if tables and is_main_process():  # without tables the part has said why
-        _write(command, paper, tables)
+    for command in commands:
+        if command.settings and is_main_process():
+            print(f"at {', '.join(command.settings)}: {', '.join(command.rows)}", flush=True)
+        # every process trains, the first one writes
+        tables = parts[options.part](command)
+        if tables and is_main_process():  # without tables the part has said why
+            _write(command, paper, tables)
+
+
+def _near(command: Command, paper: str, known: list[str]) -> list[Command]:
+    """The command at each setting near the best of a search.
+
+    Raises:
+        ConfigError: rows or settings are changed beside, or no search names a row of the part.
+    """
+    if command.changes:
+        raise ConfigError(f"NEAR takes rows and settings of a search; leave out {', '.join(command.changes)}")
+    near = near_settings(paper, command.scale, known, _roots(command))
+    if not near:
+        raise ConfigError(
+            f"NEAR: no search of {paper} at scale {command.scale} has a row of {command.part}; run "
+            f'make search PAPER={paper} SCALE={command.scale} ROWS="{" ".join(known)}" SET=... first'
+        )
+    return [replace(command, rows=rows, settings=settings) for settings, rows in near.items()]
+
+
+def _roots(command: Command) -> list[Path]:
+    """Folders of results."""
+    return [COMMITTED, command.output / "results", command.results]
 
 
 def with_folders(overrides: Iterable[str], scale: str, data: str, weights: str) -> tuple[str, ...]:
@@ -219,15 +262,23 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
     """Prints and writes the tables, a figure of each, and the page of all results."""
     folder = command.folder(paper)
     _check_revisions(command, tables)
+    tables = [_planned(command, paper, table) for table in tables]
     for table in tables:
         print("\n" + to_text(table))
         write_table(table, folder, command.formats)
         plot_table(table, folder / f"{table.table_id}.png", **words_of_plot(paper, table.table_id))
-    roots = [ROOT / "results", command.output / "results", command.results]
+    roots = _roots(command)
     _write_claims(command, paper, tables, roots)
     page = command.output / "report.html"
     collect_page(roots, page)
     print(f"\ntables and figures: {shown(folder)}\npage:               {shown(page)}")
+
+
+def _planned(command: Command, paper: str, table: Table) -> Table:
+    """The table with the plan of its seeds, by the tables of the same runs that were written before."""
+    files = (replace(command, results=root).folder(paper) / f"{table.table_id}.json" for root in _roots(command))
+    earlier = [read_table(file) for file in dict.fromkeys(files) if file.is_file()]
+    return replace(table, plan=plan_of(table, earlier, command.planned_seeds))
 
 
 def _check_revisions(command: Command, tables: list[Table]) -> None:
@@ -249,11 +300,12 @@ def _check_revisions(command: Command, tables: list[Table]) -> None:
 def _write_claims(command: Command, paper: str, tables: list[Table], roots: list[Path]) -> None:
     """Prints and writes the verdicts of the claims that the tables touch, at this scale."""
     if command.changes:
-        print("Claims are not judged by changed rows or settings.")
+        near = "Claims are judged by them beside the table: make report"
+        print(near if command.settings else "Claims are not judged by changed rows or settings.")
         return
     # tables of this command replace older ones of the same name
     just_now = {table.table_id for table in tables}
-    earlier = [entry.table for entry in collect(roots) if not entry.changed and entry.table.scale == command.scale]
+    earlier = [entry.table for entry in collect(roots) if entry.decides and entry.table.scale == command.scale]
     experiments = [
         experiment
         for root in roots
@@ -262,7 +314,7 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
     ]
     # of one name the newest; of one day that in the last root, this command's folder of results
     newest = {experiment.name: experiment for experiment in sorted(experiments, key=lambda one: one.created)}
-    tables = [table for table in earlier if table.table_id not in just_now] + tables
+    tables = [table for table in earlier if table.settings or table.table_id not in just_now] + tables
     claims = judge(ROOT / paper, tables, list(newest.values()))
     this_command = (paper, command.text(paper))
     written = collect_experiments([command.results])

@@ -118,15 +118,6 @@ def equivalent(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.mean is not None and trial.mean >= best.mean - best.standard_error]
 
 
-def equivalent_settings(content: Mapping[str, Any], row: str) -> list[tuple[str, ...]]:
-    """Of a search.json, the settings of a row at which a claim is to be decided: "section.key=value", the best first.
-
-    Raises:
-        KeyError: the search had no such row.
-    """
-    return [tuple(settings) for settings in content["rows"][row]["equivalent"]]
-
-
 @dataclass(frozen=True)
 class Search:
     """What is searched.

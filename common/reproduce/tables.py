@@ -65,7 +65,7 @@ def train_rows(
                     seed,
                     command.overrides,
                     command.runs,
-                    tuple(settings.get(method, ())),
+                    (*command.settings, *settings.get(method, ())),
                 )
                 for seed in command.seeds
             ]
@@ -341,6 +341,7 @@ def table_of(
         "errata": () if suffix else source.get("errata", ()),
         "models": models_of(runs),
         "chosen_by": _chosen_by(paper, command.scale),
+        "settings": command.settings,
         "code": {
             row.training.code: code[row.training.code] for row in rows if row.training and row.training.code in code
         },
@@ -460,7 +461,7 @@ def trained_table(
     runs = {method: all_runs[method] for method in configs}
     ours = {}
     for method, seeds in runs.items():
-        of_row = replace(command, overrides=(*command.overrides, *settings.get(method, ())))
+        of_row = replace(command, overrides=(*command.overrides, *command.settings, *settings.get(method, ())))
         text = note_of(of_row, configs[method], code) if note is None else note(of_row, configs[method])
         others = {field: all_runs[f"{method}, {field}"] for field in fields if f"{method}, {field}" in all_runs}
         cells = measured_cells(source, seeds, command.scale, others, suffixes[method]) | more.get(method, {})

@@ -9,6 +9,7 @@ at a margin's value only. Measured, with an interval over seeds and test picture
     holds by less than x      it lies above 0, and the 90 % interval within x, see `equivalence.py`
     no difference beyond x    it contains 0, and the 90 % interval lies within x
     undecided                 else, with the seeds that a difference of x would take
+    depends on the setting    the verdict is another one at a setting near the best of a search (`at_every_setting`)
 
 A comparison that equal numbers satisfy, a > b - 0.5, states "at least as good as": it holds where the 90 % interval
 lies above 0. A claim over more than three comparisons has a second verdict, on their mean (`Verdict.mean`). One seed
@@ -41,17 +42,16 @@ from common.report.claims.intervals import Estimate, OurCell, estimate
 from common.report.claims.read import FAILS, HOLDS, Claim, PaperTables
 from common.report.crossed import seeds_needed
 from common.report.experiments import Experiment
-from common.report.table import Measured, Table
+from common.report.table import ERROR, Measured, Row, Table
 
 HOLDS_BY_LITTLE, NO_DIFFERENCE = "holds by less than x", "no difference beyond x"
 UNDECIDED, UNCHECKED, EFFECT = "undecided", "cannot be checked", "effect size"
 ONE_SEED = "undecided (one seed)"
 NOT_RUN, NEEDS, UNLIKE, NOT_TRAINED = "not run yet", "needs", "unlike protocols", "not trained"
-OUTSIDE = "outside the claim's regime"
+OUTSIDE, DEPENDS = "outside the claim's regime", "depends on the setting"
 DECIDED = (HOLDS, HOLDS_BY_LITTLE, NO_DIFFERENCE, FAILS)
 SCALES = ("paper", "photos", "photos_scratch", "demo", "smoke")  # the more telling first
 _EMPTY_SCALES = ("smoke",)  # end to end in seconds; nothing is learned that could decide a claim
-_ERROR = 0.05
 _MEAN_OF = 3  # comparisons; a claim over more has a verdict on their mean
 _UNSETTLED = (NEEDS, NOT_RUN, UNLIKE, NOT_TRAINED, ONE_SEED, UNDECIDED)  # of several reasons, the first of these counts
 _ROUNDING = 1.0e-9  # of sums of printed decimals
@@ -65,8 +65,8 @@ class Finding:
     threshold, positive where it holds; None without numbers. interval: of the margin, at the level that decided: 95 %,
     or more where the chance to err is shared. unit: of both. basis: the rule that gave the interval, with seeds and
     rows. reason: of a verdict that is neither holds nor does not hold; data: what ours was measured on. estimate: of
-    the margin, where it has an interval; bound: its margin of equivalence. seeds: that a difference of x takes, inf
-    where only more pictures would show it; 0 where there is no x, or where it is decided.
+    the margin, where it has an interval; bound: its margin of equivalence. error: that the claim may spend. seeds: that
+    a difference of x takes, inf where only more pictures would show it; 0 where there is no x, or where it is decided.
     """
 
     text: str
@@ -80,11 +80,12 @@ class Finding:
     estimate: Estimate | None = field(default=None, compare=False, repr=False)
     bound: Bound = field(default=Bound(), compare=False, repr=False)
     seeds: float = 0
+    error: float = field(default=ERROR, compare=False, repr=False)
 
     @property
     def is_equal(self) -> bool:
         """Whether the 90 % interval lies within the margin of equivalence (two one-sided tests at 5 % each)."""
-        return self.estimate is not None and self.bound.contains(*self.estimate.interval_at(2 * _ERROR))
+        return self.estimate is not None and self.bound.contains(*self.estimate.interval_at(2 * self.error))
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Verdict:
             error = by_text[margin.text].smallest_error(lambda low, high: low > 0 if holds else high < 0)
             return error / 2 if holds and margin.allows else error
 
-        return min(smallest_error(self.condition, holds, error_of) for holds in (True, False))
+        return self._of_share(min(smallest_error(self.condition, holds, error_of) for holds in (True, False)))
 
     @cached_property
     def p_equal(self) -> float | None:
@@ -138,7 +139,11 @@ class Verdict:
         findings = [finding for finding in self.findings if finding.text in strict]
         if not findings or any(finding.estimate is None or finding.bound.within is None for finding in findings):
             return None
-        return max(finding.estimate.smallest_error(finding.bound.contains) / 2 for finding in findings)
+        return self._of_share(max(finding.estimate.smallest_error(finding.bound.contains) / 2 for finding in findings))
+
+    def _of_share(self, p: float) -> float:
+        """p of a look that may spend a part of the error only, as if it were the only one."""
+        return min(1.0, p * (ERROR / self.findings[0].error))
 
     @property
     def seeds_only(self) -> bool:
@@ -166,8 +171,8 @@ class Decision(NamedTuple):
 def decide(
     condition: Condition,
     settle: Callable[[Margin, float, float], tuple[bool | None, float | None]],
-    error_holds: float = _ERROR,
-    error_fails: float = _ERROR,
+    error_holds: float = ERROR,
+    error_fails: float = ERROR,
 ) -> Decision:
     """Whether a condition holds (Kleene's three values), and the comparison that decides it.
 
@@ -278,10 +283,12 @@ def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dic
     every = []
     for table in tables:
         untrained = {row.method: row.training.failure for row in table.rows if row.training is not None}
+        count, error = table.deciding
         for column in table.columns:
             rows = {row.method: number for row in table.rows if (number := row.ours.get(column.key)) is not None}
+            rows = {row: _of_seeds(number, table.seeds[:count]) for row, number in rows.items()}
             for row, number in rows.items():
-                cell = OurCell(number, column.unit, table.data, row, rows, untrained.get(row, ""))
+                cell = OurCell(number, column.unit, table.data, row, rows, untrained.get(row, ""), error)
                 every.append((table.scale, Cell(table.table_id, row, column.key), cell))
     for experiment in experiments:
         columns: dict[str, dict[str, Measured]] = {}
@@ -295,6 +302,68 @@ def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dic
     for scale, cell, number in sorted(every, key=lambda entry: len(entry[2].number.seeds)):  # the last of equals stays
         ours.setdefault(scale, {})[cell] = number
     return ours
+
+
+def _of_seeds(number: Measured, seeds: Sequence[int]) -> Measured:
+    """A number of some seeds only."""
+    places = [place for place, seed in enumerate(number.seeds) if seed in seeds]
+    if not 0 < len(places) < len(number.seeds):
+        return number
+    values, kept = ([of[place] for place in places] for of in (number.values, number.seeds))
+    return replace(number, values=tuple(values), seeds=tuple(kept), hits=number.hits and number.hits.of_seeds(places))
+
+
+def at_settings(tables: Sequence[Table], near: Sequence[Table]) -> dict[str, list[Table]]:
+    """Settings as text -> the tables, with rows of `near` that were trained at these settings in place of theirs.
+
+    A table of other seeds does not count: fewer seeds leave open what more decide.
+    """
+    by_settings: dict[str, dict[tuple, Table]] = {}
+    for table in near:
+        by_settings.setdefault(", ".join(table.settings), {})[_place(table)] = table
+
+    def with_rows(table: Table, other: Table | None) -> Table:
+        rows = {row.method: row for row in other.rows if any(row.ours.values())} if other is not None else {}
+        return replace(table, rows=[_trained_as(row, rows.get(row.method)) for row in table.rows])
+
+    return {
+        settings: [with_rows(table, of_settings.get(_place(table))) for table in tables]
+        for settings, of_settings in by_settings.items()
+    }
+
+
+def _trained_as(row: Row, other: Row | None) -> Row:
+    if other is None:
+        return row
+    ours = {key: cell for key, cell in other.ours.items() if cell is not None}
+    return replace(row, ours={**row.ours, **ours}, training=other.training)
+
+
+def _place(table: Table) -> tuple:
+    return table.paper, table.table_id, table.scale, table.seeds
+
+
+def at_every_setting(verdict: Verdict, others: Mapping[str, Verdict]) -> Verdict:
+    """The verdict where it is the same at all settings near the best, else that it depends on the setting.
+
+    Args:
+        verdict: by the tables as they are.
+        others: settings as text -> the verdict there. Those that answer nothing, one seed for instance, do not count.
+    """
+    answers = (*DECIDED, UNDECIDED)
+    others = {settings: other for settings, other in others.items() if other.verdict in answers}
+    if verdict.verdict not in answers or verdict.how or not others:
+        return verdict
+    means = {settings: other.mean for settings, other in others.items() if other.mean is not None}
+    mean = verdict.mean and at_every_setting(verdict.mean, means)
+    changed = [
+        f"{other.verdict} at {settings}" for settings, other in others.items() if other.verdict != verdict.verdict
+    ]
+    if not changed:
+        reason = "; ".join(filter(None, [verdict.reason, f"the same at {' and at '.join(others)}"]))
+        return replace(verdict, reason=reason, mean=mean)
+    reason = "; ".join([f"{verdict.verdict} at the settings of the table", *changed])
+    return replace(verdict, verdict=DEPENDS, reason=reason, within=None, mean=mean)
 
 
 def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], scale: str) -> Verdict:
@@ -347,15 +416,16 @@ def _by_numbers(
 ) -> Verdict:
     """The verdict on conditions that all must hold, by our numbers at one scale."""
     whole = all_of(conditions)
-    weighed = {margin: _weigh(margin, claim, printed, ours, scale) for margin in margins(whole)}
+    error = min((ours[cell].error for cell in cells(whole) if cell in ours), default=ERROR)
+    weighed = {margin: replace(_weigh(margin, claim, printed, ours, scale), error=error) for margin in margins(whole)}
     findings: dict[Margin, Finding] = {}
 
     def settle(margin: Margin, error_holds: float, error_fails: float) -> tuple[bool | None, float | None]:
-        errors = (_ERROR, _ERROR) if claim.effect_size else (error_holds, error_fails)
+        errors = (error, error) if claim.effect_size else (error_holds, error_fails)
         answer, strength, findings[margin] = _settle(margin, errors, weighed[margin])
         return answer, strength
 
-    decision = decide(whole, settle)
+    decision = decide(whole, settle, error, error)
     verdict = _verdict(conditions, findings, decision, lambda: _why_open(conditions, findings, ours), scale)
     return _with_ties(replace(verdict, condition=whole), whole, findings)
 
@@ -469,10 +539,9 @@ def _settle(margin: Margin, errors: tuple[float, float], finding: Finding) -> tu
     answer = False if high < 0 or (high == 0 == value and margin.strict) else answer
     error = min(errors) if answer is None else errors[0] if answer else errors[1]
     interval = interval_at(error)
-    if error < _ERROR:
-        basis += f", {100 * (1 - error):.4g} % as one of {round(_ERROR / error)}"
-    elif error > _ERROR:
-        basis += f", {100 * (1 - error):.4g} %"
+    if error != ERROR:
+        parts = round(finding.error / error)
+        basis += f", {100 * (1 - error):.4g} %{f' as one of {parts}' if parts > 1 else ''}"
     verdict = {True: HOLDS, False: FAILS, None: UNDECIDED}[answer]
     seeds, needed = _seeds_needed(margin, finding) if answer is None else (0, "")
     half_width = (interval[1] - interval[0]) / 2  # of the same error for all comparisons that are as yet open
@@ -497,6 +566,20 @@ def _seeds_needed(margin: Margin, finding: Finding) -> tuple[float, str]:
     least = "at least " if of_margin.picture_variance is None else "about "
     unknown = f" ({bound.reason})" if bound.reason else ""
     return count, f"a difference of {difference:.2g} {unit} takes {least}{count} seeds{unknown}"
+
+
+def seeds_for(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], scale: str) -> float:
+    """Seeds that a difference of x takes in the comparison of the claim that takes most; inf: more pictures, not seeds.
+
+    The measured differences have no part in it. 0 where no comparison has an interval and an x.
+
+    Args:
+        claim, printed, ours, scale: as `measured`.
+    """
+    comparisons = margins(all_of(claim.measured)) if claim.measured else ()
+    weighed = {margin: _weigh(margin, claim, printed, ours, scale) for margin in comparisons}
+    counts = (_seeds_needed(margin, finding)[0] for margin, finding in weighed.items() if finding.estimate is not None)
+    return max(counts, default=0)
 
 
 def _unlike(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from common.report.claims.expressions import Cell, Margin
 from common.report.crossed import crossed_half_width, picture_variance
 from common.report.statistics import SHARE_OF, contrast_interval, share_angle, share_of_angle, shared_spread
-from common.report.table import Measured
+from common.report.table import ERROR, Measured
 
 SEEDS_ONLY = "on these pictures"
 _SMALLEST_ERROR, _GREATEST_ERROR, _HALVINGS = 1.0e-9, 0.9999, 16
@@ -24,7 +24,7 @@ _SMALLEST_ERROR, _GREATEST_ERROR, _HALVINGS = 1.0e-9, 0.9999, 16
 
 class OurCell(NamedTuple):
     """A number of ours, its unit, what it was trained on (only runs that share it are compared by seed), all rows of
-    its column by name, and by which sign its row did not train."""
+    its column by name, by which sign its row did not train, and the chance to err that its seeds may spend."""
 
     number: Measured
     unit: str
@@ -32,6 +32,7 @@ class OurCell(NamedTuple):
     name: str
     column: Mapping[str, Measured]
     untrained: str = ""
+    error: float = ERROR
 
     @property
     def protocol(self) -> Mapping[str, Any]:

@@ -1,0 +1,35 @@
+"""Settings near the best of a search: those at which a claim is decided again."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+DECIDES = "nothing"
+
+
+def equivalent_settings(content: Mapping[str, Any], row: str) -> list[tuple[str, ...]]:
+    """Of a search.json, the settings of a row at which a claim is to be decided: "section.key=value", the best first.
+
+    Raises:
+        KeyError: the search had no such row.
+    """
+    return [tuple(settings) for settings in content["rows"][row]["equivalent"]]
+
+
+def near_settings(
+    paper: str, scale: str, rows: Iterable[str], roots: Iterable[Path]
+) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Settings -> the rows that have them within one standard error of their best, in a paper's searches at one scale.
+
+    Args:
+        rows: as the files of their configs are called.
+        roots: of results, with <paper>/search/<name>/search.json below them.
+    """
+    near: dict[tuple[str, ...], dict[str, None]] = {}
+    files = [file for root in roots for file in sorted((root / paper / "search").glob("*/search.json"))]
+    for content in (json.loads(file.read_text(encoding="utf-8")) for file in dict.fromkeys(files)):
+        for row in (row for row in rows if content["scale"] == scale and row in content["rows"]):
+            for settings in equivalent_settings(content, row):
+                near.setdefault(settings, {})[row] = None
+    return {settings: tuple(of_settings) for settings, of_settings in near.items()}

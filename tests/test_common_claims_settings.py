@@ -1,0 +1,233 @@
+"""Verdicts at settings near the best of a search, and by seeds that were planned or not, on made-up numbers."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from refusals import refused
+from scipy import stats
+from test_common_claims import A_X, B_X, cell, entry, folder_with, load, table
+
+from common.base.provenance import ROOT
+from common.report.claims.decide import DEPENDS, FAILS, HOLDS, UNDECIDED, our_cells, seeds_for
+from common.report.claims.equivalence import Rule
+from common.report.claims.show import counts, evidence, headline, judge, table_of_counts, to_markdown
+from common.report.formats import line_below, write_table
+from common.report.page import collect, collect_claims
+from common.report.seeds import main as seeds_main
+from common.report.statistics import contrast_interval
+from common.report.table import from_json, plan_of, to_json
+from common.reproduce import command as command_module
+from common.reproduce.command import reproduce_main
+from common.reproduce.near import near_settings
+
+SEEDS = np.linspace(-1, 1, 5)
+CLAIM = f"{A_X} > {B_X}"
+RATE = "optim.learning_rate="
+
+
+def rows(**means):
+    return table({name: {"x": cell(mean + SEEDS * (1 if name == "a" else 1.3))} for name, mean in means.items()})
+
+
+def at(rate, **means):
+    """Rows that were trained at a setting near the best."""
+    return replace(rows(**means), settings=(RATE + rate,))
+
+
+def verdict_of(tmp_path, *tables, expression=CLAIM):
+    folder = folder_with(tmp_path, json.dumps({"claims": [entry(expression)]}))
+    return judge(folder, tables, []).judged[0].measured[0]
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_the_verdict_stays_where_it_is_the_same_at_every_setting_and_names_them(tmp_path):
+    ours = rows(a=30, b=20)
+    alone, same = verdict_of(tmp_path, ours), verdict_of(tmp_path, ours, at("1e-3", b=22), at("3e-3", a=29, b=18))
+    assert (alone.verdict, alone.margin, alone.reason) == (HOLDS, pytest.approx(10), "")
+    assert (same.verdict, same.margin) == (HOLDS, pytest.approx(10))  # the numbers are those of the table
+    assert same.reason == f"the same at {RATE}1e-3 and at {RATE}3e-3"
+
+
+@pytest.mark.parametrize(("b", "there"), [(40, FAILS), (30, UNDECIDED)])
+def test_a_verdict_that_another_setting_changes_depends_on_the_setting(tmp_path, b, there):
+    outcome = verdict_of(tmp_path, rows(a=30, b=20), at("1e-3", b=22), at("3e-3", b=b))
+    assert outcome.verdict == DEPENDS
+    assert outcome.reason == f"holds at the settings of the table; {there} at {RATE}3e-3"
+    assert headline(outcome) == "depends on the setting at demo scale on these pictures"
+    assert outcome.reason in evidence(outcome)
+
+
+def test_a_row_that_is_trained_at_no_other_setting_keeps_its_number_there(tmp_path):
+    """Both rows 15 points lower: the verdict is the same; only one of them: it is another one."""
+    assert verdict_of(tmp_path, rows(a=30, b=20), at("1e-3", a=15, b=5)).verdict == HOLDS
+    assert verdict_of(tmp_path, rows(a=30, b=20), at("1e-3", a=15)).verdict == DEPENDS
+
+
+def test_settings_that_the_claim_does_not_use_other_seeds_and_other_scales_change_nothing(tmp_path):
+    ours = rows(a=30, b=20, c=10)
+    few = replace(table({"b": {"x": cell([40.0, 41.0])}}), settings=(RATE + "1e-3",))
+    photos = table({"b": {"x": cell(40 + SEEDS, scale="photos")}}, scale="photos")
+    for other in (at("1e-3", c=50), few, replace(photos, settings=(RATE + "1e-3",))):
+        assert verdict_of(tmp_path, ours, other) == verdict_of(tmp_path, ours)
+
+
+def test_pages_and_counts_show_it(tmp_path):
+    folder = folder_with(tmp_path, json.dumps({"claims": [entry(CLAIM)]}))
+    for name, of in (("demo", rows(a=30, b=20)), ("demo-0123456789ab", at("3e-3", b=40))):
+        write_table(of, tmp_path / "results" / "no_paper" / "t" / name)
+    entries = collect([tmp_path / "results"])
+    assert [entry.decides for entry in entries] == [True, True]
+    (claims,) = collect_claims([tmp_path / "results"], entries, folder.parent)
+    assert "depends on the setting at demo scale" in to_markdown(claims)
+    assert f"does not hold at {RATE}3e-3" in to_markdown(claims)
+    assert counts(claims)[1] == "on these pictures: 1 depend on the setting"
+    assert "depends on the setting" in table_of_counts([claims])
+    assert f"; {RATE}3e-3; " in line_below(entries[1].table).replace("Ours: ", "; ")
+    assert from_json(to_json(entries[1].table)) == entries[1].table
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_settings_within_a_standard_error_come_from_the_committed_search():
+    near = near_settings("contrastive_basics", "demo", ["table1_ours", "beyond_sigmoid", "no_row"], [ROOT / "results"])
+    (file,) = (ROOT / "results/contrastive_basics/search").glob("*/search.json")
+    for row, of_row in json.loads(file.read_text())["rows"].items():
+        means = {tuple(trial["settings"]): trial["values"] for trial in of_row["trials"] if None not in trial["values"]}
+        best = max(means, key=lambda settings: np.mean(means[settings]))
+        lowest = np.mean(means[best]) - stats.sem(means[best])
+        expected = {settings for settings, values in means.items() if np.mean(values) >= lowest - 1e-12}
+        assert {settings for settings, of_settings in near.items() if row in of_settings} == expected
+    assert near_settings("contrastive_basics", "photos", ["table1_ours"], [ROOT / "results"]) == {}
+
+
+def test_near_trains_each_row_at_its_settings_beside_the_table_with_the_same_seeds(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(command_module, "join_processes", lambda: None)
+    arguments = ["table1", "--scale", "demo", "--seeds", "3", "--output", str(tmp_path)]
+    parts = {"table1": lambda command: commands.append(command) or []}
+    reproduce_main("", "contrastive_basics", parts, [*arguments, "--near"])
+    near = near_settings("contrastive_basics", "demo", ["table1_ours", "beyond_sigmoid"], [ROOT / "results"])
+    assert {(command.settings, command.rows) for command in commands} == set(near.items())
+    folders = {command.folder("contrastive_basics") for command in commands}
+    assert len(folders) == len(commands)
+    for command in commands:
+        assert (command.seeds, command.overrides) == ((0, 1, 2), ())
+        assert command.folder("contrastive_basics").name.startswith("demo-")
+        assert command.text("contrastive_basics").endswith("SCALE=demo SEEDS=3 NEAR=1")
+    changed, elsewhere = [*arguments, "--near", "optim.steps=3"], [*arguments, "--near"]
+    refused(
+        ("leave out optim.steps=3", lambda: reproduce_main("", "contrastive_basics", parts, changed)),
+        ("make search PAPER=euclip", lambda: reproduce_main("", "euclip", {"table1": print}, elsewhere)),
+    )
+
+
+# ---- planned seeds ---------------------------------------------------------------------------------------------------
+
+
+def of_seeds(values, plan=()):
+    """Row a at the values, row b at 0 for each seed, so that the margin's values are those of a."""
+    return replace(table({"a": {"x": cell(values)}, "b": {"x": cell(np.zeros(len(values)))}}), plan=plan)
+
+
+def with_p(p, seeds):
+    """Values over seeds whose two-sided t test has this p."""
+    values = np.linspace(-1, 1, seeds)
+    return 50 + values + stats.t.isf(p / 2, seeds - 1) * stats.sem(values)
+
+
+@pytest.mark.parametrize(
+    ("plan", "p", "verdict"),
+    [
+        ((), 0.045, HOLDS),
+        ((), 0.055, UNDECIDED),
+        ((3, 6), 0.03, HOLDS),
+        ((3, 6), 0.045, UNDECIDED),
+        ((6, 9), 0.0095, HOLDS),
+        ((6, 9), 0.03, UNDECIDED),
+    ],
+)
+def test_the_first_seeds_decide_at_1_percent_and_all_planned_ones_at_4(tmp_path, plan, p, verdict):
+    outcome = verdict_of(tmp_path, of_seeds(with_p(p, 6), plan), expression=f"{A_X} > 50 + {B_X}")
+    assert outcome.verdict == verdict
+    share = {(): 1, (3, 6): 5 / 4, (6, 9): 5}[plan]
+    assert outcome.p == pytest.approx(share * p, rel=0.05)  # as if it were the only look
+
+
+@pytest.mark.parametrize("plan", [(3,), (3, 10)])
+def test_seeds_beside_the_plan_decide_nothing_beyond_what_the_first_ones_decided(tmp_path, plan):
+    values = with_p(0.4, 3).tolist()
+    more = of_seeds([*values, *(50.6 + 0.1 * SEEDS)], plan)
+    first = of_seeds(values, plan if len(plan) > 1 else ())
+    expression = f"{A_X} > 50 + {B_X}"
+    assert verdict_of(tmp_path, more, expression=expression) == verdict_of(tmp_path, first, expression=expression)
+    assert verdict_of(tmp_path, replace(more, plan=()), expression=expression).verdict == HOLDS
+    assert "the first 3 decide" in line_below(more)
+
+
+def test_the_plan_is_written_with_the_first_seeds_and_an_extension_without_one_is_marked():
+    values = [50.0, 52.0, 51.0, 53.0, 54.0, 52.0]
+    one, three, five, six = (of_seeds(values[:count]) for count in (1, 3, 5, 6))
+    assert plan_of(three, [], 6) == (3, 6)
+    assert plan_of(six, [replace(three, plan=(3, 6))]) == (3, 6)
+    assert plan_of(six, [replace(three, plan=(3, 6))], 9) == (3, 6)  # too late
+    assert plan_of(five, [three]) == (3,)
+    assert plan_of(six, [three, replace(five, plan=(3,))], 9) == (3,)
+    assert plan_of(three, [three]) == plan_of(six, [one]) == plan_of(six, []) == ()  # one seed is no look
+    assert plan_of(six, [of_seeds([1.0, 2.0, 3.0])]) == ()  # other runs
+    assert from_json(to_json(replace(three, plan=(3, 6)))).plan == (3, 6)
+
+
+def test_a_plan_needs_more_seeds_than_the_first_ones():
+    def planned(plan):
+        return lambda: reproduce_main("", "euclip", {"table1": print}, ["table1", "--seeds", "3", "--plan", plan])
+
+    refused(*((f"PLAN={plan}: expected", planned(plan)) for plan in ("2", "3", "x", "1001")))
+
+
+@pytest.mark.parametrize(("first", "final"), [(3, 5), (3, 10), (5, 10)])
+def test_looks_at_first_and_planned_seeds_give_at_most_5_percent_false_verdicts(first, final):
+    """Stopping where the first seeds decide. With 5 % for both looks there are more."""
+    draws, trials = np.random.default_rng([first, final]).normal(size=(4000, final)), 4000
+    plan = (first, final)
+    errors = [of_seeds(np.arange(50.0, 50 + count), plan).deciding[1] for count in plan]
+
+    def false_verdicts(errors):
+        wrong = np.zeros(trials, dtype=bool)
+        for count, error in zip(plan, errors):
+            seen = draws[:, :count]
+            half_width = stats.t.isf(error / 2, count - 1) * stats.sem(seen, axis=1)
+            wrong |= abs(seen.mean(axis=1)) > half_width
+        return wrong.mean()
+
+    low, high = contrast_interval([draws[0, :first]], 1 - errors[0])
+    assert (high - low) / 2 == pytest.approx(stats.t.isf(errors[0] / 2, first - 1) * stats.sem(draws[0, :first]))
+    error = 3 * (0.05 * 0.95 / trials) ** 0.5
+    assert false_verdicts(errors) < 0.05 + error
+    assert false_verdicts((0.05, 0.05)) > 0.05 + error
+
+
+def test_seeds_for_a_claim_follow_from_the_spread_and_no_difference(tmp_path, capsys):
+    (claim,), printed = load(tmp_path, entry(CLAIM))
+    claim = replace(claim, equal_within=Rule(0.5, 1.0))
+
+    def count(ours, claim=claim):
+        return seeds_for(claim, printed, our_cells([ours], [])["demo"], "demo")
+
+    noise = np.array([0.0, 2.0, -1.0, -2.0, 1.0])
+    counts = {
+        count(table({"a": {"x": cell(50 + gap + noise)}, "b": {"x": cell(50 + 0 * noise)}})) for gap in (0.0, 0.5)
+    }
+    (only,) = counts
+    variance = (noise / 50).var(ddof=1) * 50**2  # points
+    assert only == pytest.approx(7.85 * variance, rel=0.05)  # x is one point, on these pictures
+    assert count(table({"a": {"x": cell([1.0])}, "b": {"x": cell([2.0])}})) == 0
+    seeds_main(["oblique_topology", "--scale", "photos", "--results", str(ROOT / "results")])
+    printed_lines = capsys.readouterr().out.splitlines()
+    assert len(printed_lines) > 5
+    assert all(re.fullmatch(r"C[\w-]+ +(\d+|more images, not seeds)", line) for line in printed_lines[1:])
