@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import importlib
 import io
 import os
@@ -14,6 +15,10 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+# collecting the tests makes 900,000 objects that stay: the collector searches them once, not 10 times
+THRESHOLDS = gc.get_threshold()
+gc.set_threshold(200_000, 20, 100)
 
 import pytest
 import torch
@@ -59,6 +64,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
         passed = {line.partition(" ")[2] for line in lines if line.startswith("passed ")}
         items.sort(key=lambda item: (item.nodeid in passed, "test_a_row_of_each_method" not in item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """What the tests themselves make is collected as in any other process."""
+    gc.set_threshold(*THRESHOLDS)
+    gc.freeze()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
