@@ -25,7 +25,8 @@ import torch
 from accelerate.state import AcceleratorState
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-# files whose tests read the same trained runs (`oblique`, `euclip`): one process has them all, and trains once
+# files whose tests read the same trained runs (`oblique`, `euclip`) or verdicts: one process has them all, and makes
+# these once
 TOGETHER = {
     "test_oblique_topology_every_table.py": "oblique",
     "test_oblique_topology_figures.py": "oblique",
@@ -33,6 +34,9 @@ TOGETHER = {
     "test_oblique_topology_tables.py": "oblique",
     "test_euclip_figures.py": "euclip",
     "test_euclip_reproduce.py": "euclip",
+    "test_claims.py": "committed",
+    "test_common_report_page.py": "committed",
+    "test_readme.py": "committed",
 }
 # begun last, one of them would have to be waited for
 LONG = (
@@ -265,6 +269,13 @@ def euclip(tmp_path_factory) -> SmokeParts:
         "data.num_test=8", "data.num_labelled=8", "run.evaluate_every=0", "run.save_every=0",
     )  # fmt: skip
     return SmokeParts("euclip", tmp_path_factory.mktemp("euclip"), few)
+
+
+@pytest.fixture(scope="session")
+def committed_claims() -> list:
+    """The claims of every paper, judged by the committed results, which takes three seconds."""
+    page = importlib.import_module("common.report.page")
+    return page.collect_claims([ROOT / "results"], page.collect([ROOT / "results"]))
 
 
 @pytest.fixture(scope="session")
