@@ -84,10 +84,10 @@ install: $(RUN_READY) ## virtual environment and requirements
 	@:
 
 # bytecode is written also where the shell says not to: else each process compiles all tests again, 8 s
-test: $(DEV_READY) ## all tests that need neither GPU nor half a minute each
+test: $(DEV_READY) ## the quick tests, which need no GPU
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not slow and not gpu"
 
-test-slow: $(DEV_READY) ## the slow tests
+test-slow: $(DEV_READY) ## whole runs of kinds that the quick tests have, the installed wheel, a second notebook
 	$(PY) -m pytest -m "slow and not gpu"
 
 test-gpu: $(DEV_READY) ## the tests that need a CUDA device; those not yet passed (outputs/test-gpu.txt) first

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import importlib
 import io
 import os
@@ -15,12 +16,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+# collecting the tests makes 900,000 objects that stay: the collector searches them once, not 10 times
+THRESHOLDS = gc.get_threshold()
+gc.set_threshold(200_000, 20, 100)
+
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-# files whose tests read the same trained runs (`oblique`, `euclip`): one process has them all, and trains once
+# files whose tests read the same trained runs (`oblique`, `euclip`) or verdicts: one process has them all, and makes
+# these once
 TOGETHER = {
     "test_oblique_topology_every_table.py": "oblique",
     "test_oblique_topology_figures.py": "oblique",
@@ -28,6 +34,9 @@ TOGETHER = {
     "test_oblique_topology_tables.py": "oblique",
     "test_euclip_figures.py": "euclip",
     "test_euclip_reproduce.py": "euclip",
+    "test_claims.py": "committed",
+    "test_common_report_page.py": "committed",
+    "test_readme.py": "committed",
 }
 # begun last, one of them would have to be waited for
 LONG = (
@@ -59,6 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
         passed = {line.partition(" ")[2] for line in lines if line.startswith("passed ")}
         items.sort(key=lambda item: (item.nodeid in passed, "test_a_row_of_each_method" not in item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """What the tests themselves make is collected as in any other process."""
+    gc.set_threshold(*THRESHOLDS)
+    gc.freeze()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -254,6 +269,13 @@ def euclip(tmp_path_factory) -> SmokeParts:
         "data.num_test=8", "data.num_labelled=8", "run.evaluate_every=0", "run.save_every=0",
     )  # fmt: skip
     return SmokeParts("euclip", tmp_path_factory.mktemp("euclip"), few)
+
+
+@pytest.fixture(scope="session")
+def committed_claims() -> list:
+    """The claims of every paper, judged by the committed results, which takes three seconds."""
+    page = importlib.import_module("common.report.page")
+    return page.collect_claims([ROOT / "results"], page.collect([ROOT / "results"]))
 
 
 @pytest.fixture(scope="session")

@@ -139,7 +139,7 @@ def main():
     whole = []
     for geometry, logit_scale in (GEOMETRIES[name] for name in names):
         whole.append(of(contrastive_loss, geometry, embeddings(geometry), logit_scale, torch.float64))
-    shares = in_processes(2, of_a_process, names)
+    shares = in_processes(2, of_a_process, names, method="fork")
     results["processes"] = [errors(*pair) for share in shares for pair in zip(share, whole)]
     for function in (with_queue, frozen, almost_solved, not_finite, in_half):
         results[function.__name__] = function()

@@ -27,16 +27,17 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.preloaded"])
 
 
-def in_processes(count: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def in_processes(count: int, function: Callable[..., Any], *arguments: Any, method: str = "forkserver") -> list[Any]:
     """What `function(*arguments)` returns in each of `count` processes of one group, in rank order.
 
     Args:
         count: processes.
         function: at the top level of a module, so that it can be found by name.
         arguments: picklable.
+        method: "fork" copies this process, where it has the imports and nothing that a test has changed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_work, (count, folder, function, arguments), nprocs=count, start_method="forkserver")
+        mp.start_processes(_work, (count, folder, function, arguments), nprocs=count, start_method=method)
         return [torch.load(Path(folder) / f"{number}.pt", weights_only=False) for number in range(count)]
 
 

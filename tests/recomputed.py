@@ -1,8 +1,9 @@
 """Margins of a table with 95 % intervals over seeds and pictures, from its packed hits; imports nothing of ours.
 
-python tests/recomputed.py <table>.json '[[[1, "row", "column"], [-1, "other row", "column"]], ...]'
+python tests/recomputed.py '[[[1, "row", "column"], [-1, "other row", "column"]], ...]' <table>.json ...
 """
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -10,11 +11,10 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-path, claims = Path(sys.argv[1]), json.loads(sys.argv[2])
-table = json.loads(path.read_text(encoding="utf-8"))
-file = np.load(path.with_name(table["hits_file"]))
-cells = {(row["method"], key): cell for row in table["rows"] for key, cell in row["ours"].items() if cell}
-for claim in claims:
+for path, claim in itertools.product(map(Path, sys.argv[2:]), json.loads(sys.argv[1])):
+    table = json.loads(path.read_text(encoding="utf-8"))
+    file = np.load(path.with_name(table["hits_file"]))
+    cells = {(row["method"], key): cell for row in table["rows"] for key, cell in row["ours"].items() if cell}
     sets = {}
     for weight, row, column in claim:
         queries = file[f"{row}/{column}/queries"].astype(int)

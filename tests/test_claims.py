@@ -10,7 +10,6 @@ import yaml
 
 from common.report.claims.decide import FAILS, UNCHECKED, audit
 from common.report.claims.read import load_claims, load_paper_tables
-from common.report.page import collect, collect_claims
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
@@ -134,8 +133,8 @@ def test_every_test_that_decides_a_claim_exists_asserts_and_is_not_skipped(paper
         assert re.search(r"\bassert\b|assert_close|pytest\.raises", ast.unparse(definition)), test
 
 
-def test_no_committed_claim_compares_numbers_of_unlike_protocols():
-    for claims in collect_claims([ROOT / "results"], collect([ROOT / "results"])):
+def test_no_committed_claim_compares_numbers_of_unlike_protocols(committed_claims):
+    for claims in committed_claims:
         for judged in claims.judged:
             assert [verdict.unlike for verdict in judged.measured if verdict.unlike] == [], judged.claim.id
 

@@ -19,7 +19,7 @@ from common.report.claims.read import FAILS
 from common.report.conclusions import Conclusion
 from common.report.figures import plot_distributions, plot_table
 from common.report.formats import title_in_words, to_markdown, write_table
-from common.report.page import Entry, Picture, collect, collect_claims, collect_page, main, maps_beside, write_page
+from common.report.page import Entry, Picture, collect_page, main, maps_beside, write_page
 from common.report.table import Column, Row, from_json, to_json
 from common.report.training_figure import plot_training
 
@@ -154,7 +154,7 @@ def test_command_line_collects_tables_with_their_pictures_and_names_the_root_of_
     assert collect_page([tmp_path / "results"], tmp_path / "other.html")[0] == 2
 
 
-def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_path):
+def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_path, committed_claims):
     path = tmp_path / "report.html"
     number, _ = collect_page([ROOT / "results"], path)
     assert path.stat().st_size <= 1e6
@@ -168,7 +168,7 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
         r"Which claims hold by construction\? \w+ C\d+.*?: they follow from a definition or a count",
     ):
         assert re.search(answer, text), answer
-    claims = {claims.paper: claims for claims in collect_claims([ROOT / "results"], collect([ROOT / "results"]))}
+    claims = {claims.paper: claims for claims in committed_claims}
     squares = [link["href"].split("#") for link in page.find("a") if "#" in link["href"]]
     judged = [one for entry in claims.values() for one in entry.judged]
     refuted = [one.claim.claim for one in judged if one.audit.verdict == FAILS]  # by the paper's numbers

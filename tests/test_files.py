@@ -1,13 +1,13 @@
 """`vlgeometry files`: the lists, the table of docs/library.md, and that the copies work without the repository."""
 
 import json
-import os
 import re
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from processes import run_script
 
 from common.base.places import ROOT
 from scripts import files
@@ -57,6 +57,7 @@ values += [loss, features.grad]
 }
 PROGRAM = """
 import json, sys
+sys.path.insert(0, {folder!r})
 import torch
 import torch.nn.functional as F
 results = []
@@ -70,11 +71,12 @@ print(json.dumps([results, ours]))
 
 
 def used(folder, *modules):
-    """Values of uses in a clean process, and the files of these packages that it has loaded."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    program = PROGRAM.format(uses=[USES[name] for name in modules], packages=files.PACKAGES)
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    """Values of uses in a process without modules of the repository, and the files of these packages that it loads."""
+    uses = [USES[name] for name in modules]
+    with tempfile.TemporaryDirectory() as elsewhere:
+        program = Path(elsewhere, "program.py")
+        program.write_text(PROGRAM.format(folder=str(folder), uses=uses, packages=files.PACKAGES))
+        done = run_script(Path(elsewhere), program.name)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

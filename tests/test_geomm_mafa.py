@@ -311,7 +311,7 @@ def test_what_says_where_a_row_starts_says_nothing_of_its_parents(tmp_path):
     assert {parent.overrides for parent in parents.values()} == {of_all}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, tmp_path, monkeypatch):
     """Seven steps an epoch; saved after nine, with an order that no seed tells and half of the next one gathered."""
     smoothings, drawn = [], []

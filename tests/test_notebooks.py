@@ -48,6 +48,7 @@ def test_ten_geometries_are_compared_on_features(tmp_path):
     assert {path.name for path in tmp_path.glob("*.png")} == {"recalls.png", "courses.png", "temperature.png"}
 
 
+@pytest.mark.slow
 def test_a_clip_learns_with_another_geometry(tmp_path):
     sizes = "MODEL, LEARNING_RATE, NUM_TRAIN, NUM_TEST, STEPS, BATCH = None, 1e-3, 64, 16, 60, 32\n"
     sizes += f"OUTPUT = Path({str(tmp_path)!r})"

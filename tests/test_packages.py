@@ -65,6 +65,7 @@ def test_the_wheel_holds_every_file_that_the_code_reads_and_no_others(wheel):
     assert names == {path.relative_to(ROOT).as_posix() for path in ours} | scripts
 
 
+@pytest.mark.slow
 def test_an_installed_command_trains_and_evaluates_from_another_folder_and_writes_there(wheel, tmp_path):
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site), wheel]

@@ -13,7 +13,6 @@ import torch
 
 from common.base.files import read_repository_yaml
 from common.report.conclusions import load_conclusions
-from common.report.page import collect, collect_claims
 from common.report.table import read_table
 from scripts.parts import parts_of
 
@@ -170,9 +169,8 @@ def test_a_papers_page_is_short_and_opens_with_its_findings(page):
         assert not re.findall(r"(?<!\^)(?<!= )(?<!of )\d+\.\d", by_hand), by_hand
 
 
-def test_verdicts_that_the_pages_tell_are_those_of_the_report():
-    entries = collect([ROOT / "results"])
-    judged = {claims.paper: claims.judged for claims in collect_claims([ROOT / "results"], entries)}
+def test_verdicts_that_the_pages_tell_are_those_of_the_report(committed_claims):
+    judged = {claims.paper: claims.judged for claims in committed_claims}
     folders = [page.parent for page in ROOT.glob("*/conclusions.yaml")]
     conclusions = [(folder.name, conclusion) for folder in folders for conclusion in load_conclusions(folder)]
     assert len(conclusions) > 20

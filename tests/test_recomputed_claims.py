@@ -1,6 +1,7 @@
 """Ten claims recomputed from a table's packed hits by a script that imports nothing of ours; and what a table of runs
 says about its runs."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -22,10 +23,9 @@ OTHER_SET = {**PROTOCOL, "data": "second", "fingerprint": "11"}
 OTHER_IMAGES = np.random.default_rng(8).normal(size=400)
 
 
-def recomputed(path, claims):
-    done = subprocess.run(
-        [sys.executable, SCRIPT, path, json.dumps(claims)], capture_output=True, text=True, check=True, cwd=path.parent
-    )
+def recomputed(paths, claims):
+    command = [sys.executable, SCRIPT, json.dumps(claims), *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=paths[0].parent)
     return [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
 
 
@@ -47,14 +47,14 @@ def test_ten_claims_recomputed_from_the_packed_hits_have_the_same_verdicts(tmp_p
     """Row a above row b, on one test set and in the mean of two."""
     on_one = [[1, "a", "x"], [-1, "b", "x"]]
     on_both = [[0.5 * sign, row, column] for column in "xy" for sign, row in ((1, "a"), (-1, "b"))]
-    verdicts = []
     for number, levels in enumerate(((0.3, 0.0), (0.0, 0.3), (0.27, 0.3), (0.2, 0.1), (-0.5, -0.5))):
-        folder = tmp_path / str(number)
-        write_table(pair_of_rows(levels, 10 * number), folder)
-        (path,) = folder.glob("*.json")
+        write_table(pair_of_rows(levels, 10 * number), tmp_path / str(number))
+    paths, verdicts = sorted(tmp_path.glob("*/*.json")), []
+    expected = iter(recomputed(paths, [on_one, on_both]))
+    for path in paths:
         written = read_table(path)
         ours = our_cells([written], [])[written.scale]
-        for claim, (value, half_width) in zip((on_one, on_both), recomputed(path, [on_one, on_both]), strict=True):
+        for claim, (value, half_width) in zip((on_one, on_both), itertools.islice(expected, 2), strict=True):
             terms = (f'{weight} * {written.table_id}["{row}"]["{column}"]' for weight, row, column in claim)
             margin = parse(" + ".join(terms) + " > 0")
             used = {cell: ours[cell] for cell in margin.cells}

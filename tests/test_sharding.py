@@ -35,15 +35,15 @@ def losses(folder):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Row -> folder of its runs, and the losses before it was resumed; all rows share two starts of processes."""
+    """Row -> folder of its runs, and the losses before it was resumed and evaluated; all rows share two starts."""
     folders = {row: tmp_path_factory.mktemp("runs") for row in ROWS}
     whole = [command(row, folder / "sharded") for row, folder in folders.items()]
     half = [command(row, folder / "bf16", *HALF) for row, folder in folders.items() if "/vision_" not in row]
-    in_processes(2, train, *whole, *half)
+    in_processes(2, train, *((*run, "run.test=false") for run in whole))
     unbroken = {row: losses(folder / "sharded") for row, folder in folders.items()}
     for folder in folders.values():
         shutil.rmtree(folder / "sharded" / "checkpoints" / f"step-{STEPS:08}")
-    in_processes(2, train, *((*run, "--resume") for run in whole))
+    in_processes(2, train, *((*run, "--resume") for run in whole), *half)
     return {row: (folder, unbroken[row]) for row, folder in folders.items()}
 
 
