@@ -9,13 +9,14 @@ A tile is a function of operands, which cost O(d) an embedding; autograd goes th
 Inside a tile the gradients of inner products and of each `ChordGeometry` are formulas. All other geometries go through
 autograd there, too.
 Partners are compared by the geometry's `paired_similarity`, which keeps the digits of close pairs, and all others by
-its `similarity` or its chords. The partners' values are written over the diagonal.
+its `similarity` or its chords. The partners' values are written over the diagonal. In float32 the products of a tile
+are as good for the gradients of an inner product's partners, which stay in it.
 
 On CUDA the tiles of a batch can be left to two Triton kernels (`kernel`, triton_info_nce.py), 10 B^2 d.
 
-With W processes each has its rows and walks them against the columns of all, which arrive one tile at a time: no
-process holds more than its share, its gradient and a tile. Column sums are combined over processes, and the gradient of
-a tile's columns is summed on the process that has them.
+With W processes each has its rows and walks them against the columns of all, which arrive one tile at a time, with
+tile / W columns of each process: one all_gather a tile, and one reduce_scatter for each operand's gradients. No process
+holds more than its share, its gradient and a tile. Column sums are combined over processes.
 
 With several processes the gradients of scalars (logit scale, curvature) agree with those of `contrastive_loss` after
 averaging over processes, as DDP and FSDP2 do it, and not before: tiles and operands count on the process that adds them

@@ -36,6 +36,7 @@ OPERATIONS = {  # torch -> Triton, with what torch does to NaN
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
     "truediv": "{0} / {1}",
+    "div": "{0} / {1}",
     "reciprocal": "1.0 / {0}",
     "square": "{0} * {0}",
     "sqrt": "tl.sqrt({0})",
