@@ -126,30 +126,33 @@ def euclidean_chord_factors(embeddings: torch.Tensor) -> ChordFactors:
 
 
 def squared_distance_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """d^2 = 2 q, and its slope 2; slope 0 where rounding has left q <= 0. The chords are overwritten."""
-    squares = chords.relu_().mul_(2)
-    return squares, squares.sign().mul_(2) if with_slope else None
+    """d^2 / 2 = q, with slope 1; slope 0 where rounding has left q <= 0. The chords are overwritten."""
+    halves = chords.relu_()
+    return halves, halves.sign().reciprocal_() if with_slope else None
 
 
 def distance_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """d = sqrt(2 q), and its slope 1 / d; slope 0 where rounding has left q <= 0. The chords are overwritten."""
-    distances = chords.relu_().mul_(2).sqrt_()
-    return distances, reciprocal_or_zero_(distances.clone()) if with_slope else None
+    """d / sqrt(2) = sqrt(q), with slope 1 / (2 sqrt(q)); slope 0 where rounding has left q <= 0. Overwrites chords."""
+    roots = chords.relu_().sqrt_()
+    return roots, infinite_where_zero_(roots * 2) if with_slope else None
 
 
-def angle_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """theta = arccos(1 - q) as atan2(sin(theta), 1 - q), and its slope 1 / sin(theta), with sin^2(theta) = q (2 - q).
+def half_angle_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """theta / 2 as atan2(sqrt(q), sqrt(2 - q)), with slope 1 / (2 sin(theta)), where sin^2(theta) = q (2 - q).
 
     Near pi as `squared_arccos`: cosines within 1e-7 of -1 count as -1 + 1e-7, with slope 0. So is the slope where
     rounding has left q <= 0. The chords are overwritten.
     """
-    longest = 2 - 1.0e-7
-    chords = chords.clamp_(0, longest)
-    sines = (2 - chords).mul_(chords).sqrt_()
-    angles = torch.atan2(sines, 1 - chords)
-    return angles, reciprocal_or_zero_(sines).mul_((longest - chords).sign_()) if with_slope else None
+    chords = chords.clamp_(0, 2 - 1.0e-7)
+    others = 2 - chords
+    sines, cosines = chords.sqrt_(), others.sqrt_()  # times sqrt(2), of half the angle
+    halves = torch.atan2(sines, cosines)
+    if not with_slope:
+        return halves, None
+    F.threshold_(cosines, math.sqrt(1.2e-7), math.inf)  # of 1e-7 as float32 rounds it
+    return halves, infinite_where_zero_(sines.mul_(cosines).mul_(2))
 
 
-def reciprocal_or_zero_(values: torch.Tensor) -> torch.Tensor:
-    """1 / v in place, and 0 for v <= 0: the slope of a distance where pairs coincide. NaN stays NaN."""
-    return F.threshold_(values, 0.0, math.inf).reciprocal_()
+def infinite_where_zero_(values: torch.Tensor) -> torch.Tensor:
+    """Replaces v <= 0 in place: the inverse slope of a distance where pairs coincide. NaN stays NaN."""
+    return F.threshold_(values, 0.0, math.inf)

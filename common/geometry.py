@@ -21,13 +21,13 @@ from torch import nn
 
 from common.distances import (  # noqa: F401
     ChordFactors,
-    angle_of_chords,
     distance_of_chords,
     euclidean_chord_factors,
     euclidean_distance,
+    half_angle_of_chords,
+    infinite_where_zero_,
     paired_euclidean_distance,
     paired_squared_distances,
-    reciprocal_or_zero_,
     safe_sqrt,
     squared_arccos,
     squared_distance_of_chords,
@@ -164,9 +164,10 @@ class ChordGeometry(Geometry, Protocol):
         """A number; if it depends on the scalars, a scalar tensor, differentiable in them."""
 
     def distance_of_chords(self, chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The distance and, if needed, its derivative by q, 0 where `similarity` has no gradient. Free of scalars.
+        """The distance and, if needed, dq / d distance: the inverse of its slope. Free of scalars.
 
-        The chords, of any shape, may be overwritten. Rounding leaves some of them below 0.
+        The inverse slope is infinite where `similarity` has no gradient. The chords, of any shape, may be overwritten;
+        the two results share no memory. Rounding leaves some chords below 0.
         """
 
 

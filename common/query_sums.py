@@ -1,6 +1,8 @@
 """Running sums of InfoNCE over tiles of candidates: log-sum-exp, positives, soft targets; losses and residuals."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -8,6 +10,25 @@ import torch.distributed as dist
 from common.distributed import world_size
 
 LOG2_E = 1 / math.log(2)  # exp2 takes a third of the time of exp on a CPU
+
+
+class Block(NamedTuple):
+    """A square part of a tile, (queries, candidates), whose diagonal holds partners."""
+
+    queries: slice
+    candidates: slice
+
+    def diagonal(self, matrix: torch.Tensor) -> torch.Tensor:
+        return matrix[self.queries, self.candidates].diagonal()
+
+    @property
+    def T(self) -> "Block":  # as of a tensor
+        return Block(self.candidates, self.queries)
+
+
+def part_of(outer: slice, inner: slice) -> slice:
+    """`inner`, which counts from the start of `outer`, counted as `outer` is."""
+    return slice(outer.start + inner.start, outer.start + inner.stop)
 
 
 class QuerySums:
@@ -36,18 +57,25 @@ class QuerySums:
         logits: torch.Tensor,
         positive: torch.Tensor | None,
         pseudo: torch.Tensor | None,
-        on_diagonal: bool = False,
+        block: Block | None = None,
     ) -> None:
         """Adds candidates of the queries `at`.
 
         Args:
-            logits: (queries, candidates).
-            positive: (queries, candidates) bool; None = no candidate is a positive.
+            logits: (queries, candidates); the partners' are overwritten.
+            positive: (queries, candidates) bool, False at partners; None = no candidate but a partner is a positive.
             pseudo: (queries, candidates) pseudo-logits; None without distillation.
-            on_diagonal: the tile is square and its diagonal holds the partners.
+            block: where the partners are, if the tile has some.
         """
-        others = logits.clone().fill_diagonal_(-torch.inf) if on_diagonal else logits
-        self.others[at] = torch.logaddexp(self.others[at], _logsumexp_of_rows(others))
+        if block is not None:
+            partners = block.diagonal(logits)
+            partners.fill_(-torch.inf)
+        self.others[at] = torch.logaddexp(self.others[at], _logsumexp_of_rows(logits))
+        if block is not None:
+            queries = part_of(at, block.queries)
+            self.count[queries] += 1
+            if pseudo is not None:
+                partners.copy_(self.partners[queries])
         if positive is not None:
             self.hard[at] += torch.where(positive, logits - self.partners[at, None], 0.0).sum(dim=1)
             self.count[at] += positive.sum(dim=1)
@@ -69,39 +97,121 @@ class QuerySums:
         for total in (self.hard, self.count, self.soft):
             dist.all_reduce(total)
 
-    def losses(self, at: slice) -> torch.Tensor:
-        """(queries,): log sum exp minus the mean logit under the targets."""
-        lse = torch.logaddexp(self.others[at] - self.partners[at], torch.zeros_like(self.partners[at]))
-        return lse - (1 - self.alpha) * self.hard[at] / self.count[at] - self.alpha * self.soft[at]
+    def take(self, places: torch.Tensor) -> "QuerySums":
+        """The sums of some queries, copied."""
+        taken = QuerySums(self.partners[places], self.alpha)
+        for name in _SUMS:
+            setattr(taken, name, getattr(self, name)[places])
+        return taken
 
-    def residuals(
-        self,
-        at: slice,
-        logits: torch.Tensor,
-        positive: torch.Tensor | None,
-        pseudo: torch.Tensor | None,
-        on_diagonal: bool = False,
-    ) -> torch.Tensor:
-        """Softmax minus targets: the gradient of `losses` by the logits of the same call of `add`."""
-        lse = torch.logaddexp(self.others[at], self.partners[at])
-        residuals = torch.add(-LOG2_E * lse[:, None], logits, alpha=LOG2_E).exp2_()
+    def put_(self, places: torch.Tensor, taken: "QuerySums") -> None:
+        """Writes the sums of some queries over those that stand here."""
+        for name in _SUMS:
+            getattr(self, name)[places] = getattr(taken, name)
+
+    def losses(self) -> torch.Tensor:
+        """(queries,): log sum exp minus the mean logit under the targets."""
+        lse = torch.logaddexp(self.others - self.partners, torch.zeros_like(self.partners))
+        return lse - (1 - self.alpha) * self.hard / self.count - self.alpha * self.soft
+
+    def partner_residuals(self, at: slice, pseudo_partners: torch.Tensor | None) -> torch.Tensor:
+        """(queries,): the gradient of `losses` by the partners' logits."""
+        # p - 1 from its complement: p itself may be rounded to 1
+        missing = 1 - (1 - self.alpha) / self.count[at]
+        if pseudo_partners is not None:
+            missing -= self.alpha * (pseudo_partners - self.pseudo_lse[at]).exp()
+        return missing - torch.sigmoid(self.others[at] - self.partners[at])
+
+
+_SUMS = ("others", "pseudo_lse", "hard", "count", "soft")
+
+
+class Direction(NamedTuple):
+    """One of the two cross-entropies that a tile is part of.
+
+    at: the tile's queries among those of the sums.
+    weights: of their losses, at least 0: a scalar, or (queries,).
+    axis: of the tile along which the queries lie.
+    """
+
+    sums: QuerySums
+    at: slice
+    weights: torch.Tensor
+    axis: int = 0
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """A value of each query in a shape that fits the tile."""
+        return values[:, None] if self.axis == 0 else values
+
+
+class Logits(Protocol):
+    """Of a tile, which may not be made yet."""
+
+    logits: Callable[[], torch.Tensor]
+    add_to_: Callable[[torch.Tensor], torch.Tensor]  # a matrix, in place
+
+
+def residuals(
+    tile: Logits,
+    directions: Sequence[Direction],
+    positive: torch.Tensor | None,
+    pseudo: torch.Tensor | None,
+    pseudo_partners: torch.Tensor | None = None,
+    block: Block | None = None,
+) -> torch.Tensor:
+    """Softmax minus targets: the gradient of the weighted losses of one or both directions by the logits of a tile.
+
+    Args:
+        positive, pseudo, block: as in `QuerySums.add` of the first direction.
+        pseudo_partners: the pseudo-logits of the block's partners.
+    """
+    shifts, hard, soft = [], [], []
+    for direction in directions:
+        sums, at, weights, _ = direction
+        shifts.append(direction.spread(weights.log() - torch.logaddexp(sums.others[at], sums.partners[at])))
         if positive is not None:
-            residuals -= positive * ((1 - self.alpha) / self.count[at, None])
+            hard.append(direction.spread(weights * (1 - sums.alpha) / sums.count[at]))
         if pseudo is not None:
-            soft = (pseudo - self.pseudo_lse[at, None]).exp_().mul_(self.alpha)
-            residuals -= soft
-        if on_diagonal:  # p - 1 of the partner from its complement: p itself may be rounded to 1
-            missing = 1 - (1 - self.alpha) / self.count[at] - (0.0 if pseudo is None else soft.diagonal())
-            residuals.diagonal().copy_(missing - torch.sigmoid(self.others[at] - self.partners[at]))
-        return residuals
+            soft.append(direction.spread((weights * sums.alpha).log() - sums.pseudo_lse[at]))
+    result = _sum_of_exp(tile.logits, tile.add_to_, shifts)
+    if positive is not None:
+        result -= positive * sum(hard)
+    if pseudo is not None:
+        result -= _sum_of_exp(lambda: pseudo, lambda matrix: matrix.add_(pseudo), soft)
+    if block is not None:
+        partners = torch.zeros_like(block.diagonal(result))
+        for sums, at, weights, axis in directions:
+            part = block[axis]
+            weights = weights[part] if weights.ndim else weights
+            partners += weights * sums.partner_residuals(part_of(at, part), pseudo_partners)
+        block.diagonal(result).copy_(partners)
+    return result
+
+
+def _sum_of_exp(
+    logits: Callable[[], torch.Tensor],
+    add_to_: Callable[[torch.Tensor], torch.Tensor],
+    shifts: list[torch.Tensor],
+) -> torch.Tensor:
+    """exp(logits + shift), added up over shifts that broadcast."""
+    if shifts[0].is_cuda and len(shifts) == 2:  # bound by memory: one exponential, and few passes over the tile
+        return add_to_(torch.logaddexp(*shifts)).exp_()
+    values = logits()  # on a CPU logaddexp takes as long as the tile's product
+    terms = [torch.add(LOG2_E * shift, values, alpha=LOG2_E).exp2_() for shift in shifts]
+    return terms[0] if len(terms) == 1 else terms[0].add_(terms[1])
 
 
 def _logsumexp_of_rows(logits: torch.Tensor) -> torch.Tensor:
-    """logsumexp(dim=1) through the fused log-softmax, whose largest entry in a row is -log sum exp(l - max)."""
-    top = logits.amax(dim=1)
+    """logsumexp(dim=1) as top - log p(top), with the fused log-softmax."""
     # of a transposed tile along its memory: log_softmax copies what is not contiguous
-    log_probabilities = logits.log_softmax(1) if logits.is_contiguous() else logits.T.log_softmax(0).T
-    return torch.where(top == -torch.inf, top, top - log_probabilities.amax(dim=1))
+    matrix, axis = (logits, 1) if logits.is_contiguous() else (logits.T, 0)
+    log_probabilities = matrix.log_softmax(axis)
+    if logits.is_cuda:  # bound by memory there: the place of the largest entry saves a reading of the tile
+        top, place = matrix.max(axis, keepdim=True)
+        top, log_largest = top.flatten(), log_probabilities.gather(axis, place).flatten()
+    else:
+        top, log_largest = matrix.amax(axis), log_probabilities.amax(axis)
+    return torch.where(top == -torch.inf, top, top - log_largest)
 
 
 def _logsumexp_over_processes(values: torch.Tensor) -> torch.Tensor:

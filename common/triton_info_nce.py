@@ -36,6 +36,7 @@ OPERATIONS = {  # torch -> Triton, with what torch does to NaN
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
     "truediv": "{0} / {1}",
+    "div": "{0} / {1}",
     "reciprocal": "1.0 / {0}",
     "square": "{0} * {0}",
     "sqrt": "tl.sqrt({0})",
@@ -48,7 +49,7 @@ OPERATIONS = {  # torch -> Triton, with what torch does to NaN
 
 
 def formula_source(geometry: ChordGeometry) -> str:
-    """`distance_of_chords` with its slope as the source of a Triton function, (q) -> (distance, slope).
+    """`distance_of_chords` with its slope as the source of a Triton function, (q) -> (distance, inverse slope).
 
     Raises:
         ValueError: an operation that is not in OPERATIONS; the message names it.
@@ -73,7 +74,7 @@ def formula_source(geometry: ChordGeometry) -> str:
             names[node] = arguments[0] if operation.endswith("_") else node.name
             numbers = ['float("inf")' if argument == math.inf else argument for argument in arguments]
             lines.append(f"{names[node]} = {expression.format(*numbers)}")
-    return "\n    ".join(["def distance_and_slope(q):", *lines]) + "\n"
+    return "\n    ".join(["def distance_and_inverse_slope(q):", *lines]) + "\n"
 
 
 @functools.cache
@@ -83,7 +84,7 @@ def _compiled(source: str) -> triton.JITFunction:
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     scope = {"tl": tl, "__name__": __name__}
     exec(compile(source, file, "exec"), scope)
-    return triton.jit(scope["distance_and_slope"])
+    return triton.jit(scope["distance_and_inverse_slope"])
 
 
 @triton.jit
@@ -97,7 +98,7 @@ def _compare(
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     COUPLING: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
-    """(BM, BN): distances and slopes of chords; of an inner product the products, twice."""
+    """(BM, BN): distances and inverse slopes of chords; of an inner product the products, twice."""
     if BK == D:  # the block of rows stays where it is
         products = tl.dot(x_block, tl.trans(y_block), input_precision="ieee")
     else:  # factors in float32 go through registers, which hold few columns of them
@@ -162,7 +163,7 @@ def gradients_kernel(
     for start in range(0, m, BN):
         c = start + tl.arange(0, BN)
         y_block = _rows(y, c, c < m, k, D)
-        distances, slopes = _compare(x, x_block, y, y_block, a, b, r, c, n, m, D, BM, BN, BK, COUPLING, FORMULA)
+        distances, inverse_slopes = _compare(x, x_block, y, y_block, a, b, r, c, n, m, D, BM, BN, BK, COUPLING, FORMULA)
         logits = distances * scale
         other_lse = tl.load(column_lse + c, mask=c < m, other=float("inf"))[None, :]
         other_weights = tl.load(column_weights + c, mask=c < m, other=0.0)[None, :]
@@ -170,7 +171,7 @@ def gradients_kernel(
         residuals = tl.where((c < m)[None, :] & (r[:, None] + shift != c[None, :]), residuals, 0.0)
         if FORMULA is not None:
             by_multiplier += tl.sum(residuals * distances, 1)
-            by_chords = residuals * slopes * scale
+            by_chords = residuals / inverse_slopes * scale
             by_offset += tl.sum(by_chords * (1.0 + COUPLING * tl.load(b + c, mask=c < m, other=0.0)[None, :]), 1)
             residuals = -by_chords
         vectors = tl.dot(residuals.to(y_block.dtype), y_block, vectors, input_precision="ieee")
@@ -209,7 +210,7 @@ Operands = tuple[torch.Tensor, ...]  # vectors (batch, dim), and offsets (batch,
 class PairKernels:
     """Both kernels for one geometry, on the operands and multipliers of the tiled loss.
 
-    formula: (q) -> (distance, slope); None for an inner product. coupling: of the chords.
+    formula: (q) -> (distance, inverse slope); None for an inner product. coupling: of the chords.
     is_half: multiply in bfloat16, and add in float32.
     """
 

@@ -18,10 +18,10 @@ from torch import nn
 
 from common.distances import (
     ChordFactors,
-    angle_of_chords,
     distance_of_chords,
     euclidean_chord_factors,
     euclidean_distance,
+    half_angle_of_chords,
     paired_euclidean_distance,
     paired_squared_distances,
     safe_sqrt,
@@ -75,10 +75,10 @@ class Elliptic(nn.Module):
         return ChordFactors(embeddings, torch.full_like(embeddings[:, 0], 0.5))
 
     def distance_unit(self) -> float:
-        return 1.0
+        return 2.0
 
     def distance_of_chords(self, chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return angle_of_chords(chords, with_slope)
+        return half_angle_of_chords(chords, with_slope)
 
     def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Normalised mean, as on the sphere."""
@@ -141,7 +141,7 @@ class Euclidean(nn.Module):
         return euclidean_chord_factors(embeddings)
 
     def distance_unit(self) -> float:
-        return 1.0
+        return 2.0 if self.squared else math.sqrt(2)
 
     def distance_of_chords(self, chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         distance = squared_distance_of_chords if self.squared else distance_of_chords
@@ -252,9 +252,9 @@ class Hyperbolic(nn.Module):
         return lorentz_chord_factors(embeddings, self.curvature())
 
     def distance_unit(self) -> torch.Tensor:
-        """1 / sqrt(c), or 1 / c of squared distances."""
+        """2 / sqrt(c), or 4 / c of squared distances."""
         curvature = at_least_float32(self.curvature())
-        return 1 / (curvature if self.squared else curvature.sqrt())
+        return 4 / curvature if self.squared else 2 / curvature.sqrt()
 
     def distance_of_chords(self, chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         distance = squared_lorentz_distance_of_chords if self.squared else lorentz_distance_of_chords

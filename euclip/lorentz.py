@@ -20,7 +20,7 @@ matched pairs, which are the close ones, from the difference u - v. Everything r
 
 import torch
 
-from common.distances import ChordFactors, reciprocal_or_zero_, safe_sqrt
+from common.distances import ChordFactors, infinite_where_zero_, safe_sqrt
 from common.vectors import at_least_float32, check_same_dim, full_precision, norm, unit
 
 # Tangent vectors with a larger radius are shortened to it: float32 cannot hold sinh(r) sinh(s) much beyond.
@@ -121,31 +121,35 @@ def lorentz_chord_factors(tangents: torch.Tensor, curvature: torch.Tensor) -> Ch
     """
     with full_precision(tangents):
         tangents, curvature = at_least_float32(tangents), at_least_float32(curvature)
-        tangents = shorten(tangents, curvature)
         radii = curvature.sqrt() * norm(tangents)
+        shorter = MAX_RADIUS / radii.clamp(min=MAX_RADIUS)  # as `shorten`, without a copy of the tangents
+        radii = shorter * radii
         # 0 for a zero vector, which then has no gradient, as in `lorentz_distance`
-        weights = torch.where(radii > 0, (curvature / 2).sqrt() * sinh_over(radii), 0.0)
+        weights = torch.where(radii > 0, shorter * (curvature / 2).sqrt() * sinh_over(radii), 0.0)
         return ChordFactors(weights[:, None] * tangents, torch.sinh(radii / 2).square())
 
 
 def lorentz_distance_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """sqrt(c) d = 2 asinh(sqrt(q)), and its slope 1 / sqrt(q (1 + q)); slope 0 where rounding has left q <= 0.
+    """sqrt(c) d / 2 = asinh(sqrt(q)), with slope 1 / (2 sqrt(q (1 + q))); slope 0 where rounding has left q <= 0.
 
     The chords are overwritten.
     """
     sinh, cosh = _sinh_and_cosh(chords)
-    distances = (sinh + cosh).log_().mul_(2)
-    return distances, reciprocal_or_zero_(sinh.mul_(cosh)) if with_slope else None
+    if not with_slope:
+        return cosh.add_(sinh).log_(), None
+    return (sinh + cosh).log_(), infinite_where_zero_(sinh.mul_(cosh).mul_(2))
 
 
 def squared_lorentz_distance_of_chords(
     chords: torch.Tensor, with_slope: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """c d^2 = D^2 with D = 2 asinh(sqrt(q)), and its slope 2 D / sqrt(q (1 + q)), 0 where q <= 0. Overwrites chords."""
+    """c d^2 / 4 = D^2 with D = asinh(sqrt(q)), with slope D / sqrt(q (1 + q)), 0 where q <= 0. Overwrites chords."""
     sinh, cosh = _sinh_and_cosh(chords)
-    distances = (sinh + cosh).log_().mul_(2)
-    slopes = reciprocal_or_zero_(sinh.mul_(cosh)).mul_(distances).mul_(2) if with_slope else None
-    return distances.square_(), slopes
+    if not with_slope:
+        return cosh.add_(sinh).log_().square_(), None
+    halves = (sinh + cosh).log_()
+    inverse_slopes = infinite_where_zero_(sinh.mul_(cosh)).div_(halves)
+    return halves.square_(), inverse_slopes
 
 
 def _sinh_and_cosh(chords: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,6 +13,7 @@ their embeddings; `mean` is for all other uses. The last one is FILIP's. The pap
 a product of spheres and does not run it.
 """
 
+import math
 from functools import partial
 
 import torch
@@ -116,7 +117,7 @@ class L2(nn.Module):
         return euclidean_chord_factors(embeddings)
 
     def distance_unit(self) -> float:
-        return 1.0
+        return math.sqrt(2)
 
     def distance_of_chords(self, chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         return distance_of_chords(chords, with_slope)

@@ -135,34 +135,34 @@ def test_the_distance_of_chords_is_the_similarity_of_the_embeddings(name):
     x, y = geometry.embed_image(torch.randn(9, DIM).double()), geometry.embed_text(torch.randn(7, DIM).double())
     (vectors, a), (others, b) = geometry.chord_factors(x), geometry.chord_factors(y)
     chords = a[:, None] + b + geometry.coupling * a[:, None] * b - vectors @ others.T
-    distances, slopes = geometry.distance_of_chords(chords, False)
-    assert slopes is None
+    distances, inverse_slopes = geometry.distance_of_chords(chords, False)
+    assert inverse_slopes is None
     torch.testing.assert_close(-geometry.distance_unit() * distances, geometry.similarity(x, y))
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_slopes_are_difference_quotients_of_distances(name):
+def test_inverse_slopes_are_difference_quotients_of_distances(name):
     geometry, step = CLOSED[name]().double(), 1e-6
     chords = torch.tensor([1e-3, 0.05, 0.4, 1.0, 1.7, 1.99], dtype=torch.float64)
-    values, slopes = geometry.distance_of_chords(chords.clone(), True)
+    values, inverse_slopes = geometry.distance_of_chords(chords.clone(), True)
     above, below = (geometry.distance_of_chords(chords * factor, False)[0] for factor in (1 + step, 1 - step))
-    torch.testing.assert_close(slopes, (above - below) / (2 * step * chords), rtol=1e-7, atol=0.0)
+    torch.testing.assert_close(1 / inverse_slopes, (above - below) / (2 * step * chords), rtol=1e-7, atol=0.0)
     torch.testing.assert_close(values, geometry.distance_of_chords(chords.clone(), False)[0])
 
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_chords_that_rounding_left_below_zero_have_distance_and_slope_0_and_nan_stays(name):
     geometry = CLOSED[name]()
-    distances, slopes = geometry.distance_of_chords(torch.tensor([-1e-7, 0.0, torch.nan]), True)
+    distances, inverse_slopes = geometry.distance_of_chords(torch.tensor([-1e-7, 0.0, torch.nan]), True)
     assert torch.equal(distances[:2], torch.zeros(2))
-    assert torch.equal(slopes[:2], torch.zeros(2))
+    assert torch.equal(inverse_slopes[:2], torch.full((2,), torch.inf))
     assert torch.isnan(distances[2])
 
 
 def test_opposite_vectors_have_the_angle_and_the_slope_of_the_squared_arccos():
-    angles, slopes = Elliptic().distance_of_chords(torch.tensor([2.0, 2.0 + 1e-6]), True)
-    torch.testing.assert_close(angles, squared_arccos(torch.tensor([-1.0, -1.0])).sqrt())
-    assert torch.equal(slopes, torch.zeros(2))
+    halves, inverse_slopes = Elliptic().distance_of_chords(torch.tensor([2.0, 2.0 + 1e-6]), True)
+    torch.testing.assert_close(2 * halves, squared_arccos(torch.tensor([-1.0, -1.0])).sqrt())
+    assert torch.equal(inverse_slopes, torch.full((2,), torch.inf))
 
 
 def hard_world(geometry, kind):

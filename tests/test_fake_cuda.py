@@ -36,6 +36,16 @@ def test_a_rows_step_is_counted(tmp_path):
     assert f"| {row} | 1 | {step['kernels']} |" in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.slow
+def test_bytes_of_the_tiled_loss_stay_within_their_budget(tmp_path):
+    """An entry of the similarity matrix; half of the hyperbolic ones are of single embeddings, B d."""
+    run("scripts/device_work.py", "--only", "losses", "--output", str(tmp_path))
+    losses = json.loads((tmp_path / "work.json").read_text())["losses"]
+    most = {"sphere": 90, "oblique (32, 16)": 90, "Euclidean, d": 330, "Euclidean, d^2": 330, "elliptic": 330}
+    most |= {"hyperbolic, d": 530, "hyperbolic, d^2": 550}
+    assert {name: losses[name]["bytes"] for name in most if losses[name]["bytes"] > most[name]} == {}
+
+
 def passed_on_a_device(results, *options):
     """The names of the tests of a CUDA device that pass, in their order; none may be skipped."""
     path = os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", "")))

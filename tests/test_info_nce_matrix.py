@@ -145,22 +145,25 @@ def test_every_scheme_gives_the_plain_loss_and_every_gradient():
 
 
 def exchanged():
-    """(shape, dtype) of all that a process sends or receives for one tiled loss and its gradients in bfloat16."""
-    seen, collectives = set(), (dist.broadcast, dist.reduce)
+    """(shape, dtype) of all matrices that a process receives for one tiled loss and its gradients in bfloat16."""
+    seen, collectives = [], (dist.all_gather, dist.reduce_scatter)
 
-    def noting(collective):
-        def wrapped(tensor, source):
-            seen.add((tuple(tensor.shape), tensor.dtype))
-            return collective(tensor, source)
+    def noting(collective, matrices):
+        def wrapped(output, given):
+            rows = matrices(output, given)
+            if rows[0].ndim == 2:
+                seen.append((sum(len(part) for part in rows), rows[0].shape[1], rows[0].dtype))
+            return collective(output, given)
 
         return wrapped
 
     model, share = Pairs(Sphere()), share_of(BATCH)
     leaves = [side(share).detach().bfloat16().requires_grad_() for side in (model.images, model.texts)]
-    dist.broadcast, dist.reduce = map(noting, collectives)
+    dist.all_gather = noting(dist.all_gather, lambda gathered, rows: gathered)
+    dist.reduce_scatter = noting(dist.reduce_scatter, lambda total, parts: parts)
     loss = geometry_loss(*leaves, Sphere(), torch.tensor(0.2), tile=4)
     loss.backward()
-    dist.broadcast, dist.reduce = collectives
+    dist.all_gather, dist.reduce_scatter = collectives
     return seen, mean_over_processes(loss), [gather_without_gradient(leaf.grad) / world_size() for leaf in leaves]
 
 
@@ -196,9 +199,10 @@ def test_four_processes_equal_one_in_every_scheme():
 
 def test_processes_exchange_one_tile_at_a_time_in_the_dtype_of_the_embeddings(two_processes):
     _, expected_loss, expected = exchanged()
+    num_tiles = BATCH // 4  # whole tiles, with rows of both processes
     for _, (seen, loss, gradients), _ in two_processes:
-        tiles = (4, DIM), (2, DIM)  # of 6 rows each; gradients come back in float32
-        assert seen == {(tile, dtype) for tile in tiles for dtype in (torch.bfloat16, torch.float32)}
+        there, back = (4, DIM, torch.bfloat16), (4, DIM, torch.float32)
+        assert seen == num_tiles * [there] + num_tiles * [there, back]
         torch.testing.assert_close(loss, expected_loss)
         for actual, wanted in zip(gradients, expected):
             torch.testing.assert_close(actual, wanted, rtol=0.01, atol=1e-4)

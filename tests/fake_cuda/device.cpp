@@ -158,6 +158,10 @@ void count(const std::string& name, const c10::FunctionSchema& schema, const std
     bool is_overwritten = writes && (name.find(".out") != std::string::npos || name == "aten::copy_" ||
                                      starts_with(name, "aten::fill_") || starts_with(name, "aten::zero_"));
     double times = writes && !is_overwritten ? 2 : 1;  // read and written
+    if (name == "aten::gather" && i == 0) {  // it reads an entry for each index
+      bytes += double(arguments[2].toTensor().numel()) * arguments[0].toTensor().element_size();
+      continue;
+    }
     visit_tensors(arguments[i], [&](const at::Tensor& tensor) { bytes += times * bytes_of(tensor); });
   }
   for (size_t i = 0; i < results.size() && !allocates; i++)
