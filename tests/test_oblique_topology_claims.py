@@ -59,7 +59,10 @@ def test_a_table_is_marked_as_not_run_yet_as_long_as_nothing_here_reproduces_it(
 def test_no_number_of_the_paper_reaches_the_measured_side(tmp_path):
     folder = tmp_path / "oblique_topology"
     folder.mkdir()
-    (folder / "claims.yaml").write_text((PAPER / "claims.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    # a margin of equivalence is a share of the paper's difference; without that rule nothing else may come in
+    claims, rules = re.subn(r"^equal_within: .*\n", "", (PAPER / "claims.yaml").read_text(encoding="utf-8"), flags=re.M)
+    assert rules == 1
+    (folder / "claims.yaml").write_text(claims, encoding="utf-8")
     text = (PAPER / "paper_tables.yaml").read_text(encoding="utf-8")
     (folder / "paper_tables.yaml").write_text(text, encoding="utf-8")
     committed = sorted((ROOT / "results").glob("oblique_topology/table*/*/*.json"))
