@@ -10,8 +10,13 @@ on the same centres, and the plain angle.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from common.distributed import is_main_process
+from common.report.crossed import crossed_half_width, picture_variance
 from common.report.figures import Curves, plot_curves
+from common.report.hits import Hits
+from common.report.statistics import shared_spread
 from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
@@ -104,10 +109,10 @@ def rows_of(top: int, few: bool = False) -> dict[str, Reading]:
                 continue
             name = f"{attach}_{layout}" if layout else attach
             settings, label = (f"method.attach={attach}", *of_layout), f"{READINGS[attach]}; {sizes}"
-            panel = attach if attach in straight else ""
+            panel = READINGS[attach] if attach in straight else ""
             rows[name] = Reading("clip_geo.yaml", settings, label, panel, sizes)
             if attach in matched:
-                with_controls(name, settings, label, attach, sizes)
+                with_controls(name, settings, label, panel, sizes)
     return rows
 
 
@@ -137,15 +142,18 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
                 values[name, column] = [of_run[column] for of_run in figures]
     first = next(iter(runs.values()))[0]
     settings = {name: " ".join((row.config, *row.settings)) for name, row in trained.items()}
+    columns = {**COLUMNS, "logit_scale": ("logit scale", "multiplier", None), **AT_THE_END, **OF_GRAPHS}
     findings = Findings(
         name="readings",
         caption=f"Readings of Eq. 3 and controls: CLIP against a pool, {steps_of(runs)} steps from trained towers.",
         data=f"{first.training_data}; ranked on {stand_in_for(command, runs, 'test')}",
-        measured_on=str(stand_in_for(command, runs, "test")),
+        measured_on=dict.fromkeys(columns, "log of the training")
+        | dict.fromkeys(COLUMNS, str(stand_in_for(command, runs, "test")))
+        | {"validation_recall": ", ".join(first.validation)},
         protocol="test set by the cosine; log of the last step and of the last graphs",
         settings={"rows": settings, "overrides": list(overrides)},
         rows={name: row.label for name, row in trained.items()},
-        columns={**COLUMNS, "logit_scale": ("logit scale", "multiplier", None), **AT_THE_END, **OF_GRAPHS},
+        columns=columns,
         values=values,
         notes=[
             "Softness is measured at the last step. The validation recall chooses a default; no test number does.",
@@ -154,7 +162,63 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
         ],
     )
     plot_softness(rows, values, command.folder(code.name) / "readings_softness.png")
-    return [write_findings(command, code.name, findings, runs)]
+    return [
+        write_findings(command, code.name, findings, runs),
+        write_findings(command, code.name, gains(rows, runs, values, findings)),
+    ]
+
+
+def gains(
+    rows: Mapping[str, Reading],
+    runs: Mapping[str, list[RowRun]],
+    values: Mapping[tuple[str, str], list[float]],
+    readings: Findings,
+) -> Findings:
+    """Recall of a distance less that of its controls, in the same seeds: positive where the distance is ahead.
+
+    Intervals are over seeds, with the spread that all rows share, and test pictures; one seed has none.
+    """
+    cosines = [name for name, row in rows.items() if row.config == "clip.yaml" and row.panel]
+    validated = {
+        name: sum(values[name, "validation_recall"]) for name in cosines if (name, "validation_recall") in values
+    }
+    best = max(validated, key=validated.__getitem__, default="")
+    recalls = np.array([values[name, "mean_recall"] for name in rows])
+    pictures = {name: Hits.of([run.hits["test"]["mean_recall"] for run in runs[name]]).by_picture() for name in rows}
+    of_gain, intervals, labels = {}, {}, {}
+    for name in rows:
+        attach = next((attach for attach in MATCHED if name.startswith(attach)), name)
+        controls = {"as_soft": f"cosine_as_soft_as_{name}", "complete": f"{attach}_complete", "best_cosine": best}
+        if controls["as_soft"] not in rows:
+            continue
+        labels[name] = rows[name].label
+        for column, control in controls.items():
+            if control not in rows or control == name:
+                continue
+            difference = np.subtract(values[name, "mean_recall"], values[control, "mean_recall"])
+            of_gain[name, column] = difference.tolist()
+            if len(difference) > 1:
+                weights = np.array([(row == name) - (row == control) for row in rows], dtype=float)
+                new_pictures = picture_variance(pictures[name] - pictures[control])
+                half = crossed_half_width(shared_spread(recalls).half_width(weights, 0.05), new_pictures, 0.05)
+                intervals[name, column] = (difference.mean() - float(half), difference.mean() + float(half))
+    return Findings(
+        name="readings_gain",
+        caption="What a distance adds: mean of six recalls less that of its controls.",
+        data=readings.data,
+        measured_on=readings.measured_on["mean_recall"],
+        protocol="same seeds and test pictures for both; test set by the cosine",
+        settings=readings.settings,
+        rows=labels,
+        columns={
+            "as_soft": ("to the cosine as soft", "points", "higher"),
+            "complete": ("to the complete graph", "points", "higher"),
+            "best_cosine": ("to the best cosine", "points", "higher"),
+        },
+        values=of_gain,
+        intervals=intervals,
+        notes=[f"The best cosine has the highest recall on validation data: {rows[best].label}."] if best else [],
+    )
 
 
 def steps_of(runs: Mapping[str, list[RowRun]]) -> int:
@@ -188,6 +252,6 @@ def plot_softness(rows: Mapping[str, Reading], values: Mapping[tuple[str, str], 
                 drawn.setdefault(row.curve, []).append(points[name])
         return {label: sorted(of_label) for label, of_label in drawn.items()}
 
-    panels = dict.fromkeys(row.panel for row in rows.values() if row.panel.startswith(STRAIGHT_THROUGH))
+    panels = dict.fromkeys(row.panel for row in rows.values() if row.panel.startswith("nearest"))
     x_label, y_label = "entropy of the softmax, nats", "mean of six recalls, percent"
     plot_curves([Curves(panel, x_label, y_label, curves(panel)) for panel in panels], path, across=min(3, len(panels)))

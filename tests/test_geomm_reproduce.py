@@ -37,7 +37,7 @@ from geomm.finetune import code_of
 from geomm.graph_table import AT_THE_END, BESIDE_A_TABLE, OF_GRAPHS
 from geomm.hierarchy_error import deviation, ways_of
 from geomm.lookalikes import share_distinguished
-from geomm.readings import figures_of, rows_of
+from geomm.readings import figures_of, gains, rows_of
 from geomm.reproduce import PARTS, _note, main
 from geomm.table3 import WITHOUT, learnt, why_undecided
 from geomm.train import CODE as CODE_OF_GEOMM
@@ -423,11 +423,40 @@ def test_every_row_of_the_readings_is_trained_from_the_same_towers_and_stands_in
     assert [complete[name].mean for name in ("hops", "path_over_angle", "components")] == pytest.approx([1, 1, 1])
     drawn = read_plotted(geomm("readings") / "readings_softness.png")
     cosine = [point for point in drawn if point["curve"] == "cosine, scale x 1 to 0.086"]
-    assert {point["panel"] for point in cosine} == {"knn_local_st", "knn_local_st, as sharp as the cosine"}
+    panel = "nearest centres, local, gradient of the cosine"
+    assert {point["panel"] for point in cosine} == {panel, f"{panel}, as sharp as the cosine"}
     expected = [(cells[row.label]["entropy"].mean, cells[row.label]["mean_recall"].mean)
                 for row in (rows["cosine"], rows["cosine_x0.3"])]  # fmt: skip
     of_panel = [number for point in cosine[:2] for number in (point["x"], point["mean"])]
     assert of_panel == pytest.approx([number for point in sorted(expected) for number in point], rel=1e-4)
+
+
+def test_a_gain_is_the_difference_of_two_rows_with_the_spread_that_pictures_and_all_rows_show(geomm):
+    table = from_json((geomm("readings") / "readings_gain.json").read_text())
+    recalls = {row.method: row.ours["mean_recall"].mean for row in table_of(geomm, "readings").rows}
+    label = rows_of(8, few=True)["knn_local_st"].label
+    row = next(row for row in table.rows if row.method == label)
+    assert row.ours["as_soft"].mean == pytest.approx(recalls[label] - recalls[f"cosine as soft as: {label}"])
+    assert row.ours["as_soft"].interval is None  # one seed
+
+    # a seed does the same to all rows, so that pictures alone are left: V_P - V_C by loops
+    rows, random, seeds, pictures = rows_of(8, few=True), np.random.default_rng(0), 3, 40
+    of_seed = random.normal(0, 0.1, seeds)
+    hits = {name: random.random((1, pictures)) + 0.3 + of_seed[:, None] for name in rows}
+    values = {(name, "mean_recall"): [100 * of_run.mean() for of_run in hits[name]] for name in rows}
+    runs = {
+        name: [SimpleNamespace(hits={"test": {"mean_recall": [[hit] for hit in of_run]}}) for of_run in hits[name]]
+        for name in rows
+    }
+    gained = gains(rows, runs, values, SimpleNamespace(data="", settings={}, measured_on={"mean_recall": "x"}))
+    z = [
+        100 * (ours - control)
+        for ours, control in zip(hits["knn_local_st"][0], hits["cosine_as_soft_as_knn_local_st"][0])
+    ]
+    mean = math.fsum(z) / pictures
+    half = 1.959964 * math.sqrt(math.fsum((value - mean) ** 2 for value in z) / (pictures - 1) / pictures)
+    assert gained.values["knn_local_st", "as_soft"] == pytest.approx([mean] * seeds)
+    assert gained.intervals["knn_local_st", "as_soft"] == pytest.approx((mean - half, mean + half))
 
 
 def test_figures_of_a_run_are_those_of_its_log_and_of_its_validation(tmp_path):

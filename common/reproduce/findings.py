@@ -2,13 +2,13 @@
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
 from common.base.provenance import hardware
 from common.report.experiments import Experiment, write_experiment
-from common.report.table import MEASURED, Column, Row, Table, measured_over_seeds
+from common.report.table import CROSSED_INTERVAL, MEASURED, Column, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
 from common.reproduce.rows import RowRun, paper_tables
 from common.reproduce.tables import models_of, table_of
@@ -25,6 +25,7 @@ class Findings:
     rows: key -> label. columns: key -> (label, unit, which is better: "higher", "lower" or None).
     values: (row, column) -> a finite value per seed; a missing pair is an empty cell.
     chance: column -> chance level; guess: the model behind it, see `Column`. notes: for the reader of the table.
+    intervals: (row, column) -> (low, high), 95 % over seeds and test pictures, instead of those over seeds alone.
     rows_are_runs: whether a row is a training run, so that rows share their spread over seeds.
     """
 
@@ -38,6 +39,7 @@ class Findings:
     values: Mapping[tuple[str, str], Sequence[float]]
     chance: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    intervals: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     rows_are_runs: bool = False
     measured_on: str | Mapping[str, str] = ""
     guess: str = Column.guess
@@ -65,6 +67,8 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
         )
         for (row, column), values in findings.values.items()
     }
+    for place, interval in findings.intervals.items():
+        cells[place] = replace(cells[place], interval=interval, interval_kind=CROSSED_INTERVAL)
     # rows without any value are left out
     rows = []
     for row, label in findings.rows.items():
