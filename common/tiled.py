@@ -629,10 +629,11 @@ def _second_walk(
     inputs: _Inputs, sums: _WalkSums, gradient: torch.Tensor, needed: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
     """Gradients of images, texts, logit scale and the geometry's parameters, where `needed`."""
-    # weights of each process's rows and columns; tiles take their logarithms, so that the sign is left to the end
+    # Weights of each process's rows and columns. Tiles take their logarithms, so that sign and size are left to the end:
+    # weights are 1 where all processes have the same, and no logarithm is rounded.
     weights = gather_without_gradient(gradient[None]) / (2 * inputs.batch)
-    sign = weights.sum().sign()
-    weights = weights * sign
+    unit = weights[weights.abs().argmax()]
+    weights = weights / torch.where(unit == 0, 1, unit)
     local_weight = weights[rank()]
     # the same scalars as starts of a graph, which leads to operands and multipliers
     leaves = tuple(scalar.clone().requires_grad_(needs) for scalar, needs in zip(inputs.comparison.scalars, needed[2:]))
@@ -642,7 +643,7 @@ def _second_walk(
         scales = comparison.multipliers()
     multipliers = _Side.of(scales, _require_gradients(scales), torch.float64)
     factor = comparison.operand_factor()
-    of_operands = sign if factor is None else sign * factor
+    of_operands = unit if factor is None else unit * factor
 
     def trained_operands(embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Embeddings as the start of a graph, and their operands."""
@@ -726,7 +727,7 @@ def _second_walk(
                 trained_operands(inputs.texts[rows], True),
             )
             with torch.enable_grad():
-                outputs = [(comparison.paired_logits(x, y), sign * partner_residuals[rows])]
+                outputs = [(comparison.paired_logits(x, y), unit * partner_residuals[rows])]
             for operands, (_, gradients) in zip((x_operands, y_operands), sides):
                 outputs += zip(operands, (of_operands * gradient[rows] for gradient in gradients or ()))
             parts = _gradients(outputs, [x, y, *(leaf for leaf, _ in scalars)])
@@ -734,7 +735,7 @@ def _second_walk(
                 if part is not None:  # the first operand has the size of the embeddings: it makes room
                     gradients[0][rows] = part.view_as(gradients[0][rows])
             _add(parts[2:], scalars)
-    _add_gradients_(zip(scales, (sign * total for total in multipliers.gradients or ())), scalars)
+    _add_gradients_(zip(scales, (unit * total for total in multipliers.gradients or ())), scalars)
 
     totals = [gradients and gradients[0].view_as(side).to(side.dtype) for side, gradients in sides]
     totals += [total.to(leaf.dtype) for leaf, total in scalars]

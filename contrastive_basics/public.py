@@ -74,6 +74,7 @@ class PublicTokenizer:
     """The checkpoint's tokenizer with the interface that Encoder calls."""
 
     tokenizer: Any
+    cleaning = "none"
 
     def encode(self, texts: list[str], context_length: int) -> torch.Tensor:
         """(num_texts, 2, context_length) int64: ids, padded and cut to the length, and the attention mask."""

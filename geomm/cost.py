@@ -67,7 +67,7 @@ class Steps:
 
     def _step(self) -> None:
         method, model = self.config.method, self.model
-        views = (self.images, self.images) if method.base == "tcl" else (self.images,)
+        views = {"momentum_images": self.images} if method.base == "tcl" else {}
         masked = ()
         if isinstance(model, Albef):
             masked = None, None
@@ -76,7 +76,7 @@ class Steps:
         bf16 = precision_of(self.config.run) == "bf16"
         model.update_momentum_encoders(method.ema_momentum)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-            losses = model(*views, self.token_ids, *masked, method.distillation)
+            losses = model(self.images, self.token_ids, *masked, method.distillation, **views)
         sum(losses.parts.values()).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

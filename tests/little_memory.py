@@ -2,21 +2,28 @@
 
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from PIL import Image
+_MEGABYTE = 1 << 20
 
 
 @contextmanager
 def at_most(megabytes: int) -> Iterator[None]:
-    """What is allocated inside beyond so many megabytes is a MemoryError."""
-    before, block = resource.getrlimit(resource.RLIMIT_AS), Image.core.get_block_size()
-    Image.core.set_block_size(1 << 30)  # a picture in one piece: small ones fit into what earlier tests have freed
+    """What is allocated inside beyond so many megabytes is a MemoryError.
+
+    What earlier tests have freed stays in the process, and would be taken first: it is filled.
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + (megabytes << 20), before[1]))
+    filled: list[bytearray] = []
     try:
+        resource.setrlimit(resource.RLIMIT_AS, (taken + 2 * _MEGABYTE, before[1]))
+        for size in (64, 8, 1):
+            with suppress(MemoryError):
+                while True:
+                    filled.append(bytearray(size * _MEGABYTE))
+        resource.setrlimit(resource.RLIMIT_AS, (taken + megabytes * _MEGABYTE, before[1]))
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-        Image.core.set_block_size(block)

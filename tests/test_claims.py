@@ -17,9 +17,10 @@ PRINTED = {paper: load_paper_tables(ROOT / paper / "paper_tables.yaml") for pape
 CLAIMS = {
     (paper, claim.id): claim for paper in PAPERS for claim in load_claims(ROOT / paper / "claims.yaml", PRINTED[paper])
 }
-NUMBER = {"oblique_topology": 36, "geomm": 17, "euclip": 25, "contrastive_basics": 28}
+NUMBER = {"oblique_topology": 39, "geomm": 17, "euclip": 25, "contrastive_basics": 28}
 MORE = {  # claims beside the numbered ones
-    "oblique_topology": {"C10-l2"},
+    "oblique_topology": {"C10-l2", "C5-order", "C37-direction", "C37-scenes", "C39-loss"}
+    | {f"C{number}-own-rate" for number in (6, 12, 14)},
     "geomm": {"C1-ALBEF", "C1-TCL", "C2-ALBEF", "C2-TCL", "C3-ALBEF", "C5-CLIP", "C12-ALBEF"},
     "euclip": set(),
     "contrastive_basics": {"C16-trained", "C20-queue", "C20-scenes-steps", "C20-scenes-rate"}
@@ -34,7 +35,7 @@ CONTROLS = {  # questions of ours beside the claims
               for base in ("", one)}
 }  # fmt: skip
 WITH_NUMBERS = {
-    "oblique_topology": {f"C{n}" for n in (*range(1, 24), 31, 35)} - {"C4", "C18"} | {"C10-l2"},
+    "oblique_topology": {f"C{n}" for n in (*range(1, 24), 31, 35)} - {"C4", "C18"} | {"C10-l2", "C5-order", "C6-own-rate", "C12-own-rate"},
     "geomm": {f"C{n}" for n in range(1, 15)} | MORE["geomm"],  # C15 to C17 are theorems and a drawing
     "euclip": {f"C{n}" for n in (*range(1, 10), 12, 13, 15, 16, 17, 18, 23)},
     "contrastive_basics": {"C25"},

@@ -298,7 +298,7 @@ def test_the_printed_numbers_have_the_sums_that_were_computed_by_hand():
             values = [PRINTED.numbers[cell] for cell in PRINTED.numbers if cell.row == row and data in cell.column]
             assert len(values) == 6
             assert sum(values) == pytest.approx(total)
-    missing = [cell.column for cell, number in PRINTED.numbers.items() if number is None]
+    missing = [cell.column for cell, number in PRINTED.numbers.items() if number is None and cell.row == "FLAVA"]
     assert missing == [f"{data}_{way}_r10" for data in ("coco", "flickr") for way in ("i2t", "t2i")]
 
 

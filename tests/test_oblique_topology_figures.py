@@ -47,12 +47,12 @@ ANALYSES = {
     "figure5": ("token_pair_grad_cam", ["token_pair_grad_cam_pictures", "token_pair_grad_cam_words"]),
     "figure6": ("distance_distributions", ["distance_distributions_by_topology"]),
     "equilibrium": ("equilibrium", ["equilibrium_curves"]),
-    "loss_landscape": ("loss_landscape", ["loss_landscape_contours", "loss_landscape_gradient_norms"]),
-    "class_token_cost": ("class_token_cost", []),
     "noise": ("noise", ["noise_multiplier_by_share"]),
     "temperature_order": ("temperature_order", ["temperature_order_curves"]),
     "temperature_rate": ("temperature_rate", ["temperature_rate_curves"]),
     "low_precision": ("low_precision", ["low_precision_by_multiplier"]),
+    "loss_landscape": ("loss_landscape", ["loss_landscape_contours", "loss_landscape_gradient_norms"]),
+    "class_token_cost": ("class_token_cost", []),
 }
 # rows that a part has at larger scales only
 LARGER = {

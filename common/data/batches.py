@@ -1,7 +1,6 @@
 """Training batches addressed by position."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,7 +80,7 @@ class TrainingView(Dataset):
         images, second, captions, image_ids, image_index, broken = [], [], [], [], [], []
         for position, index in zip(positions, indices):
             sample_seed = seed_of(self.order.seed, position)
-            sample = read_or_replace(self.pairs.__getitem__, int(index), partial(self._substitute, sample_seed), broken)
+            sample = self.read(int(index), sample_seed, broken)
             images.append(self.view(sample["image"], sample_seed))
             if self.two_views:
                 second.append(self.view(sample["image"], derive_key("second view", sample_seed)))
@@ -112,8 +111,13 @@ class TrainingView(Dataset):
         picture = self.augment(Image.fromarray(pixels.permute(1, 2, 0).numpy()), rng)
         return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
-    def _substitute(self, sample_seed: int, index: int, attempt: int) -> int:
-        return self.order.substitute(index, seed_of(sample_seed, 2 + attempt))
+    def read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
+        """The sample, or its substitute; `broken` receives those that could not be read."""
+
+        def substitute(index: int, attempt: int) -> int:
+            return self.order.substitute(index, seed_of(sample_seed, 2 + attempt))
+
+        return read_or_replace(self.pairs.__getitem__, index, substitute, broken)
 
 
 def training_batches(

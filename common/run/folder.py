@@ -71,7 +71,6 @@ _LATER_SETTINGS = {
     "optim.ema": None,
     "data.resize_with": "pillow",
     "data.partner_noise": 0.0,
-    "data.partners_drawn": "every_batch",
     "optim.warmup_from": 0.0,
     "method.two_views": False,
     "method.causal_text": False,
@@ -87,6 +86,8 @@ def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
     for name, value in _LATER_SETTINGS.items():  # runs from before the setting keep their key
         if content.get(name) == value:
             content.pop(name, None)
+    if "data.partner_noise" not in content:
+        content.pop("data.partners_drawn", None)
     # in the key though a run may go on with another one: a launch may say it, and the results are two
     content["precision"] = precision_of(config.run)
     content["initial_weights"] = initial_fingerprints(config)
