@@ -629,7 +629,7 @@ def _second_walk(
     inputs: _Inputs, sums: _WalkSums, gradient: torch.Tensor, needed: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
     """Gradients of images, texts, logit scale and the geometry's parameters, where `needed`."""
-    # Weights of each process's rows and columns. Tiles take their logarithms, so that sign and size are left to the end:
+    # Weights of each process's rows and columns. Tiles take their logarithms, so sign and size are left to the end: the
     # weights are 1 where all processes have the same, and no logarithm is rounded.
     weights = gather_without_gradient(gradient[None]) / (2 * inputs.batch)
     unit = weights[weights.abs().argmax()]

@@ -35,7 +35,8 @@ CONTROLS = {  # questions of ours beside the claims
               for base in ("", one)}
 }  # fmt: skip
 WITH_NUMBERS = {
-    "oblique_topology": {f"C{n}" for n in (*range(1, 24), 31, 35)} - {"C4", "C18"} | {"C10-l2", "C5-order", "C6-own-rate", "C12-own-rate"},
+    "oblique_topology": {f"C{n}" for n in (*range(1, 24), 31, 35)} - {"C4", "C18"}
+    | {"C10-l2", "C5-order", "C6-own-rate", "C12-own-rate"},
     "geomm": {f"C{n}" for n in range(1, 15)} | MORE["geomm"],  # C15 to C17 are theorems and a drawing
     "euclip": {f"C{n}" for n in (*range(1, 10), 12, 13, 15, 16, 17, 18, 23)},
     "contrastive_basics": {"C25"},
