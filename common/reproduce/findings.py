@@ -39,10 +39,10 @@ class Findings:
     values: Mapping[tuple[str, str], Sequence[float]]
     chance: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    intervals: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     rows_are_runs: bool = False
     measured_on: str | Mapping[str, str] = ""
     guess: str = Column.guess
+    intervals: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
 
 
 def write_findings(command: Command, paper: str, findings: Findings, runs: Mapping[str, list[RowRun]] = {}) -> Table:
