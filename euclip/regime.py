@@ -27,7 +27,7 @@ from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import Job, PaperCode, RowRun, measured_once
 from common.reproduce.side_by_side import train_side_by_side
-from common.run.log import read_log
+from common.run.log import read_log, recall_at_1, validated_recall
 from euclip.distributions import Sample, mean_norm, training_sample
 from euclip.loaded_rows import load_run
 from euclip.stability import STARTS, finished, start_at
@@ -46,9 +46,7 @@ ROOT_NORM_WITHOUT = (0.0, 0.6)  # twice the printed 0.302
 ROOT_NORM_WITH = (0.6, 2.5)  # half and twice the printed 1.235
 RECALL_BELOW_COSINE = 1.0  # points of R@1 that a row without entailment may lose
 CONES = (0.3, 0.8)  # K of the reported shares
-NUM_PICTURES = (
-    1000  # of the training set, drawn; their mean is off by 3 % of the embeddings' spread, at a fifth of the cost
-)
+NUM_PICTURES = 1000  # of the training set, drawn; their mean is off by 3 % of the embeddings' spread
 VALIDATIONS = 8  # points of a curve
 
 COLUMNS = {
@@ -170,16 +168,11 @@ def measure(run: RowRun, command: Command) -> dict[str, float]:
     if "entailment_loss" in lines[0]:
         ends = {"entailment_start": lines[0], "entailment_end": lines[-1]}
         numbers |= {name: line["entailment_loss"] for name, line in ends.items()}
-    return {**numbers, "recall": recall(run)}
+    return {**numbers, "recall": _recall(run)}
 
 
-def recall(run: RowRun) -> float:
-    """R@1 on the first test set, mean of both directions, in percent."""
-    return _recall_at_1(run.evaluations["test"]["metrics"])
-
-
-def _recall_at_1(metrics: Mapping[str, float]) -> float:
-    return 50 * (metrics["i2t_recall_at_1"] + metrics["t2i_recall_at_1"])
+def _recall(run: RowRun) -> float:
+    return recall_at_1(run.evaluations["test"]["metrics"])
 
 
 @torch.no_grad()
@@ -224,7 +217,7 @@ def regime_of_rows(
     """
     entailed = [row for row in runs if row.endswith("euclip")]
     plain = [row for row in runs if row == "euclidean_squared"]
-    cosine = [{"recall": math.fsum(map(recall, seeds)) / len(seeds)} for row, seeds in runs.items() if row == "clip"]
+    cosine = [{"recall": math.fsum(map(_recall, seeds)) / len(seeds)} for row, seeds in runs.items() if row == "clip"]
     numbers = {row: [measure(run, command) for run in runs[row]] for row in [*entailed, *plain]}
     kept = ("root_norm", "image_distance", "text_distance", "entailment_start")
     values = {
@@ -305,7 +298,6 @@ def _recall_by_step(seeds: Sequence[RowRun]) -> list[tuple[int, list[float]]]:
     """(step, R@1 on validation images of each seed), mean of both directions in percent, where all seeds have one."""
     by_step: dict[int, list[float]] = {}
     for run in seeds:
-        for line in read_log(run.files.log):
-            if line["event"] == "evaluate" and "i2t_recall_at_1" in line["metrics"]:
-                by_step.setdefault(line["step"], []).append(_recall_at_1(line["metrics"]))
+        for step, value in validated_recall(run.files.log):
+            by_step.setdefault(step, []).append(value)
     return sorted((step, values) for step, values in by_step.items() if len(values) == len(seeds))

@@ -82,3 +82,14 @@ def embed_batch(encoder: Encoder, images: torch.Tensor, token_ids: torch.Tensor)
     size = encoder.batch_size
     image_embeddings = torch.cat([encoder.model.encode_image(part) for part in images.split(size)])
     return image_embeddings, torch.cat([encoder.model.encode_text(part) for part in token_ids.split(size)])
+
+
+def random_batches(config: Config, encoder: Encoder, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Embeddings of images and texts of random training batches, of the run's size and drawn by its seed.
+
+    Fewer than `count` where the training set has not as many whole batches.
+    """
+    size = config.optim.global_batch_size
+    sides = embed_batch(encoder, *training_batch(config, encoder, count * size, drawn_by=config.run.seed))
+    whole = len(sides[0]) // size * size
+    return list(zip(*(side[:whole].split(size) for side in sides)))

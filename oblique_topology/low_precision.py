@@ -23,11 +23,12 @@ from common.reproduce.rows import PaperCode, RowRun, measured_once
 from common.reproduce.tables import train_rows, trained_on
 from common.run.log import read_log
 from common.tiled import tiled_contrastive_loss
-from oblique_topology.loaded_rows import embed_batch, trained_model, training_batch
+from oblique_topology.loaded_rows import random_batches, trained_model
+from oblique_topology.temperature import row_of
 
 DECIDES = "evaluation"
 
-TRAINED = "ablation_sphere_264.yaml"
+TRAINED = row_of("sphere")
 FIXED = "ablation_sphere_fixed.yaml"
 MULTIPLIERS = (1, 10, 100, 1000)  # of the gradient's error
 TRAINED_AT = (1, 10, 100)  # of the runs
@@ -129,20 +130,10 @@ def low_precision(command: Command, code: PaperCode) -> list[Table]:
 def errors_of(run: RowRun) -> dict[str, float]:
     """<product>_<multiplier> -> mean error over random training batches, in percent."""
     config, encoder = trained_model(run)
-    size = config.optim.global_batch_size
-    images, texts = embed_batch(encoder, *training_batch(config, encoder, BATCHES * size, drawn_by=run.seed))
-    geometry = encoder.model.geometry
-    starts = range(0, len(images) - size + 1, size)
+    batches, geometry = random_batches(config, encoder, BATCHES), encoder.model.geometry
     return {
         f"{product}_{multiplier}": 100
-        * float(
-            np.mean(
-                [
-                    gradient_error(images[at : at + size], texts[at : at + size], geometry, multiplier, value == "true")
-                    for at in starts
-                ]
-            )
-        )
+        * float(np.mean([gradient_error(*batch, geometry, multiplier, value == "true") for batch in batches]))
         for product, value in PRODUCTS.items()
         for multiplier in MULTIPLIERS
     }

@@ -26,19 +26,13 @@ from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun, measured_once
 from common.reproduce.tables import stand_in_for, train_rows, trained_on
 from oblique_topology.equilibrium import balance, loss_minimising
-from oblique_topology.loaded_rows import embed_batch, trained_model, training_batch
-from oblique_topology.temperature import log_temperatures
+from oblique_topology.loaded_rows import random_batches, trained_model
+from oblique_topology.temperature import TOPOLOGIES, log_temperatures, row_of
 
 DECIDES = "evaluation"
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.5)
 SHARES_OF_SCENES = (0.0, 0.2, 0.5)  # a run on scenes takes ten times as long
-TOPOLOGIES = {  # key -> config, label
-    "sphere": ("ablation_sphere_264.yaml", "Sphere"),
-    "oblique": ("ablation_oblique_264.yaml", "Ob(64, 8), inner product"),
-    "geodesic": ("ablation_geodesic_264.yaml", "Ob(64, 8), geodesic"),
-    "euclidean": ("ablation_euclidean_264.yaml", "Euclidean"),
-}
 KINDS = {  # key -> settings, title of the panel; without wrong pairs the first is the run of Tables 3 and 6
     "drawn": ((), "partners drawn in every batch"),
     "fixed": (("data.partners_drawn=once",), "memorisation: a fixed shuffle"),
@@ -71,7 +65,7 @@ class Noise(NamedTuple):
 
     @property
     def label(self) -> str:
-        return f"{TOPOLOGIES[self.topology][1]}, {KINDS[self.kind][1]}, {self.share:.0%}"
+        return f"{TOPOLOGIES[self.topology]}, {KINDS[self.kind][1]}, {self.share:.0%}"
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -97,7 +91,7 @@ def rows_of(scale: str) -> dict[str, Noise]:
 def noise(command: Command, code: PaperCode) -> list[Table]:
     """The final multiplier by the share of wrong pairs, its four steps judged by Holm's rule, and the figure."""
     rows = rows_of(command.scale)
-    configs = {key: TOPOLOGIES[row.topology][0] for key, row in rows.items()}
+    configs = {key: row_of(row.topology) for key, row in rows.items()}
     runs = train_rows(command, code, configs, {key: row.settings for key, row in rows.items()})
     if not is_main_process():
         return []
@@ -146,14 +140,11 @@ def numbers_of(run: RowRun, share: float) -> dict[str, float | None]:
 def of_batches(run: RowRun, share: float) -> dict[str, float | None]:
     """Mean over random training batches of the multipliers of lowest cross-entropy and of balance, clean and noisy."""
     config, encoder = trained_model(run)
-    size = config.optim.global_batch_size
-    images, texts = embed_batch(encoder, *training_batch(config, encoder, BATCHES * size, drawn_by=run.seed))
     draws = torch.Generator().manual_seed(derive_key("noisy batches", run.seed))
     numbers: dict[str, list[float | None]] = {}
-    for start in range(0, len(images) - size + 1, size):
-        batch = slice(start, start + size)
-        similarity = encoder.model.geometry.similarity(images[batch], texts[batch]).cpu().double()
-        wrong = shuffled_texts(size, share, draws)
+    for images, texts in random_batches(config, encoder, BATCHES):
+        similarity = encoder.model.geometry.similarity(images, texts).cpu().double()
+        wrong = shuffled_texts(len(images), share, draws)
         for name, matrix in (("clean", similarity), ("noisy", similarity[:, wrong])):
             numbers.setdefault(f"optimal_{name}", []).append(loss_minimising(matrix))
             numbers.setdefault(f"balance_{name}", []).append(balance(matrix, "mean"))
@@ -219,7 +210,7 @@ def holm_notes(series: Series) -> list[str]:
         signs = {np.sign(change) for change, _ in steps}
         is_strict = len(signs) == 1 and 0 not in signs and all(p < 0.05 for _, p in steps)
         verdict = ("falls" if -1 in signs else "rises") if is_strict else "is not shown to be monotone"
-        title = f"{TOPOLOGIES[topology][1]}, {KINDS[kind][1]}"
+        title = f"{TOPOLOGIES[topology]}, {KINDS[kind][1]}"
         notes.append(f"{title}: the final multiplier {verdict} (steps with Holm-adjusted p: {shown}).")
     return notes
 
@@ -227,7 +218,7 @@ def holm_notes(series: Series) -> list[str]:
 def _panels(series: Series) -> list[Curves]:
     def curves(kind: str) -> dict[str, list[tuple[float, Sequence[float]]]]:
         return {
-            TOPOLOGIES[topology][1]: [(100 * share, values) for share, values in points]
+            TOPOLOGIES[topology]: [(100 * share, values) for share, values in points]
             for (of_kind, topology), points in series.items()
             if of_kind == kind
         }

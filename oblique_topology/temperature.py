@@ -22,7 +22,19 @@ DECIDES = "evaluation"
 
 EPOCHS = 15  # of the paper's runs
 RELATIVE_CHANGE = 0.02
+TOPOLOGIES = {  # of the rows of Table 3 that learn the temperature, see `row_of`
+    "sphere": "Sphere",
+    "geodesic": "Ob(64, 8), geodesic",
+    "oblique": "Ob(64, 8), inner product",
+    "euclidean": "Euclidean",
+}
+STARTS = {"264": "e^2.64", "531": "e^5.31", "0": "e^0"}  # in the order of Figure 4's colours: blue, orange, green
 SMALLEST = 0.1  # |t| below which the rule waits
+
+
+def row_of(topology: str, start: str = "264") -> str:
+    """The config of a row by keys of TOPOLOGIES and STARTS."""
+    return f"ablation_{topology}_{start}.yaml"
 
 
 def log_temperatures(run: RowRun) -> tuple[np.ndarray, np.ndarray]:

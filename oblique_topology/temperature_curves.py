@@ -13,11 +13,10 @@ from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import Runs, train_rows, trained_on
-from oblique_topology.temperature import EPOCHS, log_temperatures, steps_of_rest
+from oblique_topology.temperature import EPOCHS, STARTS, log_temperatures, steps_of_rest
 
 DECIDES = "nothing"
 
-STARTS = ("e^2.64", "e^5.31", "e^0")  # in the order of the figure's colours: blue, orange, green
 COLUMNS = {
     "final_t": ("final t", "log units", None),
     "final_multiplier": ("final multiplier e^t", "multiplier", None),
@@ -33,7 +32,9 @@ def figure4(command: Command, code: PaperCode) -> list[Table]:
     printed = code.printed("table3")["rows"]
     places = {row["method"]: tuple(row["method"].rsplit(", ", 1)) for row in printed}  # -> topology, start
     configs = {
-        row["method"]: row["config"] for row in printed if "config" in row and places[row["method"]][1] in STARTS
+        row["method"]: row["config"]
+        for row in printed
+        if "config" in row and places[row["method"]][1] in STARTS.values()
     }
     runs = train_rows(command, code, configs)
     if not is_main_process():
@@ -43,7 +44,7 @@ def figure4(command: Command, code: PaperCode) -> list[Table]:
             topology,
             "step (optimiser updates)",
             "t = ln(multiplier)",
-            {f"start at {start}": curve_of(runs[f"{topology}, {start}"]) for start in STARTS},
+            {f"start at {start}": curve_of(runs[f"{topology}, {start}"]) for start in STARTS.values()},
         )
         for topology in dict.fromkeys(places[method][0] for method in runs)
     ]

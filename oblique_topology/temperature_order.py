@@ -20,15 +20,14 @@ from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
-from common.reproduce.rows import PaperCode, RowRun
+from common.reproduce.rows import PaperCode
 from common.reproduce.tables import train_rows, trained_on
-from common.run.log import read_log
-from oblique_topology.temperature import log_temperatures
+from common.run.log import validated_recall
+from oblique_topology.temperature import STARTS, TOPOLOGIES, log_temperatures, row_of
 
 DECIDES = "nothing"
 
-TOPOLOGIES = {"sphere": "Sphere", "oblique": "Ob(64, 8), inner product"}
-STARTS = {"264": "e^2.64", "531": "e^5.31", "0": "e^0"}
+COMPARED = {key: TOPOLOGIES[key] for key in ("sphere", "oblique")}
 SPREAD = 0.1  # of its first value
 EVERY = {"smoke": 1}  # steps between evaluations; 20 at other scales
 COLUMNS = {
@@ -79,25 +78,12 @@ def half_of_best(points: Sequence[tuple[float, float]]) -> float:
     return float(next(step for step, value in points if value >= best / 2))
 
 
-def recalls_of(run: RowRun) -> list[tuple[float, float]]:
-    """(step, mean R@1 of both directions in percent) of every evaluation during training."""
-    records = [record for record in read_log(run.files.log) if record["event"] == "evaluate"]
-    directions = ("i2t_recall_at_1", "t2i_recall_at_1")
-    return [
-        (record["step"], 100 * float(np.mean([record["metrics"][direction] for direction in directions])))
-        for record in records
-        if directions[0] in record["metrics"]
-    ]
-
-
 def temperature_order(command: Command, code: PaperCode) -> list[Table]:
     """s_T, s_R and the rise of t for each topology, and both courses as curves."""
     if not command.runs_at(("smoke", "demo", "photos_scratch", "paper"), "there the representations are given"):
         return []
     every = EVERY.get(command.scale, 20)
-    configs = {
-        f"{topology}_{start}": f"ablation_{topology}_{start}.yaml" for topology in TOPOLOGIES for start in STARTS
-    }
+    configs = {f"{topology}_{start}": row_of(topology, start) for topology in COMPARED for start in STARTS}
     # a folder of their own: how often a run is evaluated makes no other run, and those of Table 3 are rarely evaluated
     apart = replace(command, output=command.output / "temperature_order")
     settings = (f"run.evaluate_every={every}", "run.log_every=1")
@@ -106,13 +92,13 @@ def temperature_order(command: Command, code: PaperCode) -> list[Table]:
         return []
     values: dict[tuple[str, str], list[float]] = {}
     panels = []
-    for topology, label in TOPOLOGIES.items():
+    for topology, label in COMPARED.items():
         if any(f"{topology}_{start}" not in runs for start in STARTS):  # left out by ROWS
             continue
         by_seed = list(zip(*(runs[f"{topology}_{start}"] for start in STARTS)))
         logs = [[log_temperatures(run) for run in of_seed] for of_seed in by_seed]
         numbers = [
-            order_of_runs(of_seed[0][0], [t for _, t in of_seed], [recalls_of(run) for run in of_runs])
+            order_of_runs(of_seed[0][0], [t for _, t in of_seed], [validated_recall(run.files.log) for run in of_runs])
             for of_seed, of_runs in zip(logs, by_seed)
         ]
         values |= {(topology, column): [getattr(of_seed, column) for of_seed in numbers] for column in COLUMNS}
@@ -122,7 +108,7 @@ def temperature_order(command: Command, code: PaperCode) -> list[Table]:
             of_t[f"start at {name}"] = [
                 (float(step), [float(of_seed[place][1][at]) for of_seed in logs]) for at, step in enumerate(steps)
             ]
-            recalls = [recalls_of(run) for run in runs[f"{topology}_{start}"]]
+            recalls = [validated_recall(run.files.log) for run in runs[f"{topology}_{start}"]]
             of_recall[f"start at {name}"] = [
                 (step, [of_run[at][1] for of_run in recalls]) for at, (step, _) in enumerate(recalls[0])
             ]
@@ -139,7 +125,7 @@ def temperature_order(command: Command, code: PaperCode) -> list[Table]:
         measured_on="the training log",
         protocol=f"t of every step; R@1 of validation pairs every {every} steps",
         settings={"rows": configs, "evaluate_every": every, "spread": SPREAD, "logit_scale_rate": rate},
-        rows=TOPOLOGIES,
+        rows=COMPARED,
         columns=COLUMNS,
         values=values,
         notes=[

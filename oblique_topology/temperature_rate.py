@@ -16,18 +16,11 @@ from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import stand_in_for, train_rows, trained_on
-from oblique_topology.temperature import EPOCHS, converged_step, log_temperatures
+from oblique_topology.temperature import EPOCHS, STARTS, TOPOLOGIES, converged_step, log_temperatures, row_of
 from oblique_topology.temperature_curves import curve_of
 
 DECIDES = "nothing"
 
-TOPOLOGIES = {
-    "sphere": "Sphere",
-    "geodesic": "Ob(64, 8), geodesic",
-    "oblique": "Ob(64, 8), inner product",
-    "euclidean": "Euclidean",
-}
-STARTS = {"264": "e^2.64", "531": "e^5.31", "0": "e^0"}
 RATES = (1, 10, 100)
 # chosen by: hand, so that t moves as far at rate 1 as in the paper's runs
 SETTINGS = {
@@ -73,7 +66,7 @@ def temperature_rate(command: Command, code: PaperCode) -> list[Table]:
     if not command.runs_at(tuple(SETTINGS), "there a run of so many steps takes hours"):
         return []
     rows = rows_of(command.scale)
-    configs = {key: f"ablation_{topology}_{start}.yaml" for key, (topology, start, _) in rows.items()}
+    configs = {key: row_of(topology, start) for key, (topology, start, _) in rows.items()}
     settings = {key: (*SETTINGS[command.scale], f"optim.logit_scale_rate={rate}") for key, (_, _, rate) in rows.items()}
     runs = train_rows(command, code, configs, settings)
     if not is_main_process():

@@ -74,6 +74,9 @@ def test_in_every_batch_this_share_of_the_images_has_the_caption_of_another_one(
         assert sum(changed) == count
     if share == 0.5:
         assert len({tuple(wrong(step)) for step in noisy}) == STEPS
+        # by place, too: no batch repeats the exchange of the one before
+        places = [tuple(one != other for one, other in zip(*steps)) for steps in zip(clean, noisy)]
+        assert len(set(places)) > STEPS / 2
         chosen = Counter(image for step in noisy for image, _ in wrong(step))
         assert len(chosen) > 0.8 * SIZE  # 1 - 0.5^3 on average
 

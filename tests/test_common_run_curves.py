@@ -1,5 +1,6 @@
 """curves.png of a run: what is drawn, when, and that no failure to draw ends the training."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from common.data.pairs import open_training_pairs
 from common.run import curves
 from common.run.folder import RunFiles
 from common.run.guards import NonFiniteLoss
-from common.run.log import read_log
+from common.run.log import read_log, recall_at_1, validated_recall
 from oblique_topology.config import Config
 from oblique_topology.train import train
 
@@ -173,3 +174,15 @@ print({{"matplotlib.pyplot", "torch"}} & sys.modules.keys())
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["True", "set()"]
+
+
+def test_validated_recall_is_the_mean_of_both_directions_of_each_validation_of_pairs(tmp_path):
+    both = {"i2t_recall_at_1": 0.2, "t2i_recall_at_1": 0.5}
+    lines = [
+        {"event": "train", "step": 1, "loss": 1.0},
+        {"event": "evaluate", "step": 2, "metrics": {"acc1": 0.9}},
+        {"event": "evaluate", "step": 4, "metrics": both},
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert validated_recall(tmp_path / "log.jsonl") == [(4, pytest.approx(35))]
+    assert recall_at_1(both) == pytest.approx(35)

@@ -420,3 +420,22 @@ def test_a_second_derivative_and_a_changed_input_are_refused_not_wrong():
             changed.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+@pytest.mark.parametrize(
+    "geometry", [Sphere(), Euclidean(squared=False), Hyperbolic(8, squared=True)], ids=lambda g: g.name
+)
+def test_a_weight_of_the_loss_and_its_sign_are_those_of_every_gradient(geometry):
+    generator = torch.Generator().manual_seed(0)
+    images, texts = (torch.randn(12, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    leaves = [images, texts, torch.tensor(3.0, dtype=torch.float64)]
+
+    def gradients(weight):
+        of_sides = [leaf.clone().requires_grad_() for leaf in leaves]
+        sides = geometry.embed_image(of_sides[0]), geometry.embed_text(of_sides[1])
+        loss = weight * tiled_contrastive_loss(*sides, geometry, of_sides[2], tile=5)
+        return torch.autograd.grad(loss, [*of_sides, *geometry.parameters()])
+
+    for one, other in zip(gradients(1.0), gradients(-2.0), strict=True):
+        torch.testing.assert_close(other, -2 * one)
+        assert one.abs().max() > 0

@@ -444,6 +444,7 @@ def test_a_gain_is_the_difference_of_two_rows_with_the_spread_that_pictures_and_
     of_seed = random.normal(0, 0.1, seeds)
     hits = {name: random.random((1, pictures)) + 0.3 + of_seed[:, None] for name in rows}
     values = {(name, "mean_recall"): [100 * of_run.mean() for of_run in hits[name]] for name in rows}
+    values |= {("cosine", "validation_recall"): [50.0] * seeds, ("cosine_x0.3", "validation_recall"): [51.0] * seeds}
     runs = {
         name: [SimpleNamespace(hits={"test": {"mean_recall": [[hit] for hit in of_run]}}) for of_run in hits[name]]
         for name in rows
@@ -457,6 +458,8 @@ def test_a_gain_is_the_difference_of_two_rows_with_the_spread_that_pictures_and_
     half = 1.959964 * math.sqrt(math.fsum((value - mean) ** 2 for value in z) / (pictures - 1) / pictures)
     assert gained.values["knn_local_st", "as_soft"] == pytest.approx([mean] * seeds)
     assert gained.intervals["knn_local_st", "as_soft"] == pytest.approx((mean - half, mean + half))
+    best = np.subtract(values["knn_local_st", "mean_recall"], values["cosine_x0.3", "mean_recall"])
+    assert gained.values["knn_local_st", "best_cosine"] == pytest.approx(best.tolist())  # by validation data
 
 
 def test_figures_of_a_run_are_those_of_its_log_and_of_its_validation(tmp_path):

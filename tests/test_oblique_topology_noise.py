@@ -11,8 +11,8 @@ from scipy import stats
 from common.geometry import Sphere
 from oblique_topology.equilibrium import mean_of
 from oblique_topology.low_precision import gradient_error
-from oblique_topology.noise import SHARES, TOPOLOGIES, Noise, holm, holm_notes, rows_of, series_of, steps_of
-from oblique_topology.temperature import converged_step
+from oblique_topology.noise import SHARES, Noise, holm, holm_notes, rows_of, series_of, steps_of
+from oblique_topology.temperature import TOPOLOGIES, converged_step
 from oblique_topology.temperature_order import half_of_best, order_of_runs
 from oblique_topology.temperature_rate import converged_or_end
 
@@ -90,6 +90,9 @@ def test_a_run_that_never_converges_counts_with_its_end():
     settling = 4 - 3 * np.exp(-steps / 20)
     assert converged_or_end(steps, settling, 5) == converged_step(steps, settling, 10.0, 5)
     assert converged_or_end(steps, 1 + steps, 5) == 149
+    late = 4 - 3 * np.exp(-np.maximum(0, steps - 30) / 20)  # still in the warm-up
+    assert converged_or_end(steps, late, 0) == 0
+    assert converged_or_end(steps, late, 31) > 60
 
 
 @pytest.mark.parametrize("multiplier", [1, 100])

@@ -388,7 +388,7 @@ def plan_of(table: Table, earlier: Sequence[Table], planned: int = 0) -> tuple[i
         earlier: tables of any runs; one of the same runs, with two seeds or more, was a look at the result.
         planned: how many seeds are to decide in the end; it counts only before the first look.
     """
-    looks = [other for other in earlier if len(other.seeds) > 1 and _extends(table, other)]
+    looks = [other for other in earlier if _extends(table, other)]
     if not looks:
         return (len(table.seeds), planned) if planned > len(table.seeds) else ()
     first = min(looks, key=lambda look: len(look.seeds))
@@ -396,7 +396,7 @@ def plan_of(table: Table, earlier: Sequence[Table], planned: int = 0) -> tuple[i
 
 
 def _extends(table: Table, other: Table) -> bool:
-    """Whether a table has the numbers of the other one's runs, and perhaps of more. Constants are no sign."""
+    """Whether a table has the numbers of the other's runs, and perhaps of more. One seed or a constant is no sign."""
     cells = {(row.method, key): cell for row in table.rows for key, cell in row.ours.items() if cell is not None}
     return any(
         then

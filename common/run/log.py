@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,20 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             if any(lines[number:]):
                 raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
     return records
+
+
+def recall_at_1(metrics: Mapping[str, float]) -> float:
+    """R@1 in percent, mean of both directions."""
+    return 50 * (metrics["i2t_recall_at_1"] + metrics["t2i_recall_at_1"])
+
+
+def validated_recall(path: Path) -> list[tuple[int, float]]:
+    """(step, `recall_at_1` on validation pairs) of each validation in a log."""
+    return [
+        (record["step"], recall_at_1(record["metrics"]))
+        for record in read_log(path)
+        if record["event"] == "evaluate" and "i2t_recall_at_1" in record["metrics"]
+    ]
 
 
 def _line(record: dict[str, Any]) -> bytes:
