@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from common.base.files import read_repository_yaml
 from common.evaluation.retrieval import Positives, recall_at_k, retrieval_metrics, retrieval_ranks
 from common.geometry import Sphere, inner_product_similarity, unit
 from common.info_nce import contrastive_loss, info_nce, symmetric_info_nce
@@ -298,7 +299,8 @@ def test_the_printed_numbers_have_the_sums_that_were_computed_by_hand():
             values = [PRINTED.numbers[cell] for cell in PRINTED.numbers if cell.row == row and data in cell.column]
             assert len(values) == 6
             assert sum(values) == pytest.approx(total)
-    missing = [cell.column for cell, number in PRINTED.numbers.items() if number is None and cell.row == "FLAVA"]
+    beyond = {row["method"] for row in read_repository_yaml(PAPER / "paper_tables.yaml")["tables"]["table1"]["beyond"]}
+    missing = [cell.column for cell, number in PRINTED.numbers.items() if number is None and cell.row not in beyond]
     assert missing == [f"{data}_{way}_r10" for data in ("coco", "flickr") for way in ("i2t", "t2i")]
 
 
