@@ -50,6 +50,7 @@ BYTES_AT_ONCE = {
     "hyperbolic": 51,
     "hyperbolic_squared": 66,
 }
+WITH_KERNEL = ("sphere", "euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared")  # in Triton
 BATCH = dict.fromkeys(GEOMETRIES, 16_384) | {"oblique_geodesic": 8_192}
 # of a tiled loss; the oblique geodesic distance takes m arc cosines a pair, and goes through autograd
 TIMES_THE_PRODUCTS = dict.fromkeys(GEOMETRIES, 1.4) | {"oblique_geodesic": 10.0}
@@ -70,16 +71,18 @@ def random_embeddings(geometry: Geometry, batch: int, device: str = "cpu") -> li
     return sides
 
 
-def loss_step(name: str, batch: int, tile: int, device: str = "cpu") -> Callable[[], None]:
+def loss_step(name: str, batch: int, tile: int, device: str = "cpu", kernel: str = "torch") -> Callable[[], None]:
     """The loss of a geometry and its gradients, again and again; tile 0 = at once."""
     geometry = GEOMETRIES[name]().to(device)
     sides = random_embeddings(geometry, batch, device)
     scale = torch.tensor(10.0, device=device, requires_grad=True)
 
     def step() -> None:
-        geometry_loss(*sides, geometry, scale, tile=tile).backward()
+        geometry_loss(*sides, geometry, scale, tile=tile, kernel=kernel).backward()
         for leaf in (*sides, scale, *geometry.parameters()):
             leaf.grad = None
+        if device == "cuda":
+            torch.cuda.synchronize()
 
     return step
 
@@ -168,11 +171,12 @@ def loss_time(name: str, quick: bool, folder: Path) -> Comparison:
     )
 
 
-def loss_limit(name: str, quick: bool, folder: Path) -> Comparison:
+def loss_limit(name: str, quick: bool, folder: Path, device: str = "cpu") -> Comparison:
     """The tiled loss over its bare matrix products: one forward, one to form a tile again, two for the gradients."""
-    batch, tile = (512, 64) if quick else (BATCH[name], TILE)
-    x, y, x_gradient, y_gradient = torch.randn(4, batch, DIM)
-    logits = torch.empty(tile, tile)
+    needs(device)
+    batch, tile = (512, 64) if quick else (BATCH[name], TILE if device == "cpu" else GPU_TILE)
+    x, y, x_gradient, y_gradient = torch.randn(4, batch, DIM, device=device)
+    logits = torch.empty(tile, tile, device=device)
 
     def products() -> None:
         for columns, column_gradient in zip(y.split(tile), y_gradient.split(tile)):
@@ -181,17 +185,39 @@ def loss_limit(name: str, quick: bool, folder: Path) -> Comparison:
                 torch.mm(rows, columns.T, out=logits)
                 torch.mm(logits, columns, out=row_gradient)
                 torch.mm(logits.T, rows, out=column_gradient)
+        if device == "cuda":
+            torch.cuda.synchronize()
 
     return Comparison(
-        f"InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}: tiles of {tile} / bare products, 8 B^2 d "
-        "operations",
+        f"InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}, {device}: tiles of {tile} / bare products, "
+        "8 B^2 d operations",
         "time",
         TIMES_THE_PRODUCTS[name],
         batch,
-        loss_step(name, batch, tile),
+        loss_step(name, batch, tile, device),
         products,
         most_repeats=3,
     )
+
+
+def loss_kernel(name: str, quick: bool, folder: Path) -> Comparison:
+    """The Triton kernels over the tiles of torch operations, both in float32, on a CUDA device."""
+    needs("cuda")
+    batch, tile = (512, 64) if quick else (BATCH[name], GPU_TILE)
+    return Comparison(
+        f"InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}, cuda, float32: Triton kernels / tiles of {tile}",
+        "time",
+        1.0,
+        batch,
+        loss_step(name, batch, tile, "cuda", "triton"),
+        loss_step(name, batch, tile, "cuda"),
+    )
+
+
+def needs(device: str) -> None:
+    """Raises Skipped if the device is CUDA and there is none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Skipped("no CUDA device")
 
 
 def loss_memory_in_budget(name: str, batch: int, quick: bool, folder: Path) -> Comparison:
@@ -276,8 +302,7 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
             Triton kernels, which are then compared with the tiles.
         batch: B.
     """
-    if not torch.cuda.is_available():
-        raise Skipped("no CUDA device")
+    needs("cuda")
     batch, tile = (256, 64) if quick else (batch, GPU_TILE)
     images, texts = random_embeddings(Sphere(), batch, "cuda")
     scale = torch.tensor(10.0, device="cuda", requires_grad=True)
@@ -334,6 +359,8 @@ LOSS_BENCHMARKS = {
     "loss_gpu_32768": partial(loss_gpu, "matmul", 32_768),
     "loss_gpu_131072": partial(loss_gpu, "matmul", 131_072),
     "loss_gpu_32768_plain": partial(loss_gpu, "plain", 32_768),
-    "loss_triton": partial(loss_gpu, "triton", 32_768),
+    "loss_gpu_32768_triton": partial(loss_gpu, "triton", 32_768),
     "loss_gpu_32768_open_clip": partial(loss_gpu, "open_clip", 32_768),
+    **{f"loss_kernel_gpu_{name}": partial(loss_kernel, name) for name in WITH_KERNEL},
+    **{f"loss_limit_gpu_{name}": partial(loss_limit, name, device="cuda") for name in GEOMETRIES},
 }
