@@ -632,7 +632,7 @@ def _second_walk(
     # Weights of each process's rows and columns. Tiles take their logarithms, so sign and size are left to the end: the
     # weights are 1 where all processes have the same, and no logarithm is rounded.
     weights = gather_without_gradient(gradient[None]) / (2 * inputs.batch)
-    unit = weights[weights.abs().argmax()]
+    unit = weights.take(weights.abs().argmax())  # an index would wait for the device
     weights = weights / torch.where(unit == 0, 1, unit)
     local_weight = weights[rank()]
     # the same scalars as starts of a graph, which leads to operands and multipliers

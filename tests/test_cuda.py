@@ -25,7 +25,7 @@ from geomm.train import CODE
 
 DEVICE = "cuda"
 fake_cuda = sys.modules.get("fake_cuda")
-GRAPH = ["start.row=", "method.queue_size=24"]  # a graph from the third step on
+GRAPH = ["start.row=", "method.queue_size=24"]
 ROWS = {  # a row of every method -> settings
     "oblique_topology/configs/table2_multi.yaml": [],
     "euclip/configs/table4_euclip.yaml": [],
@@ -130,17 +130,22 @@ def test_a_row_of_each_method_trains_and_evaluates(row, trained, tmp_path, monke
     """In float32 and bfloat16. In a step without a log line the host waits for the device once.
 
     Steps that build a graph, order an epoch, validate or save are apart. Mined pairs size the batch of MAFA's fusion,
-    so there it waits once more.
+    so there it waits once more. The clusters of a graph change by the last bit of a feature, and with them the loss by
+    percents, on a CPU as well: rows with one are compared before it, and their graphs above, in float64.
     """
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its convolutions round to 10 bits
     expected = trained(row, tmp_path / "cpu", cpu=True)
     assert len(expected) == STEPS
     bf16 = trained(row, tmp_path / "bf16", "run.mixed_precision=bf16")
     assert bf16[0] == pytest.approx(expected[0], rel=0.05)
     assert (tmp_path / "bf16" / "evaluation.json").exists()
-    works = watched_steps(monkeypatch) if fake_cuda else []
-    assert trained(row, tmp_path / "float32", f"run.log_every={STEPS}") == pytest.approx(expected[-1:], rel=2e-3)
+    compared = slice(2 if "_geo" in row else STEPS)
+    float32 = trained(row, tmp_path / "float32")
+    assert float32[compared] == pytest.approx(expected[compared], rel=2e-3, abs=1e-5)
     if fake_cuda:
-        (plain,) = works[3:4]
+        works = watched_steps(monkeypatch)
+        trained(row, tmp_path / "watched", f"run.log_every={STEPS}")
+        plain = works[3]
         assert plain.num_waits <= (2 if "mafa" in row else 1), plain.waits
         assert plain.num_kernels > 100
 
