@@ -327,10 +327,10 @@ class _InnerProducts(_Comparison):
     def compare(self, x: _Side, y: _Side, multipliers: _Side) -> _Tile:
         (images,), (texts,) = x.values, y.values
 
-        def add_product_(total: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-            return total.add_(_bf16_matmul(first, second)) if self.bf16 else total.addmm_(first, second)
+        add_product_ = _bf16_addmm_ if self.bf16 else torch.Tensor.addmm_
 
         def pull_back(residuals: torch.Tensor) -> None:
+            residuals = residuals.bfloat16() if self.bf16 else residuals  # once for both products
             if x.gradients is not None:
                 add_product_(x.gradients[0], residuals, texts)
             if y.gradients is not None:
@@ -824,3 +824,11 @@ def _bf16_matmul(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     if first.device.type == "cuda":
         return torch.mm(first, second, out_dtype=torch.float32)
     return first.float() @ second.float()  # the same: float32 holds products of bfloat16 exactly
+
+
+def _bf16_addmm_(total: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Adds `_bf16_matmul` to a float32 matrix in place."""
+    first, second = first.bfloat16(), second.bfloat16()
+    if first.device.type == "cuda":
+        return torch.addmm(total, first, second, out_dtype=torch.float32, out=total)
+    return total.addmm_(first.float(), second.float())

@@ -186,21 +186,43 @@ def padded(dim: int) -> int:
     return max(16, triton.next_power_of_2(dim))
 
 
-def blocks(kernel: triton.JITFunction, width: int, is_half: bool) -> dict[str, int]:
-    """Sizes of blocks and launch options: no spills, and shared memory that fits compute capability 8.0 and 9.0.
+# Compute capability 9.0 and vectors of 512 numbers: rows, columns, numbers of a vector at once, warps, stages of loads.
+HOPPER = {  # kernel, factors of 16 bits
+    ("sums", True): (128, 32, 512, 8, 2),
+    ("gradients", True): (64, 32, 512, 8, 2),
+    ("sums", False): (64, 64, 16, 8, 2),
+    ("gradients", False): (32, 32, 16, 8, 2),
+}
 
-    Chosen from what compiling for both reports (tests/test_common_triton.py), not from timings.
+
+def blocks(kernel: triton.JITFunction, width: int, is_half: bool, capability: int) -> dict[str, int]:
+    """Sizes of blocks and launch options: no spills, and shared memory that the device has.
+
+    Chosen from what compiling for 8.0 and 9.0 reports (tests/test_common_triton.py), HOPPER from timings as well.
 
     Args:
         width: of the vectors, `padded`.
         is_half: factors of 16 bits, for tensor cores; else float32.
+        capability: of the device, 80 for 8.0.
     """
+    name = "sums" if kernel is sums_kernel else "gradients"
+    if capability == 90 and width == 512:
+        rows, columns, at_once, warps, stages = HOPPER[name, is_half]
+        return {"BM": rows, "BN": columns, "BK": at_once, "num_warps": warps, "num_stages": stages}
     if is_half:
-        sizes = {"BM": 128 if kernel is sums_kernel else 64, "BN": 32 if width > 256 else 64, "BK": width}
+        sizes = {"BM": 128 if name == "sums" else 64, "BN": 32 if width > 256 else 64, "BK": width}
     else:
-        side = 64 if kernel is sums_kernel else 32
+        side = 64 if name == "sums" else 32
         sizes = {"BM": side, "BN": side, "BK": 16}
     return sizes | {"num_warps": 8, "num_stages": 2}
+
+
+def _capability(tensor: torch.Tensor) -> int:
+    """Of the tensor's device; of a CPU, where the kernels are interpreted, 80."""
+    if not tensor.is_cuda:
+        return 80
+    major, minor = torch.cuda.get_device_capability(tensor.device)
+    return 10 * major + minor
 
 
 Operands = tuple[torch.Tensor, ...]  # vectors (batch, dim), and offsets (batch,) unless it is an inner product
@@ -229,7 +251,8 @@ class PairKernels:
         for start in range(0, len(rows), ROWS_AT_ONCE):
             at = slice(start, start + ROWS_AT_ONCE)
             part = tuple(operand[at] for operand in x)
-            num_blocks = triton.cdiv(len(part[0]), blocks(sums_kernel, x[0].shape[1], self.is_half)["BM"])
+            sizes = blocks(sums_kernel, x[0].shape[1], self.is_half, _capability(x[0]))
+            num_blocks = triton.cdiv(len(part[0]), sizes["BM"])
             of_blocks = rows.new_empty(num_blocks, len(y[0]))
             self._launch(sums_kernel, part, y, multipliers, (rows[at], of_blocks), shift + start)
             of_part = of_blocks.logsumexp(0)
@@ -262,7 +285,7 @@ class PairKernels:
     def _launch(self, kernel, x: Operands, y: Operands, multipliers: Operands, tensors: Operands, shift: int) -> None:
         (vectors, *offsets), (other_vectors, *other_offsets) = x, y
         width, unused = vectors.shape[1], [vectors]
-        sizes = blocks(kernel, width, self.is_half)
+        sizes = blocks(kernel, width, self.is_half, _capability(vectors))
         with torch.cuda.device_of(vectors):
             kernel[(triton.cdiv(len(vectors), sizes["BM"]),)](
                 vectors, other_vectors, *(offsets or unused), *(other_offsets or unused), *(multipliers or unused),

@@ -103,7 +103,7 @@ def test_a_traced_formula_is_the_torch_formula_on_every_chord(name):
 
 def compiled(kernel, capability, is_half, width, geometry, folder):
     """The kernel for a target, and what its code takes: (registers, stack, local bytes)."""
-    kernels, sizes = pair_kernels(geometry, width, is_half), blocks(kernel, width, is_half)
+    kernels, sizes = pair_kernels(geometry, width, is_half), blocks(kernel, width, is_half, capability)
     options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
     constants = {"D": width, "COUPLING": kernels.coupling, "FORMULA": kernels.formula, **sizes}
     types = dict.fromkeys(kernel.arg_names, "*fp32") | dict.fromkeys(("n", "m", "shift"), "i32")

@@ -48,6 +48,8 @@ ROWS = {  # a row of every method -> settings
     "geomm/configs/vision_moco_v2_geo.yaml": ["method.queue_size=24"],
     "geomm/configs/vision_swav_geo.yaml": [],
 }
+# random draws on the device, whose generator is another on a GPU: masked patches, negatives for matching
+DRAWS = ("flip", "albef", "tcl", "mafa")
 STEPS = 5  # the third one builds a graph, the fourth one is plain
 FEW = [f"optim.steps={STEPS}", "run.log_every=1", "run.evaluate_every=0", "run.save_every=0"]
 
@@ -141,7 +143,8 @@ def test_a_row_of_each_method_trains_and_evaluates(row, trained, tmp_path, monke
     assert (tmp_path / "bf16" / "evaluation.json").exists()
     compared = slice(2 if "_geo" in row else STEPS)
     float32 = trained(row, tmp_path / "float32")
-    assert float32[compared] == pytest.approx(expected[compared], rel=2e-3, abs=1e-5)
+    draws_elsewhere = not fake_cuda and any(name in row for name in DRAWS)
+    assert float32[compared] == pytest.approx(expected[compared], rel=0.05 if draws_elsewhere else 2e-3, abs=1e-5)
     if fake_cuda:
         works = watched_steps(monkeypatch)
         trained(row, tmp_path / "watched", f"run.log_every={STEPS}")

@@ -97,7 +97,7 @@ def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
 
 
 def precision_of(run: RunConfig) -> str:
-    """Precision of the towers as Accelerate names it: "no" is float32 (a CUDA device multiplies convolutions in TF32, as torch does)."""
+    """Precision of the towers as Accelerate names it: "no" is float32, of convolutions on CUDA torch's default TF32."""
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     check_precision(f"ACCELERATE_MIXED_PRECISION = {launched!r}", launched)
     if run.mixed_precision == "auto":

@@ -155,7 +155,8 @@ void count(const std::string& name, const c10::FunctionSchema& schema, const std
   for (size_t i = 0; i < arguments.size() && !allocates; i++) {
     const auto* alias = schema.arguments()[i].alias_info();
     bool writes = alias && alias->isWrite();
-    bool is_overwritten = writes && (name.find(".out") != std::string::npos || name == "aten::copy_" ||
+    bool is_overwritten = writes && (name.find(".out") != std::string::npos || name.find("_out") != std::string::npos ||
+                                     name == "aten::copy_" ||
                                      starts_with(name, "aten::fill_") || starts_with(name, "aten::zero_"));
     double times = writes && !is_overwritten ? 2 : 1;  // read and written
     if (name == "aten::gather" && i == 0) {  // it reads an entry for each index
@@ -282,6 +283,14 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     auto dtype = (*stack)[base + 2].toScalarType();
     torch::jit::drop(*stack, num_arguments);
     stack->push_back(at::mm(left.to(dtype), right.to(dtype)));
+  } else if (name == "aten::addmm.dtype_out") {
+    auto at = [&](size_t place) { return (*stack)[base + place]; };
+    auto dtype = at(3).toScalarType();
+    auto total = at(6).toTensor();
+    at::addmm_out(total, at(0).toTensor(), at(1).toTensor().to(dtype), at(2).toTensor().to(dtype), at(4).toScalar(),
+                  at(5).toScalar());
+    torch::jit::drop(*stack, num_arguments);
+    stack->push_back(total);
   } else {
     op.redispatchBoxed(c10::DispatchKeySet(any_sparse ? DispatchKey::SparseCsrCPU : DispatchKey::CPU), stack);
   }
