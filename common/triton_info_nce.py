@@ -188,10 +188,10 @@ def padded(dim: int) -> int:
 
 # Compute capability 9.0 and vectors of 512 numbers: rows, columns, numbers of a vector at once, warps, stages of loads.
 HOPPER = {  # kernel, factors of 16 bits
-    ("sums", True): (128, 32, 512, 8, 2),
-    ("gradients", True): (64, 32, 512, 8, 2),
-    ("sums", False): (64, 64, 16, 8, 2),
-    ("gradients", False): (32, 32, 16, 8, 2),
+    ("sums", True): (128, 256, 64, 8, 3),
+    ("gradients", True): (64, 64, 512, 8, 2),
+    ("sums", False): (128, 128, 16, 8, 2),
+    ("gradients", False): (32, 32, 16, 4, 2),
 }
 
 
