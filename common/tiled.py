@@ -102,8 +102,8 @@ def tiled_contrastive_loss(
             float32. An inner product of unit vectors is then off by up to 0.004, a gradient by some parts in a
             thousand; partners are still compared in float32. Faster on CUDA only.
         kernel: "triton": Triton kernels compare the batch, and tiles only a queue; "auto": with bf16_product, where
-            they have the case; "torch": never. A process then holds the texts of all processes and their gradient, and column sums: a
-            number for each column and 64 or 128 rows, for at most 32,768 rows at once.
+            they have the case; "torch": never. A process then holds the texts of all processes and their gradient,
+            and column sums: a number for each column and 64 or 128 rows, for at most 32,768 rows at once.
     Returns:
         Scalar in nats: this process's share of the global loss.
     Raises:

@@ -197,9 +197,10 @@ HOPPER = {  # kernel, factors of 16 bits
 
 
 def blocks(kernel: triton.JITFunction, width: int, is_half: bool, capability: int) -> dict[str, int]:
-    """Sizes of blocks and launch options: no spills, and shared memory that the device has.
+    """Sizes of blocks and launch options, with shared memory that the device has.
 
-    Chosen from what compiling for 8.0 and 9.0 reports (tests/test_common_triton.py), HOPPER from timings as well.
+    For 8.0 chosen from what compiling reports: no register is spilt (tests/test_common_triton.py). HOPPER is the
+    fastest of some timed on an H200.
 
     Args:
         width: of the vectors, `padded`.
