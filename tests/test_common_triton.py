@@ -126,7 +126,7 @@ def compiled(kernel, capability, is_half, width, geometry, folder):
 @pytest.mark.parametrize("capability", SHARED_MEMORY)
 @pytest.mark.parametrize("name", ["sums_kernel", "gradients_kernel"])
 def test_kernels_fit_the_device(name, capability, is_half, width, tmp_path, monkeypatch):
-    """float32 with the longest formula. Spilt registers lie in local memory; the timed sizes of 9.0 spill in float32."""
+    """float32 with the longest formula. Spilt registers lie in local memory; sizes timed for 9.0 spill in float32."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     geometry = Sphere() if is_half else Hyperbolic(width, squared=True)
     kernel = getattr(triton_info_nce, name)
