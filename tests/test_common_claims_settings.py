@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from refusals import refused
 from scipy import stats
-from test_common_claims import A_X, B_X, cell, entry, folder_with, load, table
+from test_common_claims import A_X, B_X, cell, entry, experiment, folder_with, load, table
 
 from common.base.provenance import ROOT
 from common.report.claims.decide import DEPENDS, FAILS, HOLDS, UNDECIDED, our_cells, seeds_for
@@ -168,6 +168,17 @@ def test_seeds_beside_the_plan_decide_nothing_beyond_what_the_first_ones_decided
     assert verdict_of(tmp_path, more, expression=expression) == verdict_of(tmp_path, first, expression=expression)
     assert verdict_of(tmp_path, replace(more, plan=()), expression=expression).verdict == HOLDS
     assert "the first 3 decide" in line_below(more)
+
+
+@pytest.mark.parametrize(("plan", "verdict"), [((), HOLDS), ((6, 9), UNDECIDED), ((3,), UNDECIDED)])
+def test_an_experiment_decides_with_the_seeds_of_the_table_that_shows_it(tmp_path, plan, verdict):
+    values = with_p(0.03, 6)
+    shown = replace(of_seeds(values, plan), table_id="memory")
+    measured = experiment(seeds=range(6), values={"v": values, "w": [0.0] * 6})
+    claim = 'experiment["memory"]["v"] > 50 + experiment["memory"]["w"]'
+    content = entry(None, kind="experiment", no_numbers="a figure", measured=claim)
+    folder = folder_with(tmp_path, json.dumps({"claims": [content]}))
+    assert judge(folder, [shown], [measured]).judged[0].measured[0].verdict == verdict
 
 
 def test_the_plan_is_written_with_the_first_seeds_and_an_extension_without_one_is_marked():

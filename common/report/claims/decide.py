@@ -279,8 +279,10 @@ def _by_value(margin: Margin, value: float, unit: str, data: tuple[str, ...] = (
 
 def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dict[str, dict[Cell, OurCell]]:
     """Our numbers of one paper by scale and reference. Where several tables hold a cell, that with the most seeds
-    counts, of equal ones the last; a number of the paper never does."""
+    counts, of equal ones the last; a number of the paper never does. An experiment decides with the seeds of the table
+    that shows it."""
     every = []
+    deciding = {(table.table_id, table.scale, tuple(table.seeds)): table.deciding for table in tables}
     for table in tables:
         untrained = {row.method: row.training.failure for row in table.rows if row.training is not None}
         count, error = table.deciding
@@ -291,12 +293,14 @@ def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dic
                 cell = OurCell(number, column.unit, table.data, row, rows, untrained.get(row, ""), error)
                 every.append((table.scale, Cell(table.table_id, row, column.key), cell))
     for experiment in experiments:
+        shown_as = experiment.name, experiment.scale, experiment.seeds
+        count, error = deciding.get(shown_as, (len(experiment.seeds), ERROR))
         columns: dict[str, dict[str, Measured]] = {}
         for key in experiment.values:
             row, column = experiment.row_of(key)
             rows = columns.setdefault(column, {}) if column else {}
-            rows[row] = experiment.measured(key)
-            cell = OurCell(rows[row], experiment.units.get(key, ""), experiment.data, row, rows)
+            rows[row] = _of_seeds(experiment.measured(key), experiment.seeds[:count])
+            cell = OurCell(rows[row], experiment.units.get(key, ""), experiment.data, row, rows, error=error)
             every.append((experiment.scale, Cell(EXPERIMENT, experiment.name, key), cell))
     ours: dict[str, dict[Cell, OurCell]] = {scale: {} for scale in SCALES}
     for scale, cell, number in sorted(every, key=lambda entry: len(entry[2].number.seeds)):  # the last of equals stays
