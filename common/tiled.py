@@ -5,9 +5,8 @@ pass walks again, forms each tile once more and adds up its part of the gradient
     products        2 B^2 d forward, 2 B^2 d to form the tiles again, 4 B^2 d for both gradients: 8 B^2 d in all
                     (with distillation the keys' tiles too, twice: 12 B^2 d)
     memory          embeddings, their gradients, some vectors of length B, some matrices of one tile
-A tile is a function of operands, which cost O(d) an embedding; autograd goes through them once, after the second walk.
-Inside a tile the gradients of inner products and of each `ChordGeometry` are formulas. All other geometries go through
-autograd there, too.
+A tile is a function of operands (tile.py), which cost O(d) an embedding; autograd goes through them once, after the
+second walk.
 Partners are compared by the geometry's `paired_similarity`, which keeps the digits of close pairs, and all others by
 its `similarity` or its chords. The partners' values are written over the diagonal. In float32 the products of a tile
 are as good for the gradients of an inner product's partners, which stay in it.
@@ -26,21 +25,28 @@ up. A loop without DDP must average them itself.
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from operator import methodcaller
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.func import functional_call
 
 from common.distributed import gather_without_gradient, rank, world_size
-from common.geometry import ChordGeometry, Geometry
+from common.geometry import Geometry
 from common.info_nce import Distillation, QueuedPairs, check_geometry, check_pairs, contrastive_loss
 from common.query_sums import Block, Direction, QuerySums, part_of, residuals
 from common.sharded import whole
+from common.tile import (
+    TILE,
+    Comparison,
+    Side,
+    add_gradients_,
+    add_to_totals,
+    comparison_of,
+    gradients_by,
+    require_gradients,
+)
 from common.vectors import at_least_float32, full_precision, one_matrix
 
 if TYPE_CHECKING:
@@ -49,7 +55,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 KERNELS = ("torch", "auto", "triton")
 KERNEL_TARGETS = ((8, 0), (9, 0))  # compute capabilities for which the tests compile the Triton kernels
-TILE = 512  # rows and columns: on a CPU a tile stays in the cache; a GPU wants 4096 or more
 
 
 def geometry_loss(
@@ -127,13 +132,13 @@ def tiled_contrastive_loss(
         )
     parameters = [whole(parameter) for parameter in geometry.parameters()]
     scalars = tuple(scalar.detach() for scalar in (logit_scale, *parameters))
-    comparison = _comparison(geometry, scalars, bf16_product)
+    comparison = comparison_of(geometry, scalars, bf16_product)
     alpha = 0.0 if distillation is None else distillation.alpha
     inputs = _Inputs(
         images=image_embeddings.detach(),
         texts=text_embeddings.detach(),
         comparison=comparison,
-        multipliers=_Side.of(comparison.multipliers(), needs_gradient=False),
+        multipliers=Side.of(comparison.multipliers(), needs_gradient=False),
         ids=ids,
         queue=queue,
         alpha=alpha,
@@ -161,242 +166,6 @@ class _TiledContrastiveLoss(torch.autograd.Function):
         _ = ctx.saved_tensors  # raises if one of them was changed in place since the forward pass
         with full_precision(ctx.inputs.images):
             return (None, *_second_walk(ctx.inputs, ctx.sums, gradient, ctx.needs_input_grad[1:]))
-
-
-# How a tile is compared
-
-
-@dataclass(frozen=True)
-class _Side:
-    """Rows, columns or scalars that a tile is a function of, without graph.
-
-    gradients: their sums over tiles, added in place; None = constants. Those of scalars are float64, as the terms of
-        many tiles cancel in them.
-    """
-
-    values: tuple[torch.Tensor, ...]
-    gradients: tuple[torch.Tensor, ...] | None = None
-
-    @classmethod
-    def of(cls, values: Iterable[torch.Tensor], needs_gradient: bool, dtype: torch.dtype | None = None) -> "_Side":
-        """dtype: of the gradients; None = that of the values."""
-        values = tuple(value.detach() for value in values)
-        return cls(values, tuple(torch.zeros_like(value, dtype=dtype) for value in values) if needs_gradient else None)
-
-    def __getitem__(self, rows: slice) -> "_Side":
-        gradients = None if self.gradients is None else tuple(gradient[rows] for gradient in self.gradients)
-        return _Side(tuple(value[rows] for value in self.values), gradients)
-
-
-_Pullback = Callable[[torch.Tensor], None]  # residuals of a tile -> None; adds to the gradients of its sides
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """All pairs of some rows and columns.
-
-    logits: gives them. add_to_: adds them to a matrix in place. The residuals of pull_back may be overwritten.
-    """
-
-    logits: Callable[[], torch.Tensor]
-    add_to_: Callable[[torch.Tensor], torch.Tensor]
-    pull_back: _Pullback
-
-    @property
-    def T(self) -> "_Tile":  # as of a tensor
-        return _Tile(
-            lambda: self.logits().T,
-            lambda matrix: self.add_to_(matrix.T).T,
-            lambda residuals: self.pull_back(residuals.T),
-        )
-
-
-class _Methods(nn.Module):
-    """A geometry's methods in the form whose parameters `functional_call` can replace by other tensors."""
-
-    def __init__(self, geometry: Geometry) -> None:
-        super().__init__()
-        self.geometry = geometry
-
-    def forward(self, method: methodcaller) -> object:
-        return method(self.geometry)
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """Through the geometry's `similarity`, with autograd in every tile.
-
-    scalars: the logit scale, then the values of the geometry's parameters, at which its methods are called.
-    """
-
-    methods: _Methods
-    scalars: tuple[torch.Tensor, ...]
-
-    def call(self, method: str, *arguments: torch.Tensor) -> object:
-        names = [name for name, _ in self.methods.named_parameters()]
-        return functional_call(self.methods, dict(zip(names, self.scalars[1:])), (methodcaller(method, *arguments),))
-
-    def paired_logits(self, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-        """Of row k of both; differentiable."""
-        return self.scalars[0] * self.call("paired_similarity", images, texts)
-
-    def operands(self, embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...]:
-        """What tiles are made of, each (batch, ...); differentiable."""
-        return (at_least_float32(embeddings),)
-
-    def multipliers(self) -> tuple[torch.Tensor, ...]:
-        """Scalars that act inside a tile; differentiable."""
-        return self.scalars
-
-    @property
-    def takes_partners(self) -> bool:
-        """Whether a tile's gradients are as good for partners as `paired_similarity`; then `pull_back_operands_`."""
-        return False
-
-    def operand_factor(self) -> torch.Tensor | None:
-        """By which tiles leave it to the second walk to multiply the operands' gradients; None = 1."""
-        return None
-
-    def compare(self, x: _Side, y: _Side, multipliers: _Side) -> _Tile:
-        """Of rows x and columns y."""
-        sides = x, y, multipliers
-        leaves = [
-            [value.detach().requires_grad_(side.gradients is not None) for value in side.values] for side in sides
-        ]
-        (images,), (texts,), scalars = leaves
-        with torch.enable_grad():
-            logits = scalars[0] * replace(self, scalars=tuple(scalars)).call("similarity", images, texts)
-        trained = [
-            (leaf, total)
-            for side, values in zip(sides, leaves)
-            if side.gradients is not None
-            for leaf, total in zip(values, side.gradients)
-        ]
-        values = logits.detach()
-        return _Tile(
-            lambda: values,
-            lambda matrix: matrix.add_(values),
-            lambda residuals: _add_gradients_([(logits, residuals)], trained),
-        )
-
-    def compare_queries(self, is_text: bool, queries: _Side, candidates: _Side, multipliers: _Side) -> _Tile:
-        """(queries, candidates), of image queries against texts or text queries against images."""
-        if is_text:
-            return self.compare(candidates, queries, multipliers).T
-        return self.compare(queries, candidates, multipliers)
-
-
-@dataclass(frozen=True)
-class _InnerProducts(_Comparison):
-    """logit_scale x . y. The scale multiplies the texts, and not the tile.
-
-    bf16: multiply in bfloat16, and add in float32.
-    """
-
-    bf16: bool
-
-    def operands(self, embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...]:
-        vectors = at_least_float32(embeddings).flatten(1)
-        return (self.scalars[0] * vectors if is_text else vectors,)
-
-    def multipliers(self) -> tuple[torch.Tensor, ...]:
-        return ()
-
-    @property
-    def takes_partners(self) -> bool:
-        return not self.bf16
-
-    def pull_back_operands_(
-        self,
-        embeddings: torch.Tensor,
-        is_text: bool,
-        gradient: torch.Tensor,
-        factor: torch.Tensor,
-        scalars: list[tuple[torch.Tensor, torch.Tensor]],
-    ) -> None:
-        """Makes the operands' gradient, times the factor, that of the embeddings, and adds that of the logit scale."""
-        if not is_text:
-            gradient.mul_(factor)
-            return
-        for rows, part in zip(embeddings.split(TILE), gradient.split(TILE)):
-            scalars[0][1].add_(
-                factor * torch.linalg.vecdot(part, rows.flatten(1).to(part.dtype)).sum(dtype=torch.float64)
-            )
-        gradient.mul_(factor * self.scalars[0])
-
-    def compare(self, x: _Side, y: _Side, multipliers: _Side) -> _Tile:
-        (images,), (texts,) = x.values, y.values
-
-        add_product_ = _bf16_addmm_ if self.bf16 else torch.Tensor.addmm_
-
-        def pull_back(residuals: torch.Tensor) -> None:
-            residuals = residuals.bfloat16() if self.bf16 else residuals  # once for both products
-            if x.gradients is not None:
-                add_product_(x.gradients[0], residuals, texts)
-            if y.gradients is not None:
-                add_product_(y.gradients[0], residuals.T, images)
-
-        return _Tile(
-            lambda: (_bf16_matmul if self.bf16 else torch.mm)(images, texts.T),
-            lambda matrix: add_product_(matrix, images, texts.T),
-            pull_back,
-        )
-
-
-@dataclass(frozen=True)
-class _Chords(_Comparison):
-    """scale * distance(q), with the chords q and the slope of the distance as `ChordGeometry` defines them."""
-
-    @property
-    def geometry(self) -> ChordGeometry:
-        return self.methods.geometry
-
-    def operands(self, embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...]:
-        return self.call("chord_factors", embeddings)
-
-    def multipliers(self) -> tuple[torch.Tensor, ...]:
-        return (-self.scalars[0] * self.call("distance_unit"),)
-
-    def operand_factor(self) -> torch.Tensor:
-        return self.multipliers()[0].detach()
-
-    def compare(self, x: _Side, y: _Side, multipliers: _Side) -> _Tile:
-        (vectors, offsets), (other_vectors, other_offsets), (scale,) = x.values, y.values, multipliers.values
-        coupling = self.geometry.coupling
-        if coupling:  # a + b (1 + coupling a)
-            chords = torch.addcmul(offsets[:, None], 1 + coupling * offsets[:, None], other_offsets)
-        else:
-            chords = torch.add(offsets[:, None], other_offsets)
-        chords.addmm_(vectors, other_vectors.T, alpha=-1)
-        needs_gradient = x.gradients is not None or y.gradients is not None
-        distances, inverse_slopes = self.geometry.distance_of_chords(chords, needs_gradient)
-
-        def pull_back(residuals: torch.Tensor) -> None:
-            if multipliers.gradients is not None:
-                multipliers.gradients[0].add_(distances.mul_(residuals).sum(dtype=torch.float64))
-            if not needs_gradient:
-                return
-            by_chords = residuals.div_(inverse_slopes)
-            if x.gradients is not None:
-                x.gradients[0].addmm_(by_chords, other_vectors, alpha=-1)
-                x.gradients[1].addmv_(by_chords, 1 + coupling * other_offsets)
-            if y.gradients is not None:
-                y.gradients[0].addmm_(by_chords.T, vectors, alpha=-1)
-                y.gradients[1].addmv_(by_chords.T, 1 + coupling * offsets)
-
-        is_constant = multipliers.gradients is None  # then nothing needs the distances later
-        return _Tile(
-            lambda: distances.mul_(scale) if is_constant else distances * scale,
-            lambda matrix: matrix.addcmul_(distances, scale),
-            pull_back,
-        )
-
-
-def _comparison(geometry: Geometry, scalars: tuple[torch.Tensor, ...], bf16_product: bool) -> _Comparison:
-    """The fastest way that the geometry offers."""
-    if geometry.is_inner_product:
-        return _InnerProducts(_Methods(geometry), scalars, bf16_product)
-    return (_Chords if isinstance(geometry, ChordGeometry) else _Comparison)(_Methods(geometry), scalars)
 
 
 def _kernels_for(
@@ -458,8 +227,8 @@ class _Inputs:
 
     images: torch.Tensor
     texts: torch.Tensor
-    comparison: _Comparison
-    multipliers: _Side
+    comparison: Comparison
+    multipliers: Side
     ids: torch.Tensor | None
     queue: QueuedPairs | None
     alpha: float
@@ -513,7 +282,7 @@ class _Inputs:
             return None
         return Block(slice(first - rows.start, last - rows.start), slice(before + first, before + last))
 
-    def received(self, embeddings: torch.Tensor | None, texts: slice) -> _Side | None:
+    def received(self, embeddings: torch.Tensor | None, texts: slice) -> Side | None:
         """Operands of a tile's texts or text keys, on every process."""
         return None if embeddings is None else self.side(gather_without_gradient(embeddings[texts]), is_text=True)
 
@@ -521,15 +290,15 @@ class _Inputs:
         """Operands of the texts of all processes, in rank order."""
         return self.side(gather_without_gradient(self.texts), is_text=True).values
 
-    def side(self, embeddings: torch.Tensor, is_text: bool) -> _Side:
+    def side(self, embeddings: torch.Tensor, is_text: bool) -> Side:
         """Operands as constants."""
-        return _Side.of(self.comparison.operands(embeddings, is_text), needs_gradient=False)
+        return Side.of(self.comparison.operands(embeddings, is_text), needs_gradient=False)
 
-    def logits(self, queries: _Side, candidates: _Side, is_text: bool = False) -> torch.Tensor:
+    def logits(self, queries: Side, candidates: Side, is_text: bool = False) -> torch.Tensor:
         """Of constants."""
         return self.comparison.compare_queries(is_text, queries, candidates, self.multipliers).logits()
 
-    def pseudo_logits(self, rows: slice, candidates: _Side | None, is_text: bool = False) -> torch.Tensor | None:
+    def pseudo_logits(self, rows: slice, candidates: Side | None, is_text: bool = False) -> torch.Tensor | None:
         """Of the keys of some rows; None without distillation."""
         keys = self.text_keys if is_text else self.image_keys
         if keys is None:
@@ -643,7 +412,7 @@ def _second_walk(
     comparison = replace(inputs.comparison, scalars=leaves)
     with torch.enable_grad():
         scales = comparison.multipliers()
-    multipliers = _Side.of(scales, _require_gradients(scales), torch.float64)
+    multipliers = Side.of(scales, require_gradients(scales), torch.float64)
     factor = comparison.operand_factor()
     of_operands = unit if factor is None else unit * factor
 
@@ -656,11 +425,11 @@ def _second_walk(
     def totals(embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...] | None:
         """Zeros for the gradients of all operands; None if nothing that trains leads to them."""
         _, first = trained_operands(embeddings[:1], is_text)
-        if _require_gradients(first):
+        if require_gradients(first):
             return tuple(operand.new_zeros(len(embeddings), *operand.shape[1:]) for operand in first)
         return None
 
-    images = _Side(inputs.side(inputs.images, is_text=False).values, totals(inputs.images, is_text=False))
+    images = Side(inputs.side(inputs.images, is_text=False).values, totals(inputs.images, is_text=False))
     text_gradients = totals(inputs.texts, is_text=True)
     partner_residuals = torch.zeros_like(sums.partners)
     partners_in_tiles = comparison.takes_partners and inputs.kernels is None
@@ -672,9 +441,9 @@ def _second_walk(
     for tile_texts in inputs.column_tiles():
         texts, text_keys = (inputs.received(side, tile_texts) for side in (inputs.texts, inputs.text_keys))
         if world_size() == 1:
-            texts = _Side(texts.values, text_gradients and tuple(total[tile_texts] for total in text_gradients))
+            texts = Side(texts.values, text_gradients and tuple(total[tile_texts] for total in text_gradients))
         else:
-            texts = _Side.of(texts.values, text_gradients is not None)
+            texts = Side.of(texts.values, text_gradients is not None)
         at = slice(world_size() * tile_texts.start, world_size() * tile_texts.stop)
         column_weights = weights[:, None].expand(-1, tile_texts.stop - tile_texts.start).flatten()
         for rows in inputs.ranges(inputs.batch):
@@ -703,18 +472,18 @@ def _second_walk(
     for is_text, cols, embeddings in inputs.queue_tiles():
         with torch.enable_grad():
             operands = comparison.operands(embeddings, not is_text)
-        candidates = _Side.of(operands, _require_gradients(operands))
+        candidates = Side.of(operands, require_gradients(operands))
         for rows in inputs.ranges(inputs.batch):
             values = inputs.side(inputs.texts[rows], is_text).values if is_text else images[rows].values
             gradients = text_gradients if is_text else images.gradients
-            queries = _Side(values, gradients and tuple(part[rows] for part in gradients))
+            queries = Side(values, gradients and tuple(part[rows] for part in gradients))
             tile = comparison.compare_queries(is_text, queries, candidates, multipliers)
             direction = Direction(sums.texts if is_text else sums.images, rows, local_weight)
-            pseudo = inputs.pseudo_logits(rows, _Side(candidates.values), is_text)
+            pseudo = inputs.pseudo_logits(rows, Side(candidates.values), is_text)
             positive = inputs.queue_positives(rows, cols)
             tile.pull_back(residuals(tile, [direction], positive, pseudo))
         of_candidates = [of_operands * gradient for gradient in candidates.gradients or ()]
-        _add_gradients_(zip(operands, of_candidates), scalars)
+        add_gradients_(zip(operands, of_candidates), scalars)
 
     # through the operands, and for the partners through `paired_similarity`, whose value stands on the diagonal
     sides = ((inputs.images, images.gradients), (inputs.texts, text_gradients))
@@ -732,12 +501,12 @@ def _second_walk(
                 outputs = [(comparison.paired_logits(x, y), unit * partner_residuals[rows])]
             for operands, (_, gradients) in zip((x_operands, y_operands), sides):
                 outputs += zip(operands, (of_operands * gradient[rows] for gradient in gradients or ()))
-            parts = _gradients(outputs, [x, y, *(leaf for leaf, _ in scalars)])
+            parts = gradients_by(outputs, [x, y, *(leaf for leaf, _ in scalars)])
             for part, (_, gradients) in zip(parts, sides):
                 if part is not None:  # the first operand has the size of the embeddings: it makes room
                     gradients[0][rows] = part.view_as(gradients[0][rows])
-            _add(parts[2:], scalars)
-    _add_gradients_(zip(scales, (unit * total for total in multipliers.gradients or ())), scalars)
+            add_to_totals(parts[2:], scalars)
+    add_gradients_(zip(scales, (unit * total for total in multipliers.gradients or ())), scalars)
 
     totals = [gradients and gradients[0].view_as(side).to(side.dtype) for side, gradients in sides]
     totals += [total.to(leaf.dtype) for leaf, total in scalars]
@@ -747,9 +516,9 @@ def _second_walk(
 def _add_gradients_of_kernels_(
     inputs: _Inputs,
     sums: _WalkSums,
-    images: _Side,
+    images: Side,
     text_gradients: tuple[torch.Tensor, ...] | None,
-    multipliers: _Side,
+    multipliers: Side,
     weights: torch.Tensor,
     factor: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -777,37 +546,6 @@ def _add_gradients_of_kernels_(
     return weights[rank()] * sum(side.partner_residuals(everything, None) for side in (sums.images, sums.texts))
 
 
-def _require_gradients(tensors: Iterable[torch.Tensor]) -> bool:
-    return any(tensor.requires_grad for tensor in tensors)
-
-
-def _gradients(
-    outputs: Iterable[tuple[torch.Tensor, torch.Tensor]], leaves: list[torch.Tensor]
-) -> list[torch.Tensor | None]:
-    """What the gradients beside the outputs give for every leaf."""
-    outputs = [(output, gradient.to(output.dtype)) for output, gradient in outputs if output.requires_grad]
-    trained = [leaf for leaf in leaves if leaf.requires_grad]
-    if not outputs or not trained:
-        return [None] * len(leaves)
-    tensors, gradients = zip(*outputs)
-    parts = iter(torch.autograd.grad(tensors, trained, gradients, allow_unused=True))
-    return [next(parts) if leaf.requires_grad else None for leaf in leaves]
-
-
-def _add(parts: Iterable[torch.Tensor | None], leaves: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Adds to the total beside every leaf."""
-    for part, (_, total) in zip(parts, leaves):
-        if part is not None:
-            total += part
-
-
-def _add_gradients_(
-    outputs: Iterable[tuple[torch.Tensor, torch.Tensor]], leaves: list[tuple[torch.Tensor, torch.Tensor]]
-) -> None:
-    """Adds to the total beside every leaf what the gradients beside the outputs give for it."""
-    _add(_gradients(outputs, [leaf for leaf, _ in leaves]), leaves)
-
-
 def _transposed(matrix: torch.Tensor | None) -> torch.Tensor | None:
     return None if matrix is None else matrix.T
 
@@ -818,19 +556,3 @@ def _scattered_sum(rows: torch.Tensor) -> torch.Tensor:
     total = torch.empty_like(parts[0])
     dist.reduce_scatter(total, parts)
     return total
-
-
-def _bf16_matmul(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """A product with factors in bfloat16 and sums in float32."""
-    first, second = first.bfloat16(), second.bfloat16()
-    if first.device.type == "cuda":
-        return torch.mm(first, second, out_dtype=torch.float32)
-    return first.float() @ second.float()  # the same: float32 holds products of bfloat16 exactly
-
-
-def _bf16_addmm_(total: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Adds `_bf16_matmul` to a float32 matrix in place."""
-    first, second = first.bfloat16(), second.bfloat16()
-    if first.device.type == "cuda":
-        return torch.addmm(total, first, second, out_dtype=torch.float32, out=total)
-    return total.addmm_(first.float(), second.float())

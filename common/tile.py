@@ -1,0 +1,299 @@
+"""How the tiled loss compares some rows with some columns: logits, and the gradients of what they are made of.
+
+A tile is a function of operands, which cost O(d) an embedding. Inner products and every `ChordGeometry` have formulas;
+all other geometries go through autograd in every tile.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from operator import methodcaller
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from common.geometry import ChordGeometry, Geometry
+from common.vectors import at_least_float32
+
+TILE = 512  # rows and columns: on a CPU a tile stays in the cache; a GPU wants 8192
+
+
+@dataclass(frozen=True)
+class Side:
+    """Rows, columns or scalars that a tile is a function of, without graph.
+
+    gradients: their sums over tiles, added in place; None = constants. Those of scalars are float64, as the terms of
+        many tiles cancel in them.
+    """
+
+    values: tuple[torch.Tensor, ...]
+    gradients: tuple[torch.Tensor, ...] | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[torch.Tensor], needs_gradient: bool, dtype: torch.dtype | None = None) -> "Side":
+        """dtype: of the gradients; None = that of the values."""
+        values = tuple(value.detach() for value in values)
+        return cls(values, tuple(torch.zeros_like(value, dtype=dtype) for value in values) if needs_gradient else None)
+
+    def __getitem__(self, rows: slice) -> "Side":
+        gradients = None if self.gradients is None else tuple(gradient[rows] for gradient in self.gradients)
+        return Side(tuple(value[rows] for value in self.values), gradients)
+
+
+_Pullback = Callable[[torch.Tensor], None]  # residuals of a tile -> None; adds to the gradients of its sides
+
+
+@dataclass(frozen=True)
+class Tile:
+    """All pairs of some rows and columns.
+
+    logits: gives them. add_to_: adds them to a matrix in place. The residuals of pull_back may be overwritten.
+    """
+
+    logits: Callable[[], torch.Tensor]
+    add_to_: Callable[[torch.Tensor], torch.Tensor]
+    pull_back: _Pullback
+
+    @property
+    def T(self) -> "Tile":  # as of a tensor
+        return Tile(
+            lambda: self.logits().T,
+            lambda matrix: self.add_to_(matrix.T).T,
+            lambda residuals: self.pull_back(residuals.T),
+        )
+
+
+class _Methods(nn.Module):
+    """A geometry's methods in the form whose parameters `functional_call` can replace by other tensors."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        self.geometry = geometry
+
+    def forward(self, method: methodcaller) -> object:
+        return method(self.geometry)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Through the geometry's `similarity`, with autograd in every tile.
+
+    scalars: the logit scale, then the values of the geometry's parameters, at which its methods are called.
+    """
+
+    methods: _Methods
+    scalars: tuple[torch.Tensor, ...]
+
+    def call(self, method: str, *arguments: torch.Tensor) -> object:
+        names = [name for name, _ in self.methods.named_parameters()]
+        return functional_call(self.methods, dict(zip(names, self.scalars[1:])), (methodcaller(method, *arguments),))
+
+    def paired_logits(self, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+        """Of row k of both; differentiable."""
+        return self.scalars[0] * self.call("paired_similarity", images, texts)
+
+    def operands(self, embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...]:
+        """What tiles are made of, each (batch, ...); differentiable."""
+        return (at_least_float32(embeddings),)
+
+    def multipliers(self) -> tuple[torch.Tensor, ...]:
+        """Scalars that act inside a tile; differentiable."""
+        return self.scalars
+
+    @property
+    def takes_partners(self) -> bool:
+        """Whether a tile's gradients are as good for partners as `paired_similarity`; then `pull_back_operands_`."""
+        return False
+
+    def operand_factor(self) -> torch.Tensor | None:
+        """By which tiles leave it to the second walk to multiply the operands' gradients; None = 1."""
+        return None
+
+    def compare(self, x: Side, y: Side, multipliers: Side) -> Tile:
+        """Of rows x and columns y."""
+        sides = x, y, multipliers
+        leaves = [
+            [value.detach().requires_grad_(side.gradients is not None) for value in side.values] for side in sides
+        ]
+        (images,), (texts,), scalars = leaves
+        with torch.enable_grad():
+            logits = scalars[0] * replace(self, scalars=tuple(scalars)).call("similarity", images, texts)
+        trained = [
+            (leaf, total)
+            for side, values in zip(sides, leaves)
+            if side.gradients is not None
+            for leaf, total in zip(values, side.gradients)
+        ]
+        values = logits.detach()
+        return Tile(
+            lambda: values,
+            lambda matrix: matrix.add_(values),
+            lambda residuals: add_gradients_([(logits, residuals)], trained),
+        )
+
+    def compare_queries(self, is_text: bool, queries: Side, candidates: Side, multipliers: Side) -> Tile:
+        """(queries, candidates), of image queries against texts or text queries against images."""
+        if is_text:
+            return self.compare(candidates, queries, multipliers).T
+        return self.compare(queries, candidates, multipliers)
+
+
+@dataclass(frozen=True)
+class _InnerProducts(Comparison):
+    """logit_scale x . y. The scale multiplies the texts, and not the tile.
+
+    bf16: multiply in bfloat16, and add in float32.
+    """
+
+    bf16: bool
+
+    def operands(self, embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...]:
+        vectors = at_least_float32(embeddings).flatten(1)
+        return (self.scalars[0] * vectors if is_text else vectors,)
+
+    def multipliers(self) -> tuple[torch.Tensor, ...]:
+        return ()
+
+    @property
+    def takes_partners(self) -> bool:
+        return not self.bf16
+
+    def pull_back_operands_(
+        self,
+        embeddings: torch.Tensor,
+        is_text: bool,
+        gradient: torch.Tensor,
+        factor: torch.Tensor,
+        scalars: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """Makes the operands' gradient, times the factor, that of the embeddings, and adds that of the logit scale."""
+        if not is_text:
+            gradient.mul_(factor)
+            return
+        for rows, part in zip(embeddings.split(TILE), gradient.split(TILE)):
+            scalars[0][1].add_(
+                factor * torch.linalg.vecdot(part, rows.flatten(1).to(part.dtype)).sum(dtype=torch.float64)
+            )
+        gradient.mul_(factor * self.scalars[0])
+
+    def compare(self, x: Side, y: Side, multipliers: Side) -> Tile:
+        (images,), (texts,) = x.values, y.values
+
+        add_product_ = _bf16_addmm_ if self.bf16 else torch.Tensor.addmm_
+
+        def pull_back(residuals: torch.Tensor) -> None:
+            residuals = residuals.bfloat16() if self.bf16 else residuals  # once for both products
+            if x.gradients is not None:
+                add_product_(x.gradients[0], residuals, texts)
+            if y.gradients is not None:
+                add_product_(y.gradients[0], residuals.T, images)
+
+        return Tile(
+            lambda: (_bf16_matmul if self.bf16 else torch.mm)(images, texts.T),
+            lambda matrix: add_product_(matrix, images, texts.T),
+            pull_back,
+        )
+
+
+@dataclass(frozen=True)
+class _Chords(Comparison):
+    """scale * distance(q), with the chords q and the slope of the distance as `ChordGeometry` defines them."""
+
+    @property
+    def geometry(self) -> ChordGeometry:
+        return self.methods.geometry
+
+    def operands(self, embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...]:
+        return self.call("chord_factors", embeddings)
+
+    def multipliers(self) -> tuple[torch.Tensor, ...]:
+        return (-self.scalars[0] * self.call("distance_unit"),)
+
+    def operand_factor(self) -> torch.Tensor:
+        return self.multipliers()[0].detach()
+
+    def compare(self, x: Side, y: Side, multipliers: Side) -> Tile:
+        (vectors, offsets), (other_vectors, other_offsets), (scale,) = x.values, y.values, multipliers.values
+        coupling = self.geometry.coupling
+        if coupling:  # a + b (1 + coupling a)
+            chords = torch.addcmul(offsets[:, None], 1 + coupling * offsets[:, None], other_offsets)
+        else:
+            chords = torch.add(offsets[:, None], other_offsets)
+        chords.addmm_(vectors, other_vectors.T, alpha=-1)
+        needs_gradient = x.gradients is not None or y.gradients is not None
+        distances, inverse_slopes = self.geometry.distance_of_chords(chords, needs_gradient)
+
+        def pull_back(residuals: torch.Tensor) -> None:
+            if multipliers.gradients is not None:
+                multipliers.gradients[0].add_(distances.mul_(residuals).sum(dtype=torch.float64))
+            if not needs_gradient:
+                return
+            by_chords = residuals.div_(inverse_slopes)
+            if x.gradients is not None:
+                x.gradients[0].addmm_(by_chords, other_vectors, alpha=-1)
+                x.gradients[1].addmv_(by_chords, 1 + coupling * other_offsets)
+            if y.gradients is not None:
+                y.gradients[0].addmm_(by_chords.T, vectors, alpha=-1)
+                y.gradients[1].addmv_(by_chords.T, 1 + coupling * offsets)
+
+        is_constant = multipliers.gradients is None  # then nothing needs the distances later
+        return Tile(
+            lambda: distances.mul_(scale) if is_constant else distances * scale,
+            lambda matrix: matrix.addcmul_(distances, scale),
+            pull_back,
+        )
+
+
+def comparison_of(geometry: Geometry, scalars: tuple[torch.Tensor, ...], bf16_product: bool) -> Comparison:
+    """The fastest way that the geometry offers."""
+    if geometry.is_inner_product:
+        return _InnerProducts(_Methods(geometry), scalars, bf16_product)
+    return (_Chords if isinstance(geometry, ChordGeometry) else Comparison)(_Methods(geometry), scalars)
+
+
+def require_gradients(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether one of them does."""
+    return any(tensor.requires_grad for tensor in tensors)
+
+
+def gradients_by(
+    outputs: Iterable[tuple[torch.Tensor, torch.Tensor]], leaves: list[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """What the gradients beside the outputs give for every leaf."""
+    outputs = [(output, gradient.to(output.dtype)) for output, gradient in outputs if output.requires_grad]
+    trained = [leaf for leaf in leaves if leaf.requires_grad]
+    if not outputs or not trained:
+        return [None] * len(leaves)
+    tensors, gradients = zip(*outputs)
+    parts = iter(torch.autograd.grad(tensors, trained, gradients, allow_unused=True))
+    return [next(parts) if leaf.requires_grad else None for leaf in leaves]
+
+
+def add_to_totals(parts: Iterable[torch.Tensor | None], leaves: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Adds to the total beside every leaf."""
+    for part, (_, total) in zip(parts, leaves):
+        if part is not None:
+            total += part
+
+
+def add_gradients_(
+    outputs: Iterable[tuple[torch.Tensor, torch.Tensor]], leaves: list[tuple[torch.Tensor, torch.Tensor]]
+) -> None:
+    """Adds to the total beside every leaf what the gradients beside the outputs give for it."""
+    add_to_totals(gradients_by(outputs, [leaf for leaf, _ in leaves]), leaves)
+
+
+def _bf16_matmul(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """A product with factors in bfloat16 and sums in float32."""
+    first, second = first.bfloat16(), second.bfloat16()
+    if first.device.type == "cuda":
+        return torch.mm(first, second, out_dtype=torch.float32)
+    return first.float() @ second.float()  # the same: float32 holds products of bfloat16 exactly
+
+
+def _bf16_addmm_(total: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Adds `_bf16_matmul` to a float32 matrix in place."""
+    first, second = first.bfloat16(), second.bfloat16()
+    if first.device.type == "cuda":
+        return torch.addmm(total, first, second, out_dtype=torch.float32, out=total)
+    return total.addmm_(first.float(), second.float())
