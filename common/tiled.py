@@ -5,7 +5,7 @@ pass walks again, forms each tile once more and adds up its part of the gradient
     products        2 B^2 d forward, 2 B^2 d to form the tiles again, 4 B^2 d for both gradients: 8 B^2 d in all
                     (with distillation the keys' tiles too, twice: 12 B^2 d)
     memory          embeddings, their gradients, some vectors of length B, some matrices of one tile
-A tile is a function of operands (tile.py), which cost O(d) an embedding; autograd goes through them once, after the
+A tile is a function of operands (tile_comparison.py), which cost O(d) an embedding; autograd goes through them once, after the
 second walk.
 Partners are compared by the geometry's `paired_similarity`, which keeps the digits of close pairs, and all others by
 its `similarity` or its chords. The partners' values are written over the diagonal. In float32 the products of a tile
@@ -37,7 +37,7 @@ from common.geometry import Geometry
 from common.info_nce import Distillation, QueuedPairs, check_geometry, check_pairs, contrastive_loss
 from common.query_sums import Block, Direction, QuerySums, part_of, residuals
 from common.sharded import whole
-from common.tile import (
+from common.tile_comparison import (
     TILE,
     Comparison,
     Side,

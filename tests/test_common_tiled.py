@@ -11,7 +11,7 @@ from comparison import Comparison
 from hard_pairs import hard_pairs
 from test_info_nce_matrix import GEOMETRIES
 
-from common import tiled
+from common import tile_comparison, tiled
 from common.geometry import ChordGeometry, Sphere, squared_arccos, unit
 from common.info_nce import Distillation, QueuedPairs, contrastive_loss
 from common.oblique import Oblique
@@ -124,7 +124,9 @@ INNER = {"sphere": Sphere, "oblique": lambda: Oblique(4)}
 def by_autograd(monkeypatch):
     """Lets the tiled loss differentiate every geometry by autograd."""
     monkeypatch.setattr(
-        tiled, "_comparison", lambda geometry, scalars, _: tiled._Comparison(tiled._Methods(geometry), scalars)
+        tiled,
+        "comparison_of",
+        lambda geometry, scalars, _: tiled.Comparison(tile_comparison._Methods(geometry), scalars),
     )
 
 
