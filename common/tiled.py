@@ -5,8 +5,8 @@ pass walks again, forms each tile once more and adds up its part of the gradient
     products        2 B^2 d forward, 2 B^2 d to form the tiles again, 4 B^2 d for both gradients: 8 B^2 d in all
                     (with distillation the keys' tiles too, twice: 12 B^2 d)
     memory          embeddings, their gradients, some vectors of length B, some matrices of one tile
-A tile is a function of operands (tile_comparison.py), which cost O(d) an embedding; autograd goes through them once, after the
-second walk.
+A tile is a function of operands (tile_comparison.py), which cost O(d) an embedding; autograd goes through them once,
+after the second walk.
 Partners are compared by the geometry's `paired_similarity`, which keeps the digits of close pairs, and all others by
 its `similarity` or its chords. The partners' values are written over the diagonal. In float32 the products of a tile
 are as good for the gradients of an inner product's partners, which stay in it.
