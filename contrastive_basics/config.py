@@ -18,6 +18,8 @@ class MethodConfig:
 
     # one vector a side (Eq. 6-8); token by token (FILIP); one vector a side, every pair classified on its own (SigLIP)
     loss: Literal["in_batch", "late_interaction", "sigmoid"] = "in_batch"
+    # class_token: the class tokens of the last layers (Eq. 2 to 5); projection: CLIP's, of class and end token (N4)
+    embedding: Literal["projection", "class_token"] = "projection"
     targets: Literal["diagonal", "ids"] = "diagonal"  # ids: an image that is twice in a batch is no negative of itself
     queue_size: int = setting(0, at_least=0)  # pairs of past steps as further negatives, 0 = none
     group_size: int = setting(0, at_least=0)  # a query is compared within its group only, 0 = within the batch
@@ -33,7 +35,10 @@ class MethodConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.loss == "late_interaction":
-            values = {"targets": "diagonal", "queue_size": 0, "group_size": 0, "prompt_average": "scores"}
+            values = {
+                "embedding": "projection", "targets": "diagonal", "queue_size": 0, "group_size": 0,
+                "prompt_average": "scores",
+            }  # fmt: skip
             self._only(values, "method.loss = late_interaction")
         if self.loss == "sigmoid":
             values = {"targets": "diagonal", "queue_size": 0, "group_size": 0}
@@ -63,6 +68,8 @@ class Config:
 
     def __post_init__(self) -> None:
         check_patches(self.data, self.model)
+        if self.method.embedding == "class_token":
+            self._check_class_tokens()
         if self.method.loss != "in_batch" and self.optim.loss_tile:
             raise ValueError(
                 f"optim.loss_tile = {self.optim.loss_tile} with method.loss = {self.method.loss}, which has no tiled "
@@ -74,6 +81,21 @@ class Config:
                 f"method.group_size = {groups} with optim.global_batch_size = {batch} and optim.loss_tile = "
                 f"{self.optim.loss_tile}; expected: divisors of the batch, at least 2, and no tiles"
             )
+
+    def _check_class_tokens(self) -> None:
+        model = self.model
+        for name, value in (("image.width", model.image.width), ("text.width", model.text.width)):
+            if value != model.embedding_dim:
+                raise ValueError(
+                    f"model.{name} = {value} with method.embedding = class_token, which compares the towers' outputs; "
+                    f"expected: {model.embedding_dim}, as model.embedding_dim"
+                )
+        for name, layers in (("image", model.image.layers), ("text", model.text.layers)):
+            if not layers:
+                raise ValueError(
+                    f"model.{name}.layers = 0 with method.embedding = class_token; expected: at least 1, as a class "
+                    "token takes a transformer"
+                )
 
 
 @dataclass(frozen=True)

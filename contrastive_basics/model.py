@@ -2,7 +2,7 @@
 
 What differs from the chapter's text:
     1. the caption's vector is that of the end token, the image's that of the class token, and both pass a learned
-       projection before the normalisation (N4);
+       projection before the normalisation (N4); method.embedding=class_token compares both class tokens themselves;
     2. a logit scale 1/T multiplies the cosines (N1); Eq. 6 and 7 as printed have a fixed 1.
 """
 
@@ -11,7 +11,11 @@ from torch import nn
 
 from common.caption_lengths import up_to_first
 from common.data.tokenizer import Tokenizer
-from common.encoders.from_config import causal_text_transformer, vision_transformer
+from common.encoders.from_config import (
+    bidirectional_text_transformer,
+    causal_text_transformer,
+    vision_transformer,
+)
 from common.encoders.text import CausalTextTransformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
@@ -34,8 +38,11 @@ LOSS_OF = {  # of method.loss
 def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
     """Both towers with random weights; their attribute `memory` is the row's MomentumQueue, or None."""
     method = config.method
-    image_tower = vision_transformer(config.data, config.model)
-    text_tower = causal_text_transformer(config.data, config.model, tokenizer)
+    projected = method.embedding == "projection"
+    image_tower = vision_transformer(config.data, config.model, projected=projected)
+    # a class token in front of a caption sees its words without a causal mask only
+    of_text = causal_text_transformer if projected else bidirectional_text_transformer
+    text_tower = of_text(config.data, config.model, tokenizer, projected=projected)
     logit_scale = LogitScale.from_config(method)
     if method.loss == "late_interaction":
         towers = TwoTowers(PatchTokens(image_tower), WordTokens(text_tower), LateInteraction(), logit_scale)

@@ -70,6 +70,20 @@ def test_the_three_ways_with_the_temperature():
         assert isinstance(model.geometry, Sphere)
 
 
+def test_class_tokens_are_compared_as_they_leave_the_last_layer():
+    """Eq. 2 to 5. A bidirectional caption: its first token sees the last word."""
+    model = built(FOLDER / "configs" / "table1_class_tokens.yaml")
+    images = torch.rand(2, 3, 24, 24)
+    towers = model.image_tower, model.text_tower
+    expected = [tower.forward_tokens(inputs)[:, 0] for tower, inputs in zip(towers, (images, ids(CAPTIONS)))]
+    expected = [tokens / tokens.square().sum(dim=1, keepdim=True).sqrt() for tokens in expected]
+    for side, tokens in zip(model(images, ids(CAPTIONS))[:2], expected):
+        torch.testing.assert_close(side, tokens)
+    assert not [name for name, _ in model.named_parameters() if name.endswith("tower.projection")]
+    first, other = model.text_tower(ids(["a red circle", "a red square"]))
+    assert not torch.allclose(first, other)
+
+
 def test_a_caption_is_read_up_to_its_end_token():
     for row in (MAIN, LATE):
         model, tokens = built(row), ids(CAPTIONS)
@@ -183,6 +197,16 @@ def test_queue_and_momentum_encoder_are_part_of_the_models_state():
         (["method.targets=ids"], r"method\.targets = 'ids' with method\.loss = late_interaction; expected: diagonal"),
         (["method.prompt_average=embeddings"], r"method\.prompt_average = 'embeddings' .* expected: scores"),
         (["method.logit_scale_min=200"], r"logit_scale_min = 200.* is above method\.logit_scale_max = 100"),
+        (["method.embedding=class_token"], r"method\.embedding = 'class_token' with .*; expected: projection"),
+        (
+            [
+                "method.loss=in_batch",
+                "method.prompt_average=embeddings",
+                "method.embedding=class_token",
+                "model.embedding_dim=16",
+            ],
+            r"model\.image\.width = 32 with method\.embedding = class_token, .*; expected: 16",
+        ),
         (["method.loss=siglip"], r"method\.loss = 'siglip'; expected one of: .*in_batch.*late_interaction"),
         (["method.ema_momentum=0.5"], r"ema_momentum = 0\.5 with method\.queue_size = 0, .* expected: 0\.99"),
         (

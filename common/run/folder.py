@@ -74,6 +74,7 @@ _LATER_SETTINGS = {
     "optim.warmup_from": 0.0,
     "method.two_views": False,
     "method.causal_text": False,
+    "method.embedding": "projection",
 }
 
 
