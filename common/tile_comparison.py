@@ -7,6 +7,7 @@ all other geometries go through autograd in every tile.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from operator import methodcaller
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,6 +15,9 @@ from torch.func import functional_call
 
 from common.geometry import ChordGeometry, Geometry
 from common.vectors import at_least_float32
+
+if TYPE_CHECKING:
+    from common.triton_chords import ChordKernel
 
 TILE = 512  # rows and columns: on a CPU a tile stays in the cache; a GPU wants 8192
 
@@ -197,7 +201,12 @@ class _InnerProducts(Comparison):
 
 @dataclass(frozen=True)
 class _Chords(Comparison):
-    """scale * distance(q), with the chords q and the slope of the distance as `ChordGeometry` defines them."""
+    """scale * distance(q), with the chords q and the slope of the distance as `ChordGeometry` defines them.
+
+    kernel: computes distances and slopes; None = torch operations.
+    """
+
+    kernel: "ChordKernel | None"
 
     @property
     def geometry(self) -> ChordGeometry:
@@ -215,13 +224,16 @@ class _Chords(Comparison):
     def compare(self, x: Side, y: Side, multipliers: Side) -> Tile:
         (vectors, offsets), (other_vectors, other_offsets), (scale,) = x.values, y.values, multipliers.values
         coupling = self.geometry.coupling
-        if coupling:  # a + b (1 + coupling a)
-            chords = torch.addcmul(offsets[:, None], 1 + coupling * offsets[:, None], other_offsets)
-        else:
-            chords = torch.add(offsets[:, None], other_offsets)
-        chords.addmm_(vectors, other_vectors.T, alpha=-1)
         needs_gradient = x.gradients is not None or y.gradients is not None
-        distances, inverse_slopes = self.geometry.distance_of_chords(chords, needs_gradient)
+        if self.kernel is not None:
+            distances, inverse_slopes = self.kernel.distances(vectors, offsets, other_vectors, other_offsets)
+        else:
+            if coupling:  # a + b (1 + coupling a)
+                chords = torch.addcmul(offsets[:, None], 1 + coupling * offsets[:, None], other_offsets)
+            else:
+                chords = torch.add(offsets[:, None], other_offsets)
+            chords.addmm_(vectors, other_vectors.T, alpha=-1)
+            distances, inverse_slopes = self.geometry.distance_of_chords(chords, needs_gradient)
 
         def pull_back(residuals: torch.Tensor) -> None:
             if multipliers.gradients is not None:
@@ -244,11 +256,18 @@ class _Chords(Comparison):
         )
 
 
-def comparison_of(geometry: Geometry, scalars: tuple[torch.Tensor, ...], bf16_product: bool) -> Comparison:
-    """The fastest way that the geometry offers."""
+def comparison_of(
+    geometry: Geometry,
+    scalars: tuple[torch.Tensor, ...],
+    bf16_product: bool,
+    kernel: "ChordKernel | None" = None,
+) -> Comparison:
+    """The fastest way that the geometry offers; kernel: of a `ChordGeometry`."""
     if geometry.is_inner_product:
         return _InnerProducts(_Methods(geometry), scalars, bf16_product)
-    return (_Chords if isinstance(geometry, ChordGeometry) else Comparison)(_Methods(geometry), scalars)
+    if isinstance(geometry, ChordGeometry):
+        return _Chords(_Methods(geometry), scalars, kernel)
+    return Comparison(_Methods(geometry), scalars)
 
 
 def require_gradients(tensors: Iterable[torch.Tensor]) -> bool:

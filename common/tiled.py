@@ -11,7 +11,8 @@ Partners are compared by the geometry's `paired_similarity`, which keeps the dig
 its `similarity` or its chords. The partners' values are written over the diagonal. In float32 the products of a tile
 are as good for the gradients of an inner product's partners, which stay in it.
 
-On CUDA the tiles of a batch can be left to two Triton kernels (`kernel`, triton_info_nce.py), 10 B^2 d.
+On CUDA (`kernel`) the tiles of a batch can be left to two Triton kernels, for inner products in bfloat16
+(triton_info_nce.py, 10 B^2 d), and the distances of a tile to one (triton_chords.py).
 
 With W processes each has its rows and walks them against the columns of all, which arrive one tile at a time, with
 tile / W columns of each process: one all_gather a tile, and one reduce_scatter for each operand's gradients. No process
@@ -50,7 +51,9 @@ from common.tile_comparison import (
 from common.vectors import at_least_float32, full_precision, one_matrix
 
 if TYPE_CHECKING:
-    from common.triton_info_nce import PairKernels
+    from types import ModuleType
+
+    from common.triton_chords import ChordKernel
 
 LOG = logging.getLogger(__name__)
 KERNELS = ("torch", "auto", "triton")
@@ -106,9 +109,10 @@ def tiled_contrastive_loss(
         bf16_product: for geometries that are an inner product: multiply in bfloat16, forward and backward, and add in
             float32. An inner product of unit vectors is then off by up to 0.004, a gradient by some parts in a
             thousand; partners are still compared in float32. Faster on CUDA only.
-        kernel: "triton": Triton kernels compare the batch, and tiles only a queue; "auto": with bf16_product, where
-            they have the case; "torch": never. A process then holds the texts of all processes and their gradient,
-            and column sums: a number for each column and 64 or 128 rows, for at most 32,768 rows at once.
+        kernel: "triton": with bf16_product Triton kernels compare the batch, and tiles only a queue; of a
+            `ChordGeometry` one computes the distances of each tile. "auto": the first of these, where it has the case.
+            "torch": never. With the first a process holds the texts of all processes and their gradient, and column
+            sums: a number for each column and 128 rows, for at most 32,768 rows at once.
     Returns:
         Scalar in nats: this process's share of the global loss.
     Raises:
@@ -132,8 +136,10 @@ def tiled_contrastive_loss(
         )
     parameters = [whole(parameter) for parameter in geometry.parameters()]
     scalars = tuple(scalar.detach() for scalar in (logit_scale, *parameters))
-    comparison = comparison_of(geometry, scalars, bf16_product)
     alpha = 0.0 if distillation is None else distillation.alpha
+    triton_kernel = _kernel_for(kernel, geometry, image_embeddings, ids, alpha, bf16_product)
+    of_pairs = triton_kernel if geometry.is_inner_product else None
+    comparison = comparison_of(geometry, scalars, bf16_product, None if of_pairs else triton_kernel)
     inputs = _Inputs(
         images=image_embeddings.detach(),
         texts=text_embeddings.detach(),
@@ -145,7 +151,7 @@ def tiled_contrastive_loss(
         image_keys=distillation.image_keys.detach() if alpha else None,  # with alpha 0 no target follows the keys
         text_keys=distillation.text_keys.detach() if alpha else None,
         tile=tile,
-        kernels=_kernels_for(kernel, geometry, image_embeddings, ids, alpha, bf16_product),
+        kernels=of_pairs,
     )
     return _TiledContrastiveLoss.apply(inputs, image_embeddings, text_embeddings, logit_scale, *parameters)
 
@@ -168,15 +174,16 @@ class _TiledContrastiveLoss(torch.autograd.Function):
             return (None, *_second_walk(ctx.inputs, ctx.sums, gradient, ctx.needs_input_grad[1:]))
 
 
-def _kernels_for(
+def _kernel_for(
     kernel: str,
     geometry: Geometry,
     embeddings: torch.Tensor,
     ids: torch.Tensor | None,
     alpha: float,
     bf16_product: bool,
-) -> "PairKernels | None":
-    """The Triton kernels, if `kernel` asks for them and they have the case; None = tiles of torch operations.
+) -> "ModuleType | ChordKernel | None":
+    """What Triton does, if `kernel` asks for it and there is one: triton_info_nce compares the batch, a ChordKernel
+    computes the distances of a tile; None = torch operations.
 
     Raises:
         ValueError: kernel "triton" for another case, or no kernel of that name.
@@ -193,24 +200,39 @@ def _kernels_for(
                 raise ValueError(f"compute capability {capability}; the kernel is compiled for CUDA's {KERNEL_TARGETS}")
         elif not is_interpreted:
             raise ValueError(f"embeddings on {embeddings.device.type}; the kernel runs on CUDA")
-        if ids is not None or alpha:
-            raise ValueError("ids or distillation; the kernel has one positive a row, its partner")
         if embeddings.dtype == torch.float64:
             raise ValueError("embeddings in float64; the kernel computes in float32")
         try:
-            from common.triton_info_nce import pair_kernels
+            from common import triton_chords, triton_info_nce
         except ImportError as error:
             raise ValueError(f"no package triton ({error}); pip install triton") from error
-        kernels = pair_kernels(geometry, embeddings.shape[1:].numel(), bf16_product)
-        if kernel == "auto" and not bf16_product:
-            raise ValueError("products in float32, which tiles multiply 3 to 5 times as fast (on an H200)")
+        if geometry.is_inner_product:
+            _check_pairs_of_kernel(embeddings.shape[1:].numel(), triton_info_nce.MAX_DIM, ids, alpha, bf16_product)
+            chosen = triton_info_nce
+        else:
+            chosen = triton_chords.chord_kernel(geometry)
+            if kernel == "auto":
+                raise ValueError(
+                    "a kernel for the distances that no GPU has timed; optim.loss_kernel = triton takes it"
+                )
     except ValueError as error:
         if kernel == "triton":
             raise ValueError(f"kernel = triton (optim.loss_kernel) with {error}; expected: auto or torch") from error
         LOG.info("the loss runs in tiles of torch operations (optim.loss_kernel = auto): %s", error)
         return None
     LOG.info("the loss runs in Triton kernels (optim.loss_kernel = %s)", kernel)
-    return kernels
+    return chosen
+
+
+def _check_pairs_of_kernel(dim: int, most: int, ids: torch.Tensor | None, alpha: float, bf16_product: bool) -> None:
+    if not bf16_product:
+        raise ValueError(
+            "products in float32, which tiles multiply faster; optim.loss_bf16_product = true has a kernel"
+        )
+    if ids is not None or alpha:
+        raise ValueError("ids or distillation; the kernel has one positive a row, its partner")
+    if dim > most:
+        raise ValueError(f"embeddings of {dim} numbers; the kernel has at most {most}")
 
 
 # The walks
@@ -222,7 +244,7 @@ class _Inputs:
 
     ids: (batch,) of the rows; all_ids: of the columns.
     image_keys, text_keys: of the momentum model; None where alpha is 0.
-    kernels: those that compare the batch; None = tiles.
+    kernels: triton_info_nce, which compares the batch; None = tiles.
     """
 
     images: torch.Tensor
@@ -235,7 +257,7 @@ class _Inputs:
     image_keys: torch.Tensor | None
     text_keys: torch.Tensor | None
     tile: int
-    kernels: "PairKernels | None"
+    kernels: "ModuleType | None"
 
     @property
     def batch(self) -> int:
@@ -288,7 +310,7 @@ class _Inputs:
 
     def all_texts(self) -> tuple[torch.Tensor, ...]:
         """Operands of the texts of all processes, in rank order."""
-        return self.side(gather_without_gradient(self.texts), is_text=True).values
+        return self.side(gather_without_gradient(self.texts), is_text=True).values[0]
 
     def side(self, embeddings: torch.Tensor, is_text: bool) -> Side:
         """Operands as constants."""
@@ -367,9 +389,7 @@ def _first_walk(inputs: _Inputs) -> tuple[torch.Tensor, _WalkSums]:
     columns, local = QuerySums(inputs.of_columns(partners), inputs.alpha), inputs.places[rank()]
     columns.put_(local, text_sums)
     if inputs.kernels is not None:
-        of_batch = inputs.kernels.sums(
-            images.values, inputs.all_texts(), inputs.multipliers.values, rank() * inputs.batch
-        )
+        of_batch = inputs.kernels.sums(images.values[0], inputs.all_texts(), rank() * inputs.batch)
         for side_sums, others in zip((image_sums, columns), of_batch):
             side_sums.others = torch.logaddexp(side_sums.others, others)
         for side_sums, at in ((image_sums, slice(None)), (columns, local)):
@@ -435,9 +455,7 @@ def _second_walk(
     partners_in_tiles = comparison.takes_partners and inputs.kernels is None
 
     if inputs.kernels is not None:
-        partner_residuals = _add_gradients_of_kernels_(
-            inputs, sums, images, text_gradients, multipliers, weights, factor
-        )
+        partner_residuals = _add_gradients_of_kernels_(inputs, sums, images, text_gradients, weights)
     for tile_texts in inputs.column_tiles():
         texts, text_keys = (inputs.received(side, tile_texts) for side in (inputs.texts, inputs.text_keys))
         if world_size() == 1:
@@ -518,30 +536,19 @@ def _add_gradients_of_kernels_(
     sums: _WalkSums,
     images: Side,
     text_gradients: tuple[torch.Tensor, ...] | None,
-    multipliers: Side,
     weights: torch.Tensor,
-    factor: torch.Tensor | None,
 ) -> torch.Tensor:
     """Adds what all tiles of the batch would add; returns the partners' residuals, (batch,)."""
     texts, first = inputs.all_texts(), rank() * inputs.batch
     lse = [torch.logaddexp(side.others, side.partners) for side in (sums.images, sums.columns)]
     factors = [weights[rank()].expand(inputs.batch).contiguous(), weights.repeat_interleave(inputs.batch)]
-
-    def gradients(x: tuple[torch.Tensor, ...], y: tuple[torch.Tensor, ...], order: int, shift: int):
-        return inputs.kernels.gradients(x, y, multipliers.values, lse[::order], factors[::order], shift)
-
-    if images.gradients is not None or multipliers.gradients is not None:
-        of_images, of_multipliers = gradients(images.values, texts, 1, first)
-        for total, part in zip(images.gradients or (), of_images):
-            total += part if factor is None else part / factor
-        for total, part in zip(multipliers.gradients or (), of_multipliers):
-            total += part
+    if images.gradients is not None:
+        images.gradients[0].add_(inputs.kernels.gradients(images.values[0], texts, lse, factors, first))
     if text_gradients is not None:
-        for total, part in zip(text_gradients, gradients(texts, images.values, -1, -first)[0]):
-            if world_size() > 1:
-                dist.all_reduce(part)
-            part = part[first : first + inputs.batch]
-            total += part if factor is None else part / factor
+        part = inputs.kernels.gradients(texts, images.values[0], lse[::-1], factors[::-1], -first)
+        if world_size() > 1:
+            dist.all_reduce(part)
+        text_gradients[0].add_(part[first : first + inputs.batch])
     everything = slice(0, inputs.batch)
     return weights[rank()] * sum(side.partner_residuals(everything, None) for side in (sums.images, sums.texts))
 

@@ -52,6 +52,11 @@ def of(loss, geometry, sides, logit_scale, dtype=torch.float32, **options):
     return [mean_over_processes(part.detach()) for part in (value, *gradients)]
 
 
+def kernel_of(geometry):
+    """Options that choose the geometry's kernel."""
+    return {"tile": 32, "kernel": "triton", "bf16_product": geometry.is_inner_product}
+
+
 def errors(actual, expected):
     return [
         float((one - other).abs().max() / other.abs().max().clamp(min=1e-30)) for one, other in zip(actual, expected)
@@ -61,11 +66,12 @@ def errors(actual, expected):
 def of_geometry(name):
     geometry, logit_scale = GEOMETRIES[name]
     sides = embeddings(geometry)
-    by_kernel = of(geometry_loss, geometry, sides, logit_scale, tile=32, kernel="triton")
-    again = of(geometry_loss, geometry, sides, logit_scale, tile=32, kernel="triton")
+    exact = of(contrastive_loss, geometry, sides, logit_scale, torch.float64)
+    by_kernel, again = (of(geometry_loss, geometry, sides, logit_scale, **kernel_of(geometry)) for _ in range(2))
     return {
         "is_repeated": all(torch.equal(*pair) for pair in zip(by_kernel, again)),
-        "float64": errors(by_kernel, of(contrastive_loss, geometry, sides, logit_scale, torch.float64)),
+        "float64": errors(by_kernel, exact),
+        "tiles": errors(of(geometry_loss, geometry, sides, logit_scale, tile=32), exact),
     }
 
 
@@ -74,13 +80,13 @@ def of_a_process(names):
     results = []
     for name in names:
         geometry, logit_scale = GEOMETRIES[name]
-        results.append(of(geometry_loss, geometry, embeddings(geometry), logit_scale, tile=32, kernel="triton"))
+        results.append(of(geometry_loss, geometry, embeddings(geometry), logit_scale, **kernel_of(geometry)))
     return results
 
 
 def in_half():
     """float16 in place of bfloat16, which the interpreter cannot multiply."""
-    triton_info_nce.HALF = torch.float16
+    triton_info_nce.FACTORS = torch.float16
     triton_info_nce.ROWS_AT_ONCE = 128  # of 140 rows
     sides, scale = embeddings(Sphere(), 140), torch.tensor(14.0)
 
@@ -88,7 +94,7 @@ def in_half():
         return Sphere().similarity(x.half(), (scale * y).half()) / scale
 
     same = Comparison(rounded, Sphere().paired_similarity)
-    by_kernel = of(geometry_loss, Sphere(), sides, 14.0, tile=32, kernel="triton", bf16_product=True)
+    by_kernel = of(geometry_loss, Sphere(), sides, 14.0, **kernel_of(Sphere()))
     return {
         "loss": errors(by_kernel[:1], [contrastive_loss(*sides, same, scale)]),
         "gradients": errors(by_kernel, of(contrastive_loss, Sphere(), sides, 14.0))[1:],
@@ -99,27 +105,36 @@ def with_queue():
     geometry, logit_scale = GEOMETRIES["hyperbolic squared"]
     sides, old = embeddings(geometry), embeddings(geometry, 9)
     queue = QueuedPairs(old[0], old[1].flip(0), torch.arange(9))
-    by_kernel = of(geometry_loss, geometry, sides, logit_scale, tile=32, kernel="triton", queue=queue)
-    return errors(by_kernel, of(geometry_loss, geometry, sides, logit_scale, tile=32, queue=queue))
+    exact = of(contrastive_loss, geometry, sides, logit_scale, torch.float64, queue=QueuedPairs(*map(_double, queue)))
+    by_kernel = of(geometry_loss, geometry, sides, logit_scale, queue=queue, **kernel_of(geometry))
+    by_tiles = of(geometry_loss, geometry, sides, logit_scale, tile=32, queue=queue)
+    return {"float64": errors(by_kernel, exact), "tiles": errors(by_tiles, exact)}
+
+
+def _double(tensor):
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def frozen():
     """Only the logit scale trains, or only the texts."""
-    geometry, logit_scale = GEOMETRIES["euclidean"]
-    images, texts = embeddings(geometry)
-    expected = of(geometry_loss, geometry, (images, texts), logit_scale, tile=32)
-    scale = torch.tensor(logit_scale, requires_grad=True)
-    geometry_loss(images, texts, geometry, scale, tile=32, kernel="triton").backward()
-    texts.requires_grad_()
-    geometry_loss(images, texts, geometry, scale.detach(), tile=32, kernel="triton").backward()
-    return errors([scale.grad, texts.grad], [expected[3], expected[2]])
+    results = []
+    for name in ("sphere", "euclidean"):
+        geometry, logit_scale = GEOMETRIES[name]
+        images, texts = embeddings(geometry)
+        expected = of(geometry_loss, geometry, (images, texts), logit_scale, tile=32)
+        scale = torch.tensor(logit_scale, requires_grad=True)
+        geometry_loss(images, texts, geometry, scale, **kernel_of(geometry)).backward()
+        texts.requires_grad_()
+        geometry_loss(images, texts, geometry, scale.detach(), **kernel_of(geometry)).backward()
+        results += errors([scale.grad, texts.grad], [expected[3], expected[2]])
+    return results
 
 
 def almost_solved():
     """Rows whose partner dominates: 1 - p and log sum exp - l."""
     images = unit(torch.randn(70, 256))
     sides = images, unit(images + 0.02 * torch.randn(70, 256))
-    by_kernel = of(geometry_loss, Sphere(), sides, 20.0, tile=32, kernel="triton")
+    by_kernel = of(geometry_loss, Sphere(), sides, 20.0, **kernel_of(Sphere()))
     return errors(by_kernel, of(contrastive_loss, Sphere(), sides, 20.0, torch.float64))
 
 
@@ -127,13 +142,14 @@ def not_finite():
     """Of a batch with a NaN, and of one pair, which has no other candidates."""
     images, texts = embeddings(Sphere())
     images[3, 2] = torch.nan
-    one = of(geometry_loss, Sphere(), (images[:1], texts[:1]), 14.0, tile=32, kernel="triton")
-    loss = geometry_loss(images, texts, Sphere(), torch.tensor(14.0), tile=32, kernel="triton")
+    one = of(geometry_loss, Sphere(), (images[:1], texts[:1]), 14.0, **kernel_of(Sphere()))
+    loss = geometry_loss(images, texts, Sphere(), torch.tensor(14.0), **kernel_of(Sphere()))
     return {"nan": str(float(loss)), "one pair": [float(part.abs().max()) for part in one]}
 
 
 def main():
     torch.set_num_threads(1)
+    triton_info_nce.FACTORS = torch.float32  # the same code with all digits
     results = {"geometries": {name: of_geometry(name) for name in GEOMETRIES}}
     names = ["sphere", "hyperbolic"]
     whole = []

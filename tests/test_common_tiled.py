@@ -126,7 +126,7 @@ def by_autograd(monkeypatch):
     monkeypatch.setattr(
         tiled,
         "comparison_of",
-        lambda geometry, scalars, _: tiled.Comparison(tile_comparison._Methods(geometry), scalars),
+        lambda geometry, scalars, *_: tiled.Comparison(tile_comparison._Methods(geometry), scalars),
     )
 
 
