@@ -50,7 +50,7 @@ BYTES_AT_ONCE = {
     "hyperbolic": 51,
     "hyperbolic_squared": 66,
 }
-WITH_KERNEL = ("sphere", "euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared")  # in Triton
+WITH_KERNEL = ("euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared")  # in Triton
 BATCH = dict.fromkeys(GEOMETRIES, 16_384) | {"oblique_geodesic": 8_192}
 # of a tiled loss; the oblique geodesic distance takes m arc cosines a pair, and goes through autograd
 TIMES_THE_PRODUCTS = dict.fromkeys(GEOMETRIES, 1.4) | {"oblique_geodesic": 10.0}
@@ -201,11 +201,12 @@ def loss_limit(name: str, quick: bool, folder: Path, device: str = "cpu") -> Com
 
 
 def loss_kernel(name: str, quick: bool, folder: Path) -> Comparison:
-    """The Triton kernels over the tiles of torch operations, both in float32, on a CUDA device."""
+    """Tiles whose distances a Triton kernel computes over tiles of torch operations, in float32, on a CUDA device."""
     needs("cuda")
     batch, tile = (512, 64) if quick else (BATCH[name], GPU_TILE)
     return Comparison(
-        f"InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}, cuda, float32: Triton kernels / tiles of {tile}",
+        f"InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}, cuda, tiles of {tile}: distances by a Triton "
+        "kernel / by torch",
         "time",
         1.0,
         batch,
