@@ -92,7 +92,7 @@ def test_rows_of_ours_are_an_experiment_that_claims_can_name(output):
     row = next(row for row in table(output).rows if row.method == "token-wise late interaction")
     assert experiment.values["late_interaction_flickr_i2t_r1"] == row.ours["flickr_i2t_r1"].values
     assert {name.rsplit("_", 3)[0] for name in experiment.values} == {
-        "ours", "fixed_temperature", "without_temperature", "late_interaction", "beyond_sigmoid"
+        "ours", "fixed_temperature", "without_temperature", "class_tokens", "late_interaction", "beyond_sigmoid"
     }  # fmt: skip
 
 

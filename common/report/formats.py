@@ -256,7 +256,7 @@ def reading(table: Table) -> str:
 
 def format_value(value: float, unit: str) -> str:
     """A number of ours: one decimal for percent, three for a fraction, else four significant digits."""
-    return f"{value:.1f}" if unit == "percent" else f"{value:.3f}" if unit == "fraction" else f"{value:.4g}"
+    return f"{value:{ {'percent': '.1f', 'small percent': '.2g', 'fraction': '.3f'}.get(unit, '.4g') }}"
 
 
 def format_paper(value: float | None, unit: str) -> str:
@@ -270,14 +270,17 @@ def format_paper(value: float | None, unit: str) -> str:
 def format_measured(cell: Measured | None, unit: str, with_seeds: bool = True) -> str:
     """Mean +- half-width over seeds, or mean [low, high] over queries; a dash when there is no number.
 
-    A mean that is neither percent nor fraction has the decimals that its half-width allows.
+    A mean that is neither percent nor fraction has the decimals that its half-width allows; percent that would read 0.0
+    has two digits.
     """
     if cell is None:
         return DASH
+    if unit == "percent" and 0 < abs(cell.mean) < 0.05:
+        unit = "small percent"
     text = format_value(cell.mean, unit)
     if cell.interval is not None and _symmetric(cell):
         half = (cell.interval[1] - cell.interval[0]) / 2
-        decimals = None if unit in ("percent", "fraction") else _decimals(cell.mean, half)
+        decimals = None if unit in ("percent", "small percent", "fraction") else _decimals(cell.mean, half)
         if decimals is None:
             text += f" ± {format_value(half, unit)}"
         else:
