@@ -17,7 +17,7 @@ from common.base import drawing
 from common.report import figures, training_figure
 from common.report.claims.read import FAILS
 from common.report.conclusions import Conclusion
-from common.report.figures import plot_distributions, plot_table
+from common.report.figures import MOST_ROWS, plot_distributions, plot_table
 from common.report.formats import title_in_words, to_markdown, write_table
 from common.report.page import Entry, Picture, collect_page, main, maps_beside, write_page
 from common.report.table import Column, Row, from_json, to_json
@@ -244,12 +244,17 @@ def test_plot_of_a_table_is_not_blank(tmp_path):
     assert picture_is_not_blank(png)
 
 
-def test_constants_are_no_plot(tmp_path):
+def test_constants_and_more_rows_than_can_be_compared_are_no_plot(tmp_path):
     columns = [Column(key, key) for key in ("counted", "set", "measured")]
     ours = {"counted": cell(2.0, 2.0), "set": cell(3.0, 3.0), "measured": cell(1.0, 2.0)}
     path = tmp_path / "table0.png"
     path.write_bytes(b"of an earlier run")
     assert plot_table(made_up_table(columns=columns, rows=[Row("x", {}, ours, "measured")]), path) == []
+    many = [Row(f"row {number}", {}, {"x": cell(number, number + 1)}, "measured") for number in range(MOST_ROWS + 1)]
+    shown = made_up_table(columns=[Column("x", "x")], rows=many[1:])
+    assert plot_table(shown, path) == [path]
+    assert plot_table(dataclasses.replace(shown, rows=many), path) == []
+    assert not path.exists()
     assert not path.exists()
 
 

@@ -35,6 +35,8 @@ from common.report.formats import CHANCE, chance_level, heading, named, panel_la
 from common.report.statistics import SHARE_OF, bounded_interval, interval_over_seeds
 from common.report.table import Column, Measured, Row, Table
 
+MOST_ROWS = 32  # of the figure of a table; more are a page that nobody compares by eye
+
 
 def plot_table(table: Table, path: str | Path, method: Mapping[str, str] | None = None, title: str = "") -> list[Path]:
     """One panel per measured column: our mean and interval for every measured row, the chance level as a line.
@@ -44,7 +46,8 @@ def plot_table(table: Table, path: str | Path, method: Mapping[str, str] | None 
 
     Args:
         table: whose cells are plotted; columns and rows without a measured cell are left out, and columns of constants,
-            which are the same for every seed. Where these are half of the columns or more nothing is drawn.
+            which are the same for every seed. Where these are half of the columns or more nothing is drawn, nor of more
+            than MOST_ROWS rows: the part that measures so many draws what they show.
         path: of the PNG; outside the folder of the scale the title names the changed settings.
         method: `paper.method` of a paper_tables.yaml. "rows" is a regular expression that is found in the names of rows
             with the paper's method, which have a colour of their own and the name "with"; others are called "without".
@@ -55,7 +58,8 @@ def plot_table(table: Table, path: str | Path, method: Mapping[str, str] | None 
     """
     measured = [column for column in table.columns if table.measured(column.key)]
     columns = [column for column in measured if not _constant(table.measured(column.key))]
-    if 2 * len(columns) <= len(measured):
+    num_rows = sum(any(cell is not None for cell in row.ours.values()) for row in table.rows)
+    if 2 * len(columns) <= len(measured) or num_rows > MOST_ROWS:
         Path(path).unlink(missing_ok=True)  # of an earlier run
         return []
     columns = _leading(columns)
