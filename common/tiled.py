@@ -209,12 +209,10 @@ def _kernel_for(
         if geometry.is_inner_product:
             _check_pairs_of_kernel(embeddings.shape[1:].numel(), triton_info_nce.MAX_DIM, ids, alpha, bf16_product)
             chosen = triton_info_nce
+        elif kernel == "auto":
+            raise ValueError("a kernel for the distances that no GPU has timed; optim.loss_kernel = triton takes it")
         else:
             chosen = triton_chords.chord_kernel(geometry)
-            if kernel == "auto":
-                raise ValueError(
-                    "a kernel for the distances that no GPU has timed; optim.loss_kernel = triton takes it"
-                )
     except ValueError as error:
         if kernel == "triton":
             raise ValueError(f"kernel = triton (optim.loss_kernel) with {error}; expected: auto or torch") from error

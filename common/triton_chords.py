@@ -123,6 +123,7 @@ class ChordKernel:
         return products, inverse_slopes
 
 
+@functools.lru_cache(maxsize=8)  # every loss asks for it
 def chord_kernel(geometry: ChordGeometry) -> ChordKernel:
     """The kernel for a geometry.
 

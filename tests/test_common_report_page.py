@@ -255,7 +255,6 @@ def test_constants_and_more_rows_than_can_be_compared_are_no_plot(tmp_path):
     assert plot_table(shown, path) == [path]
     assert plot_table(dataclasses.replace(shown, rows=many), path) == []
     assert not path.exists()
-    assert not path.exists()
 
 
 def test_no_colour_comes_twice_with_a_marker():

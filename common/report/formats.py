@@ -11,6 +11,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile, zip_longest
 from pathlib import Path
 
@@ -256,7 +257,7 @@ def reading(table: Table) -> str:
 
 def format_value(value: float, unit: str) -> str:
     """A number of ours: one decimal for percent, three for a fraction, else four significant digits."""
-    return f"{value:{ {'percent': '.1f', 'small percent': '.2g', 'fraction': '.3f'}.get(unit, '.4g') }}"
+    return f"{value:.1f}" if unit == "percent" else f"{value:.3f}" if unit == "fraction" else f"{value:.4g}"
 
 
 def format_paper(value: float | None, unit: str) -> str:
@@ -276,17 +277,19 @@ def format_measured(cell: Measured | None, unit: str, with_seeds: bool = True) -
     if cell is None:
         return DASH
     if unit == "percent" and 0 < abs(cell.mean) < 0.05:
-        unit = "small percent"
-    text = format_value(cell.mean, unit)
+        shown = "{:.2g}".format
+    else:
+        shown = partial(format_value, unit=unit)
+    text = shown(cell.mean)
     if cell.interval is not None and _symmetric(cell):
         half = (cell.interval[1] - cell.interval[0]) / 2
-        decimals = None if unit in ("percent", "small percent", "fraction") else _decimals(cell.mean, half)
+        decimals = None if unit in ("percent", "fraction") else _decimals(cell.mean, half)
         if decimals is None:
-            text += f" ± {format_value(half, unit)}"
+            text += f" ± {shown(half)}"
         else:
             text = f"{cell.mean:.{decimals}f} ± {half:.{decimals}f}"
     elif cell.interval is not None:
-        text += f" [{format_value(cell.interval[0], unit)}, {format_value(cell.interval[1], unit)}]"
+        text += f" [{shown(cell.interval[0])}, {shown(cell.interval[1])}]"
     return f"{text} ({count_seeds(len(cell.seeds))})" if with_seeds and not _over_queries(cell) else text
 
 

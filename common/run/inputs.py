@@ -221,7 +221,7 @@ def batches_from(
     """
     last, order, run = config.optim.steps if steps is None else steps, training.order, config.run
     pin_memory, num_workers = accelerator.device.type == "cuda", run.num_workers
-    # nothing to decode; beside a GPU drawing scenes took four fifths of a step
+    # nothing to decode; beside a GPU the trainer's one core draws too few
     is_quick = config.data.source in ("scenes", "cifar10") and not pin_memory
     if num_workers is None and (is_quick or getattr(training, "cache", None)):
         num_workers = 0

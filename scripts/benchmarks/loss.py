@@ -200,7 +200,7 @@ def loss_limit(name: str, quick: bool, folder: Path, device: str = "cpu") -> Com
     )
 
 
-def loss_kernel(name: str, quick: bool, folder: Path) -> Comparison:
+def loss_chords(name: str, quick: bool, folder: Path) -> Comparison:
     """Tiles whose distances a Triton kernel computes over tiles of torch operations, in float32, on a CUDA device."""
     needs("cuda")
     batch, tile = (512, 64) if quick else (BATCH[name], GPU_TILE)
@@ -362,6 +362,6 @@ LOSS_BENCHMARKS = {
     "loss_gpu_32768_plain": partial(loss_gpu, "plain", 32_768),
     "loss_gpu_32768_triton": partial(loss_gpu, "triton", 32_768),
     "loss_gpu_32768_open_clip": partial(loss_gpu, "open_clip", 32_768),
-    **{f"loss_kernel_gpu_{name}": partial(loss_kernel, name) for name in WITH_KERNEL},
+    **{f"loss_chords_gpu_{name}": partial(loss_chords, name) for name in WITH_KERNEL},
     **{f"loss_limit_gpu_{name}": partial(loss_limit, name, device="cuda") for name in GEOMETRIES},
 }
