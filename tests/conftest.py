@@ -103,6 +103,17 @@ def seeded():
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_revision_and_no_wait_for_the_disk():
+    """Of each run git is asked twice and the disk ten times, a tenth of the time of a smoke run."""
+    folder = sys.modules.get("common.run.folder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        if folder is not None:
+            patch.setattr(folder, "git_revision", functools.cache(folder.git_revision))
+        yield
+
+
 @pytest.fixture
 def not_evaluated(monkeypatch):
     """Runs leave out the final evaluation, most of a run of a few steps, where it is not the point."""

@@ -185,11 +185,17 @@ def load_row(
     """
     if scale not in SCALES:
         raise ConfigError(f"scale {scale!r} is unknown; {accepted(scale, SCALES)}")
-    general = folder / "configs" / f"{scale_files}_{scale}.yaml"
-    shared = dict(_read_yaml(general))
-    row_layers = _layers_of_row(shared.pop("rows", {}), Path(row).stem, f"{general}: rows")
-    layers = [(str(general), shared), (str(row), _read_yaml(Path(row))), *row_layers]
-    return located(_filled(config_class, layers, overrides))
+    files = [folder / "configs" / f"{scale_files}_{scale}.yaml", Path(row)]
+    return located(_row(config_class, tuple((file, _bytes(file)) for file in files), tuple(overrides)))
+
+
+@functools.lru_cache(maxsize=1024)  # a table asks seven times for the config of each of its runs
+def _row(config_class: type, files: tuple[tuple[Path, bytes], ...], overrides: tuple[str, ...]) -> Any:
+    # by what the files say, a row's behind its scale's
+    (general, shared), (row, settings) = ((file, _content(file, text)) for file, text in files)
+    rows = _layers_of_row(shared.get("rows", {}), row.stem, f"{general}: rows")
+    everywhere = {key: value for key, value in shared.items() if key != "rows"}
+    return _filled(config_class, [(str(general), everywhere), (str(row), settings), *rows], overrides)
 
 
 def _layers_of_row(rows: Any, row: str, where: str) -> list[tuple[str, dict[str, Any]]]:
@@ -233,21 +239,25 @@ def _parsed(config_class: type, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    return _content(path, _bytes(path))
+
+
+def _bytes(path: Path) -> bytes:
     if not path.is_file():
         folder = path.parent
         there = ", ".join(sorted(item.name for item in folder.glob("*.yaml"))) if folder.is_dir() else "no such folder"
         raise ConfigError(f"{path}: no such config file; in {folder}: {there or 'no YAML file'}")
-    content = _content(path, path.read_bytes())
+    return path.read_bytes()
+
+
+@functools.lru_cache  # a table reads the same few files for each of its rows
+def _content(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        content = yaml.load(text, _Words)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: a config is a mapping of sections, got {type(content).__name__}")
     return content
-
-
-@functools.lru_cache  # a table reads the same few files for each of its rows
-def _content(path: Path, text: bytes) -> Any:
-    try:
-        return yaml.load(text, _Words)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error

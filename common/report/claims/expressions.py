@@ -18,6 +18,7 @@ import itertools
 import math
 import operator
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -67,7 +68,8 @@ class Margin:
     def slopes(self, numbers: Mapping[Cell, float]) -> dict[Cell, float]:
         """Derivative of the value with respect to each of its cells, at `numbers`."""
         numbers = {**self._cancelled, **numbers}
-        return {cell: _slope(self.difference, cell, numbers) for cell in self.cells}
+        slopes = _slopes(self.difference, numbers)
+        return {cell: slopes[cell] for cell in self.cells}
 
     @cached_property
     def _cancelled(self) -> dict[Cell, float]:
@@ -147,7 +149,7 @@ def mean_margin(parts: Sequence[Margin]) -> Margin:
         total = ast.BinOp(total, ast.Add(), part.difference)
     difference = ast.BinOp(ast.Constant(1 / len(parts)), ast.Mult(), total)
     point = _point(difference)
-    counting = (cell for cell in point if abs(_slope(difference, cell, point)) > 1.0e-12)
+    counting = (cell for cell, slope in _slopes(difference, point).items() if abs(slope) > 1.0e-12)
     return Margin(f"mean of: {'; '.join(part.text for part in parts)}", True, tuple(counting), difference)
 
 
@@ -217,7 +219,7 @@ def _resolved(compare: ast.Compare, text: str) -> Condition:
     point = _point(difference)
     choice = next(_choices(difference, text), None)
     if choice is None:
-        counting = (cell for cell in point if abs(_slope(difference, cell, point)) > 1.0e-12)
+        counting = (cell for cell, slope in _slopes(difference, point).items() if abs(slope) > 1.0e-12)
         shown = ast.unparse(compare).replace("'", '"')
         return Margin(shown, isinstance(sign, ast.Gt | ast.Lt), tuple(counting), difference)
 
@@ -258,25 +260,30 @@ def _evaluate(node: ast.expr, numbers: Mapping[Cell, Any]) -> Any:
     return _FUNCTIONS[node.func.id]([_evaluate(argument, numbers) for argument in node.args])
 
 
-def _slope(node: ast.expr, cell: Cell, numbers: Mapping[Cell, float]) -> float:
-    """Derivative by the rules of sums and products, the only operations of the language."""
-    match node:
-        case ast.Constant():
-            return 0.0
-        case ast.Subscript():
-            return float(_cell(node) == cell)
-        case ast.UnaryOp():
-            return (
-                -_slope(node.operand, cell, numbers)
-                if isinstance(node.op, ast.USub)
-                else _slope(node.operand, cell, numbers)
-            )
-        case ast.BinOp(op=ast.Mult()):
-            factors = (node.left, node.right), (node.right, node.left)
-            return sum(_slope(one, cell, numbers) * _evaluate(other, numbers) for one, other in factors)
-        case ast.BinOp():
-            return _SIGNS[type(node.op)](_slope(node.left, cell, numbers), _slope(node.right, cell, numbers))
-    return _FUNCTIONS["mean"]([_slope(argument, cell, numbers) for argument in node.args])
+def _slopes(node: ast.expr, numbers: Mapping[Cell, float]) -> dict[Cell, float]:
+    """Derivatives by the rules of sums and products, the only operations of the language."""
+    slopes: dict[Cell, float] = defaultdict(float)
+
+    def add(node: ast.expr, weight: float) -> None:
+        match node:
+            case ast.Constant():
+                pass
+            case ast.Subscript():
+                slopes[_cell(node)] += weight
+            case ast.UnaryOp():
+                add(node.operand, -weight if isinstance(node.op, ast.USub) else weight)
+            case ast.BinOp(op=ast.Mult()):
+                add(node.left, weight * _evaluate(node.right, numbers))
+                add(node.right, weight * _evaluate(node.left, numbers))
+            case ast.BinOp():
+                add(node.left, weight)
+                add(node.right, _SIGNS[type(node.op)](0.0, weight))
+            case _:  # a mean
+                for argument in node.args:
+                    add(argument, weight / len(node.args))
+
+    add(node, 1.0)
+    return slopes
 
 
 def _point(node: ast.expr) -> dict[Cell, float]:
