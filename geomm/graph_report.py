@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import dijkstra
-from scipy.stats import spearmanr
 
 from common.vectors import unit
 from geomm.geodesic import angles, center_graph, components
@@ -31,6 +28,10 @@ def path_statistics(centers: torch.Tensor, edges: torch.Tensor) -> dict[str, flo
         Spearman's rho of both, which is that with the complete graph; missing if there is no order. The last three are
         over the pairs of nodes with a path.
     """
+    from scipy.sparse import csr_array  # statistics of scipy are a second of each start
+    from scipy.sparse.csgraph import dijkstra
+    from scipy.stats import spearmanr
+
     size = len(centers)
     lengths = edges.double().cpu().numpy()
     heads, tails = np.nonzero(np.isfinite(lengths) & ~np.eye(size, dtype=bool))

@@ -38,7 +38,7 @@ from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 from oblique_topology.geometry import ObliqueGeodesic
 
 PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
-PLAIN = ("run.log_every=1000", "run.evaluate_every=0", "run.save_every=0")
+PLAIN = ("run.log_every=1000", "run.evaluate_every=0", "run.save_every=0", "run.test=false")
 DIM, TILE = 512, 1024
 _WORKS: dict[str, list[fake_cuda.Work]] = {}  # row -> that of its steps; one that others start from is trained once
 GEOMETRIES = {

@@ -143,6 +143,7 @@ def test_both_loaders_give_the_same_samples(tmp_path, num_workers):
     assert len(set(first)) == 12
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_loss_is_measured_in_a_new_process():
     usage = usage_in_new_process("sphere", 3_000, 0)
     assert 4 * 4 < usage.extra_bytes / 3_000**2 < 10 * 4  # some matrices of float32

@@ -27,6 +27,7 @@ def run(*command, **environment):
     return done
 
 
+@pytest.mark.slow  # budgets of all rows: tests/test_cuda.py
 def test_a_rows_step_is_counted(tmp_path):
     row = "contrastive_basics/configs/table1_ours.yaml"
     run("scripts/device_work.py", "--only", row, "--output", str(tmp_path))

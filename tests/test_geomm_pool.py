@@ -480,6 +480,7 @@ def recall_of_a_toy(attach, steps=300):
     return float(((first @ second.T).argmax(dim=1) == torch.arange(1000)).float().mean())
 
 
+@pytest.mark.slow
 def test_a_toy_learns_by_the_cosine_and_the_straight_through_readings_and_not_by_eq_3():
     assert min(recall_of_a_toy(attach) for attach in ("cosine", "nearest_st", "knn_local_st")) > 0.95
     assert recall_of_a_toy("nearest") < 0.05

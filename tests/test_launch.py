@@ -148,13 +148,14 @@ def trained(script, folder, overrides, backend=None):
     return torch._dynamo.utils.counters["frames"]["ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     [
         TRAIN,
-        pytest.param("euclip/train.py", marks=pytest.mark.slow),
-        pytest.param("contrastive_basics/train.py", marks=pytest.mark.slow),
-        pytest.param("contrastive_basics/pretrain.py", marks=pytest.mark.slow),
+        "euclip/train.py",
+        "contrastive_basics/train.py",
+        "contrastive_basics/pretrain.py",
     ],
 )
 def test_torch_compile_through_accelerate_gives_the_same_losses_and_goes_on_from_a_run_without_it(script, tmp_path):
@@ -170,6 +171,7 @@ def test_torch_compile_through_accelerate_gives_the_same_losses_and_goes_on_from
     assert evaluations(compiled) == evaluations(plain)
 
 
+@pytest.mark.slow  # quick: tests/test_sharding.py
 def test_fsdp2_on_two_processes_equals_one_and_writes_whole_checkpoints(tmp_path):
     try:
         reports = in_processes(2, compare_all, tmp_path / "first")[0]

@@ -58,8 +58,15 @@ def test_a_run_whose_loader_process_is_killed_saves_its_last_step_and_names_the_
     assert_saved_and_same(tmp_path, *lasts, message, processes, unbroken)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("asked", [None, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("asked", "processes"),
+    [
+        (None, 2),
+        (signal.SIGTERM, 1),
+        (signal.SIGINT, 1),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((None, 1), (signal.SIGTERM, 2), (signal.SIGINT, 2))),
+    ],
+)
 def test_a_run_whose_data_do_not_come_ends_in_time_and_at_a_signal_with_its_last_step_saved(
     asked, processes, tmp_path, unbroken
 ):

@@ -36,6 +36,7 @@ def test_a_notebook_has_no_outputs(path):
             assert cell.execution_count is None
 
 
+@pytest.mark.slow
 def test_ten_geometries_are_compared_on_features(tmp_path):
     sizes = f"NUM_TRAIN, NUM_TEST, SEEDS, STEPS, DATA, OUTPUT = 400, 100, 2, 12, None, Path({str(tmp_path)!r})"
     table, num_pictures = results_of("which_geometry_for_my_data", sizes, 'table.to_dict("list")')

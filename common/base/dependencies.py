@@ -26,8 +26,10 @@ def loaded_files(*kinds: str) -> dict[str, str]:
 
     The hash is that of the file at the first call: what is edited later has not run.
     """
-    files = set()
+    files, ours = set(), _top_names()
     for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in ours:
+            continue  # of thousands
         path = getattr(module, "__file__", None)
         file = path and _below_root(path)
         if file and _decides(name, module) in kinds:
@@ -38,6 +40,12 @@ def loaded_files(*kinds: str) -> dict[str, str]:
 def changed_files(files: Mapping[str, str]) -> list[str]:
     """The files that are missing now or have another hash."""
     return [file for file, before in files.items() if _hash_of(ROOT / file) != before]
+
+
+@cache
+def _top_names() -> set[str]:
+    # modules of the root, and the script that was started
+    return {path.stem for path in ROOT.iterdir()} | {"__main__", "__mp_main__"}
 
 
 @cache
