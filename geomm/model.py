@@ -1,5 +1,6 @@
 """GeoMM's models: the base methods of `common/methods`, whose pools compare by a geodesic distance."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -139,7 +140,9 @@ def start_(model: QueueClip, config: Config) -> dict[str, int]:
     tensors = tensors_of_run(start.run, model.image_tower)
     prefixes = [*OF_TOWERS, "logit_scale."] + (["encoders.", "matching_head."] if start.part == "all" else [])
     taken = {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(prefixes))}
-    return facts | fill_(model, taken, OF_TOWERS, f"start.run = {start.run}")
+    facts |= fill_(model, taken, OF_TOWERS, f"start.run = {start.run}")
+    model.logit_scale.log_logit_scale += math.log(start.scale_factor)
+    return facts
 
 
 def start_discriminator_(model: Mafa, config: Config) -> dict[str, int]:

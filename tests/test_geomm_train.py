@@ -96,6 +96,10 @@ def test_what_a_run_starts_from_is_what_it_takes(finetuned):
                 assert torch.equal(value, weights[name]), name
             elif name.startswith(("encoders.fusion", "matching_head", "image_pool", "momentum")):
                 assert torch.equal(value, before[name]), name
+    config = config_of("tcl_oblique_halved", f"start.run={finetuned.files.folder}")
+    model = build_model(config, parent.tokenizer)
+    start_(model, config)
+    torch.testing.assert_close(model.logit_scale(), parent.model.logit_scale() / 2)
 
 
 def test_a_run_of_other_sizes_is_refused(finetuned):

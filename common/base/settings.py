@@ -281,6 +281,7 @@ class StartConfig:
     row: str = ""  # stem of its file in configs/; "" = none. It is trained first where it is missing
     part: Literal["towers", "all"] = "all"  # towers: with their projections and the temperature
     run: str = path_setting(decides="nothing")  # its folder, filled in by whoever finds or trains it
+    scale_factor: float = setting(1.0, above=0.0)  # of its logit scale: 1 / m where similarities range to m, not to 1
     discriminator: str = ""  # stem of another row whose matching head judges pairs (MAFA)
     discriminator_run: str = path_setting(decides="nothing")  # its folder
     # a BERT: lower layers for the text tower, upper ones for a fusion transformer, if there is one
