@@ -112,7 +112,7 @@ def test_the_oblique_papers_tcl_is_trained_by_these_rows(geomm):
             results = json.loads((run / "evaluation.json").read_text())["evaluations"]
             role += "_contrastive" if row.method.endswith("alignment") else ""
             assert row.ours[column["key"]].values == pytest.approx((100 * results[role]["metrics"][metric],))
-    queue = last_checkpoint(run / "checkpoints").model_tensors()
+    queue = last_checkpoint(run_of(geomm, "tcl_oblique") / "checkpoints").model_tensors()
     keys = queue["text_pool.queue.features"][: int(queue["text_pool.queue.fill_level"])]
     norms = keys.float().unflatten(1, (2, -1)).norm(dim=2)  # "all embedding spaces": those of the pool, too
     assert len(norms)
@@ -125,15 +125,15 @@ def config_of(kind, file):
 
 
 def run_of(geomm, row):
-    """The run of a row without settings of its own, from trained towers."""
+    """The run of a row without settings of its own, from trained towers where it has any."""
     runs, file = geomm.folder.glob(f"runs/geomm/{row}-smoke-*/seed0"), ROOT / f"geomm/configs/{row}.yaml"
     kind = code_of(file).config_class
-    whole = load_row(kind, ROOT / "geomm", file, "smoke").method
+    whole = load_row(kind, ROOT / "geomm", file, "smoke")
     (run,) = (
         run for run in runs
-        if (config := config_of(kind, run / "config.yaml")).method == whole
+        if (config := config_of(kind, run / "config.yaml")).method == whole.method
         and not getattr(config.data, "blank", False)
-        and any(line["event"] == "start" for line in read_log(run / "log.jsonl"))
+        and bool(whole.start.row) == any(line["event"] == "start" for line in read_log(run / "log.jsonl"))
     )  # fmt: skip
     return run
 
@@ -518,7 +518,9 @@ def test_the_base_as_soft_has_the_entropy_of_a_graph_that_it_does_not_use(geomm,
             (matched,) = [line for line in lines if line["event"] == "scale_factor"]
             assert 0 < matched["scale_factor"] != 1
             assert not [line for line in lines if line["event"] == "graph"]
-            queue = last_checkpoint(run / "checkpoints").model_tensors()["text_pool.scale_factor"]
+            queue = last_checkpoint(run_of(geomm, "tcl_oblique") / "checkpoints").model_tensors()[
+                "text_pool.scale_factor"
+            ]
             assert queue.item() == pytest.approx(matched["scale_factor"])
 
 
