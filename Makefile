@@ -78,6 +78,7 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed-run
 	@echo "installing requirements-dev.txt into $(VENV) ..."
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@$(VENV)/bin/python tests/fake_cuda/fake_cuda.py
+	@$(VENV)/bin/python -m tests.preloaded
 	@touch $@
 
 install: $(RUN_READY) ## virtual environment and requirements

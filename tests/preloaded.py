@@ -13,3 +13,12 @@ for name in (
 
 importlib.import_module("common.data.scenes").SceneDataset(split="train", size=1, image_size=16)[0]
 importlib.import_module("common.base.dependencies").loaded_files()  # which file is the repository's, for thousands
+
+if __name__ == "__main__":  # once after installation: else all that rank first compile the loops at the same time
+    import torch
+
+    from common.evaluation.positives import Positives
+    from common.evaluation.retrieval import precisions_at_r, retrieval_ranks
+
+    for rank in (retrieval_ranks, precisions_at_r):
+        rank(torch.rand(2, 4), Positives.from_owners(torch.tensor([0, 0, 1, 1]), 2))
