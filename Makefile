@@ -2,7 +2,7 @@
 # The first of them makes a virtual environment in .venv and installs requirements.txt; nothing is installed again
 # unless the requirements change. To use your environment: make test PY=python3
 
-SETTINGS = PAPER SCALE SEEDS PLAN NEAR DATA WEIGHTS ROWS RUNS SET OUTPUT RESULTS FORMATS PY PYTHON VENV
+SETTINGS = PAPER SCALE SEEDS PLAN NEAR SEARCHED DATA WEIGHTS ROWS RUNS SET OUTPUT RESULTS FORMATS PY PYTHON VENV
 
 # Settings count behind `make` only: a DATA or OUTPUT that the shell happens to have must not change a result or
 # what `make clean` removes. Such a one is named, and so is a setting that there is not, such as SEDS=3.
@@ -46,7 +46,7 @@ typed     = '$(subst ','\'',$(value $1))'
 option    = $(if $(value $1),--$2 $(call typed,$1))
 REPRODUCE = $(PY) scripts/reproduce.py
 OPTIONS   = --scale $(call typed,SCALE) --seeds $(call typed,SEEDS) --output $(call typed,OUTPUT) \
-            $(call option,PLAN,plan) $(if $(value NEAR),--near) $(call option,DATA,data) $(call option,WEIGHTS,weights) \
+            $(call option,PLAN,plan) $(if $(value NEAR),--near) $(if $(value SEARCHED),--searched) $(call option,DATA,data) $(call option,WEIGHTS,weights) \
             $(call option,ROWS,rows) $(call option,RESULTS,results) $(call option,FORMATS,formats) $(call option,SET,set)
 
 .DEFAULT_GOAL := help
@@ -58,7 +58,8 @@ help: ## this list
 	@echo "make reproduce-tableN        PAPER=$(PAPER) SCALE=smoke|demo|photos|photos_scratch|paper SEEDS=<how many>"
 	@echo "                             DATA=<folder of images and captions> WEIGHTS=<folder of pre-trained weights>"
 	@echo "                             ROWS=\"<row> <row> ...\" for some rows of a table only, see make rows"
-	@echo "                             NEAR=1 at the settings near the best of a search; PLAN=<seeds in the end>"
+	@echo "                             SEARCHED=1 each row at the best setting of its search, NEAR=1 at those near the best"
+	@echo "                             PLAN=<seeds in the end>"
 	@echo "                             SET=\"section.key=value ...\" OUTPUT=<folder> RESULTS=<folder> FORMATS=csv,latex"
 	@echo "                             also reproduce-figureN and other parts"
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */make \1|/' \

@@ -127,6 +127,28 @@ def test_near_trains_each_row_at_its_settings_beside_the_table_with_the_same_see
     )
 
 
+def test_searched_trains_each_row_at_the_best_setting_in_the_tables_own_folder(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(command_module, "join_processes", lambda: None)
+    arguments = ["table1", "--scale", "demo", "--searched", "--output", str(tmp_path), "--rows"]
+    parts = {"table1": lambda command: commands.append(command) or []}
+    rows = ["table1_ours", "beyond_sigmoid"]
+    reproduce_main("", "contrastive_basics", parts, [*arguments, " ".join(rows)])
+    (command,) = commands
+    (file,) = (ROOT / "results/contrastive_basics/search").glob("*/search.json")
+    for row, of_row in json.loads(file.read_text())["rows"].items():
+        means = {tuple(trial["settings"]): np.mean(trial["values"]) for trial in of_row["trials"]}
+        assert command.settings_of(f"{row}.yaml") == max(means, key=means.get)
+    assert len({command.settings_of(f"{row}.yaml") for row in rows}) == 2
+    assert "SEEDS=1 SEARCHED=1 ROWS=" in command.text("contrastive_basics")
+    whole = replace(command, rows=())
+    assert whole.folder("contrastive_basics") == tmp_path / "results" / "contrastive_basics" / "table1" / "demo"
+    refused(
+        ("has table1_class_tokens; run", lambda: reproduce_main(
+            "", "contrastive_basics", parts, [*arguments, "table1_ours table1_class_tokens"])),
+    )  # fmt: skip
+
+
 # ---- planned seeds ---------------------------------------------------------------------------------------------------
 
 

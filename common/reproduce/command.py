@@ -2,8 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from common.report.figures import plot_table
 from common.report.formats import FORMATS, seeds_name, to_text, write_table
 from common.report.page import collect, collect_page
 from common.report.table import Table, plan_of, read_table
-from common.reproduce.near import near_settings
+from common.reproduce.near import best_settings, near_settings
 from common.reproduce.rows import paper_tables, words_of_plot
 from common.run.launch import join_processes
 
@@ -49,6 +49,7 @@ class Command:
     formats: of tables, beside Markdown and JSON.
     settings: near the best of a search, which `rows` take instead of their own; those that they start from do not.
     planned_seeds: how many are to decide in the end; 0 = these.
+    searched: row -> the best settings of its searches, which it takes instead of its own.
     """
 
     part: str
@@ -62,6 +63,7 @@ class Command:
     formats: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     planned_seeds: int = 0
+    searched: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def runs(self) -> Path:
@@ -78,6 +80,10 @@ class Command:
         changed = (text for text, key in keys.items() if key not in WHERE_DATA_LIE and not key.startswith(elsewhere))
         near = [f"near {text}" for text in self.settings]
         return [*sorted(changed), *near, *([f"rows={' '.join(sorted(self.rows))}"] if self.rows else [])]
+
+    def settings_of(self, config: str) -> tuple[str, ...]:
+        """What the row with this file in configs/ takes, but not the rows that it starts from."""
+        return self.settings or self.searched.get(Path(config).stem, ())
 
     def trains(self, config: str) -> bool:
         """Whether the row with this file in configs/ is among the rows."""
@@ -99,7 +105,8 @@ class Command:
         rows = " NEAR=1" if self.settings else f' ROWS="{" ".join(self.rows)}"' if self.rows else ""
         plan = f" PLAN={self.planned_seeds}" if self.planned_seeds else ""
         more = f' SET="{" ".join(extra)}"' if extra else ""
-        seeds = f"SEEDS={len(self.seeds)}{plan}"
+        searched = " SEARCHED=1" if self.searched else ""
+        seeds = f"SEEDS={len(self.seeds)}{plan}{searched}"
         return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} {seeds}{data}{rows}{more}"
 
     def split(self, config_class: type) -> "tuple[Any, Command]":
@@ -110,7 +117,7 @@ class Command:
         Raises:
             ConfigError: as `load_config`.
         """
-        sections = tuple(f"{field.name}." for field in fields(config_class))
+        sections = tuple(f"{section.name}." for section in fields(config_class))
         settings = [text for text in self.overrides if text.startswith(sections)]
         rest = tuple(text for text in self.overrides if not text.startswith(sections))
         return load_config(config_class, [], settings), replace(self, overrides=rest)
@@ -144,6 +151,7 @@ def reproduce_main(
     parser.add_argument(
         "--near", action="store_true", help="train rows at the settings within one standard error of a search's best"
     )
+    parser.add_argument("--searched", action="store_true", help="train each row at the best setting of its search")
     parser.add_argument("--data", default="", help="folder of tar shards with captioned photographs")
     parser.add_argument("--weights", default="", help="folder of pre-trained weights by name; others from the hub")
     parser.add_argument(
@@ -199,6 +207,8 @@ def reproduce_main(
         options.part, options.scale, seeds, overrides, options.output, results, rows, custom_files, formats,
         planned_seeds=planned,
     )  # fmt: skip
+    if options.searched:
+        command = replace(command, searched=_best(command, paper, known))
     commands = _near(command, paper, known) if options.near else [command]
     join_processes()
     if is_main_process():
@@ -224,11 +234,29 @@ def _near(command: Command, paper: str, known: list[str]) -> list[Command]:
         raise ConfigError(f"NEAR takes rows and settings of a search; leave out {', '.join(command.changes)}")
     near = near_settings(paper, command.scale, known, _roots(command))
     if not near:
-        raise ConfigError(
-            f"NEAR: no search of {paper} at scale {command.scale} has a row of {command.part}; run "
-            f'make search PAPER={paper} SCALE={command.scale} ROWS="{" ".join(known)}" SET=... first'
-        )
+        raise _not_searched("NEAR", command, paper, known)
     return [replace(command, rows=rows, settings=settings) for settings, rows in near.items()]
+
+
+def _best(command: Command, paper: str, known: list[str]) -> dict[str, tuple[str, ...]]:
+    """The best settings of the command's rows.
+
+    Raises:
+        ConfigError: a row without a search: it would stand beside rows whose settings were chosen.
+    """
+    rows = command.rows or known
+    best = best_settings(paper, command.scale, rows, _roots(command))
+    missing = [row for row in rows if row not in best]
+    if missing or not rows:
+        raise _not_searched("SEARCHED", command, paper, missing)
+    return best
+
+
+def _not_searched(option: str, command: Command, paper: str, rows: list[str]) -> ConfigError:
+    return ConfigError(
+        f"{option}: no search of {paper} at scale {command.scale} has {', '.join(rows) or command.part}; run "
+        f'make search PAPER={paper} SCALE={command.scale} ROWS="{" ".join(rows)}" SET=... first'
+    )
 
 
 def _roots(command: Command) -> list[Path]:

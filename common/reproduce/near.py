@@ -1,7 +1,7 @@
-"""Settings near the best of a search: those at which a claim is decided again."""
+"""What searches chose: the best settings of rows, and those near the best, at which a claim is decided again."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,25 @@ def near_settings(
         roots: of results, with <paper>/search/<name>/search.json below them.
     """
     near: dict[tuple[str, ...], dict[str, None]] = {}
+    for row, equivalent in _searched(paper, scale, rows, roots):
+        for settings in equivalent:
+            near.setdefault(settings, {})[row] = None
+    return {settings: tuple(of_settings) for settings, of_settings in near.items()}
+
+
+def best_settings(paper: str, scale: str, rows: Iterable[str], roots: Iterable[Path]) -> dict[str, tuple[str, ...]]:
+    """Row -> the best settings of the searches that have it, for the rows that have one; as `near_settings`."""
+    best: dict[str, tuple[str, ...]] = {}
+    for row, (chosen, *_) in _searched(paper, scale, rows, roots):
+        best[row] = (*best.get(row, ()), *chosen)
+    return best
+
+
+def _searched(
+    paper: str, scale: str, rows: Iterable[str], roots: Iterable[Path]
+) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    # (row, its equivalent settings) of each search
     files = [file for root in roots for file in sorted((root / paper / "search").glob("*/search.json"))]
     for content in (json.loads(file.read_text(encoding="utf-8")) for file in dict.fromkeys(files)):
-        for row in (row for row in rows if content["scale"] == scale and row in content["rows"]):
-            for settings in equivalent_settings(content, row):
-                near.setdefault(settings, {})[row] = None
-    return {settings: tuple(of_settings) for settings, of_settings in near.items()}
+        if content["scale"] == scale:
+            yield from ((row, equivalent_settings(content, row)) for row in rows if row in content["rows"])

@@ -65,7 +65,7 @@ def train_rows(
                     seed,
                     command.overrides,
                     command.runs,
-                    (*command.settings, *settings.get(method, ())),
+                    (*command.settings_of(config), *settings.get(method, ())),
                 )
                 for seed in command.seeds
             ]
@@ -340,7 +340,7 @@ def table_of(
         "hardware": ", ".join(sorted({run.hardware for run in every_run})),
         "errata": () if suffix else source.get("errata", ()),
         "models": models_of(runs),
-        "chosen_by": _chosen_by(paper, command.scale),
+        "chosen_by": "val, for each row by its search" if command.searched else _chosen_by(paper, command.scale),
         "settings": command.settings,
         "code": {
             row.training.code: code[row.training.code] for row in rows if row.training and row.training.code in code
@@ -461,7 +461,8 @@ def trained_table(
     runs = {method: all_runs[method] for method in configs}
     ours = {}
     for method, seeds in runs.items():
-        of_row = replace(command, overrides=(*command.overrides, *command.settings, *settings.get(method, ())))
+        of_row = (*command.settings_of(configs[method]), *settings.get(method, ()))
+        of_row = replace(command, overrides=(*command.overrides, *of_row))
         text = note_of(of_row, configs[method], code) if note is None else note(of_row, configs[method])
         others = {field: all_runs[f"{method}, {field}"] for field in fields if f"{method}, {field}" in all_runs}
         cells = measured_cells(source, seeds, command.scale, others, suffixes[method]) | more.get(method, {})
