@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -22,6 +23,7 @@ from common.data.karpathy import open_karpathy
 from common.data.loader import Loader, default_processes
 from common.data.shards import open_shards
 from common.data.tsv import open_tsv
+from common.run import inputs
 
 
 @pytest.fixture(autouse=True)
@@ -509,3 +511,19 @@ def test_loader_processes_follow_the_cores_where_no_number_is_set(monkeypatch):
         loader = Loader(range(size), "numbers", None, list, batch_size=500)
         assert loader.loader.num_workers == processes
         assert [number for batch in loader for number in batch] == list(range(size))
+
+
+@pytest.mark.parametrize(("source", "on_cpu"), [("scenes", 0), ("shards", None)])
+def test_scenes_are_drawn_by_the_trainer_on_a_cpu_and_by_other_processes_beside_a_gpu(source, on_cpu, monkeypatch):
+    made = []  # the processes that were asked for, None = by the cores; whether memory is pinned
+    monkeypatch.setattr(
+        inputs, "training_batches", lambda view, at, workers, pinned, *_: made.append((workers, pinned))
+    )
+    order = SimpleNamespace(by_epoch=False, global_batch_size=4)
+    training = SimpleNamespace(order=order, view=None, description="", cache=None)
+    run, optim = SimpleNamespace(num_workers=None, data_timeout=1), SimpleNamespace(steps=2)
+    config = SimpleNamespace(data=SimpleNamespace(source=source), run=run, optim=optim)
+    for device in ("cpu", "cuda"):
+        trainer = SimpleNamespace(device=torch.device(device), process_index=0, num_processes=1)
+        inputs.batches_from(0, config, training, trainer)
+    assert made == [(on_cpu, False), (None, True)]
