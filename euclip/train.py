@@ -56,7 +56,7 @@ def train(
             loss = contrast.of(image_embeddings, text_embeddings, geometry, *scalars, **tiles)
             parts = {"contrastive_loss": loss}
             if method.entailment_weight:
-                # matched pairs only, so the mean over processes is that of the global batch; the text is the apex
+                # matched pairs only, so the mean over processes is the global one; the text is the cone's apex
                 matched = {"images": image_embeddings, "texts": text_embeddings}
                 residuals = geometry.entailment_residual(**matched, min_radius=method.min_radius)
                 parts["entailment_loss"] = residuals.mean()
