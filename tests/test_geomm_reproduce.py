@@ -518,9 +518,7 @@ def test_the_base_as_soft_has_the_entropy_of_a_graph_that_it_does_not_use(geomm,
             (matched,) = [line for line in lines if line["event"] == "scale_factor"]
             assert 0 < matched["scale_factor"] != 1
             assert not [line for line in lines if line["event"] == "graph"]
-            queue = last_checkpoint(run_of(geomm, "tcl_oblique") / "checkpoints").model_tensors()[
-                "text_pool.scale_factor"
-            ]
+            queue = last_checkpoint(run / "checkpoints").model_tensors()["text_pool.scale_factor"]
             assert queue.item() == pytest.approx(matched["scale_factor"])
 
 
