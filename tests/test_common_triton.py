@@ -126,7 +126,7 @@ def compiled(kernel, capability, types, constants, options, folder):
 @pytest.mark.parametrize("capability", SHARED_MEMORY)
 @pytest.mark.parametrize("name", ["sums_kernel", "gradients_kernel"])
 def test_pair_kernels_fit_the_device(name, capability, width, tmp_path, monkeypatch):
-    """Spilt registers lie on the stack; with all 255 in use a few bytes may, by the assembler's release."""
+    """Spilt registers lie on the stack."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = getattr(triton_info_nce, name)
     sizes = blocks(kernel, width, capability)
@@ -135,7 +135,7 @@ def test_pair_kernels_fit_the_device(name, capability, width, tmp_path, monkeypa
     result, (registers, stack, local) = compiled(kernel, capability, types, {"D": width, **sizes}, options, tmp_path)
     assert result.metadata.shared <= SHARED_MEMORY[capability]
     assert 0 < registers <= 255
-    assert (stack <= 32, local) == (True, 0)
+    assert (stack, local) == (0, 0)
     warp_group, warp = (instruction in result.asm["ptx"] for instruction in ("wgmma.mma_async", "mma.sync"))
     assert (warp_group, warp) == (capability == 90, capability == 80)
 
