@@ -22,6 +22,8 @@ from common.report.table import from_json, plan_of, to_json
 from common.reproduce import command as command_module
 from common.reproduce.command import reproduce_main
 from common.reproduce.near import near_settings
+from common.reproduce.rows import PaperCode
+from common.reproduce.tables import train_rows
 
 SEEDS = np.linspace(-1, 1, 5)
 CLAIM = f"{A_X} > {B_X}"
@@ -146,6 +148,15 @@ def test_searched_trains_each_row_at_the_best_setting_in_the_tables_own_folder(t
     refused(
         ("has table1_class_tokens; run", lambda: reproduce_main(
             "", "contrastive_basics", parts, [*arguments, "table1_ours table1_class_tokens"])),
+    )  # fmt: skip
+    # an experiment names its rows only as it trains
+    experiment = {"batch_size": parts["table1"]}
+    reproduce_main("", "contrastive_basics", experiment, ["batch_size", *arguments[1:-1]])
+    assert commands[-1].searched == command.searched
+    configs = {row: f"{row}.yaml" for row in (*rows, "table1_class_tokens")}
+    refused(
+        ("has table1_class_tokens; run", lambda: train_rows(
+            commands[-1], PaperCode("contrastive_basics", dict, print, print), configs)),
     )  # fmt: skip
 
 

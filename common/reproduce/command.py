@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -234,25 +234,26 @@ def _near(command: Command, paper: str, known: list[str]) -> list[Command]:
         raise ConfigError(f"NEAR takes rows and settings of a search; leave out {', '.join(command.changes)}")
     near = near_settings(paper, command.scale, known, _roots(command))
     if not near:
-        raise _not_searched("NEAR", command, paper, known)
+        raise not_searched("NEAR", command, paper, known)
     return [replace(command, rows=rows, settings=settings) for settings, rows in near.items()]
 
 
 def _best(command: Command, paper: str, known: list[str]) -> dict[str, tuple[str, ...]]:
-    """The best settings of the command's rows.
+    """The best settings of the command's rows; of an experiment, which names its rows only as it trains, of all rows.
 
     Raises:
         ConfigError: a row without a search: it would stand beside rows whose settings were chosen.
     """
     rows = command.rows or known
-    best = best_settings(paper, command.scale, rows, _roots(command))
+    best = best_settings(paper, command.scale, rows or None, _roots(command))
     missing = [row for row in rows if row not in best]
-    if missing or not rows:
-        raise _not_searched("SEARCHED", command, paper, missing)
+    if missing or not best:
+        raise not_searched("SEARCHED", command, paper, missing)
     return best
 
 
-def _not_searched(option: str, command: Command, paper: str, rows: list[str]) -> ConfigError:
+def not_searched(option: str, command: Command, paper: str, rows: Sequence[str]) -> ConfigError:
+    """What to run first, for an option that takes settings from searches."""
     return ConfigError(
         f"{option}: no search of {paper} at scale {command.scale} has {', '.join(rows) or command.part}; run "
         f'make search PAPER={paper} SCALE={command.scale} ROWS="{" ".join(rows)}" SET=... first'

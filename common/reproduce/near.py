@@ -33,8 +33,14 @@ def near_settings(
     return {settings: tuple(of_settings) for settings, of_settings in near.items()}
 
 
-def best_settings(paper: str, scale: str, rows: Iterable[str], roots: Iterable[Path]) -> dict[str, tuple[str, ...]]:
-    """Row -> the best settings of the searches that have it, for the rows that have one; as `near_settings`."""
+def best_settings(
+    paper: str, scale: str, rows: Iterable[str] | None, roots: Iterable[Path]
+) -> dict[str, tuple[str, ...]]:
+    """Row -> the best settings of the searches that have it, for the rows that have one; as `near_settings`.
+
+    Args:
+        rows: None = all that were searched.
+    """
     best: dict[str, tuple[str, ...]] = {}
     for row, (chosen, *_) in _searched(paper, scale, rows, roots):
         best[row] = (*best.get(row, ()), *chosen)
@@ -42,10 +48,11 @@ def best_settings(paper: str, scale: str, rows: Iterable[str], roots: Iterable[P
 
 
 def _searched(
-    paper: str, scale: str, rows: Iterable[str], roots: Iterable[Path]
+    paper: str, scale: str, rows: Iterable[str] | None, roots: Iterable[Path]
 ) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
     # (row, its equivalent settings) of each search
     files = [file for root in roots for file in sorted((root / paper / "search").glob("*/search.json"))]
     for content in (json.loads(file.read_text(encoding="utf-8")) for file in dict.fromkeys(files)):
         if content["scale"] == scale:
-            yield from ((row, equivalent_settings(content, row)) for row in rows if row in content["rows"])
+            wanted = content["rows"] if rows is None else [row for row in rows if row in content["rows"]]
+            yield from ((row, equivalent_settings(content, row)) for row in wanted)

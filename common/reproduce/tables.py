@@ -30,7 +30,7 @@ from common.report.table import (
     measured_over_seeds,
 )
 from common.report.training_figure import plot_training
-from common.reproduce.command import Command
+from common.reproduce.command import Command, not_searched
 from common.reproduce.rows import Job, PaperCode, RowRun, paper_tables
 from common.reproduce.side_by_side import run_rows
 from common.run.folder import precision_of
@@ -49,12 +49,16 @@ def train_rows(
         configs: method -> file in the paper's configs/, or the path of a custom row.
         settings: method -> overrides of this row, not of the one that it starts from.
     Raises:
-        ConfigError: the command names a custom row that is none of these.
+        ConfigError: the command names a custom row that is none of these, or takes searched settings and one of these
+            was never searched.
     """
     # a part with fixed rows would leave a custom row out without a word
     left_out = {file.stem for file in command.custom_files} - {Path(config).stem for config in configs.values()}
     if left_out:
         raise ConfigError(f"ROWS={min(left_out)}: {command.part} takes no custom row; leave it out")
+    stems = [Path(config).stem for config in configs.values() if command.trains(config)]
+    if command.searched and (missing := [stem for stem in stems if stem not in command.searched]):
+        raise not_searched("SEARCHED", command, code.name, missing)
     return run_rows(
         {
             method: [
