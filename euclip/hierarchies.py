@@ -10,6 +10,7 @@ no numbers:
     cone    do subjects of which a text is true lie nearer to the axis of its cone (the ray away from the origin) than
             other subjects? Subjects are images, and the most specific texts.
 The second compares subjects under the same text, so a model gains nothing by placing all generic texts near the root.
+Whether EuCLIP is in the state that the paper prints is measured on the same runs (`regime`).
 Beside them stand walks from the images to the root without a filter, as the paper counts their captions (Table 6).
 Claims refer to these as experiment["hierarchies"]["<model>_<captions or nouns>_<number>"].
 """
@@ -38,6 +39,7 @@ from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import train_rows
+from euclip import regime
 from euclip.loaded_rows import load_run
 from euclip.traversal import Hierarchy, entailed, generic_nearer, mean_score
 from euclip.traversal_data import NOUN_PROMPT, Pool, embed_task, hierarchy_task, model_root, walk_all
@@ -56,6 +58,7 @@ MODELS = {  # key in claims -> label, config
     "meru_lambda0": ("MERU, lambda=0", "table4_hyperbolic.yaml"),
     "meru": ("MERU", "table4_meru.yaml"),
 }
+REGIME_ROWS = {"clip": "clip", "euclidean_squared": "euclip_lambda0", "euclip": "euclip"}  # of `regime_of_rows` -> ours
 KINDS = ("captions", "nouns")
 WALK_SCORES = {"captions": "captions", "tau": "kendall_tau"}  # ours -> of `walk_scores`
 COLUMNS = {
@@ -259,19 +262,27 @@ def hierarchies(command: Command, code: PaperCode) -> list[Table]:
                 measured_on[kind] = what
                 for name, value in scores.items():
                     values.setdefault((f"{key}_{kind}", name), []).append(value)
+    of_regime, regime_notes = regime.regime_of_rows({role: runs[key] for role, key in REGIME_ROWS.items()}, trained)
     if not is_main_process():
         return []
+    complete = {place: of_seeds for place, of_seeds in values.items() if len(of_seeds) == len(command.seeds)}
+    texts_of, sample = "; ".join(measured_on.values()), f"at most {regime.NUM_PICTURES:,} training images, and the log"
     findings = Findings(
         name="hierarchies",
         caption="General and specific texts: distance from the root, and entailment cones.",
-        data="; ".join(measured_on.values()),
+        data=texts_of,
         protocol="all chains",
         settings={"num_pictures": NUM_PICTURES, "num_chains": NUM_CHAINS, "noun_prompt": NOUN_PROMPT},
-        rows={f"{key}_{kind}": f"{label}, {kind}" for kind in measured_on for key, (label, _) in MODELS.items()},
-        columns=COLUMNS,
-        values={place: of_seeds for place, of_seeds in values.items() if len(of_seeds) == len(command.seeds)},
+        rows={
+            f"{key}_{kind}": f"{label}, {kind}"
+            for kind in [*measured_on, "regime"]
+            for key, (label, _) in MODELS.items()
+        },
+        columns=COLUMNS | {name: regime.COLUMNS[name] for _, name in of_regime},
+        values=complete | {(f"{REGIME_ROWS[row]}_regime", name): numbers for (row, name), numbers in of_regime.items()},
         chance=CHANCE,
-        notes=NOTES,
+        notes=(*NOTES, *regime_notes),
+        measured_on=dict.fromkeys(COLUMNS, texts_of) | {name: sample for _, name in of_regime},
     )
     return [write_findings(command, code.name, findings, runs)]
 

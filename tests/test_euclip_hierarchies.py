@@ -171,23 +171,26 @@ def test_the_part_measures_captions_and_nouns_of_every_model(tmp_path, monkeypat
         return text_scores(geometry, texts, root, known, min_radius)
 
     monkeypatch.setattr(hierarchies, "text_scores", spy)
-    three = ("clip", "meru_lambda0", "meru")  # without cones, with cones, and trained with their K
-    monkeypatch.setattr(hierarchies, "MODELS", {key: hierarchies.MODELS[key] for key in three})
     monkeypatch.setattr("common.reproduce.command.Command.changes", [])
     main(["hierarchies", "--scale", "smoke", "--output", str(tmp_path), f"hierarchies.nouns={table}", *TINY])
+    # without cones, with cones, and trained with their K
     assert seen[::2] == [
-        ("sphere", None, True), ("hyperbolic", None, False), ("hyperbolic", 0.1, False)
+        ("sphere", None, True), ("euclidean_squared", None, False), ("euclidean_squared", 0.3, False),
+        ("hyperbolic", None, False), ("hyperbolic", 0.1, False),
     ]  # fmt: skip
     folder = tmp_path / "results" / "euclip"
     measured = from_json((folder / "hierarchies" / "smoke" / "hierarchies.json").read_text(encoding="utf-8"))
-    assert len(measured.rows) == 6
+    assert len(measured.rows) == 5 * 2 + 2
     assert "8 pictures of scenes/test; 3 chains of 5 nouns, nouns.tsv (" in measured.data
     values = read_experiment(folder / "experiments" / "smoke" / "hierarchies.json").values
-    for model in three:
+    for model in hierarchies.MODELS:
         names = {name.removeprefix(f"{model}_captions_") for name in values if name.startswith(f"{model}_captions_")}
         assert ("image_auc" in names) == ("text_auc" in names) == (model != "clip")
-        assert ("image_inside" in names) == (model == "meru")
+        assert ("image_inside" in names) == (model in ("euclip", "meru"))
         assert f"{model}_nouns_generic_nearer" in values
+    assert values["euclip_regime_in_regime"] == (0.0,)  # two steps
+    for model in ("euclip_lambda0", "euclip"):
+        assert values[f"{model}_regime_root_norm"][0] > 0
     # one model again, by hand
     (run,) = tmp_path.glob("runs/euclip/table4_meru-smoke-*/seed0/checkpoints/step-00000002")
     config, encoder = load_encoder(open_checkpoint(run), torch.device("cpu"))
