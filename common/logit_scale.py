@@ -37,7 +37,7 @@ class LogitScale(nn.Module):
         high = math.inf if maximum is None else maximum
         if not (math.isfinite(init) and init > 0):
             raise ValueError(f"logit_scale_init must be a positive finite number, got {init}")
-        if not 0 <= low <= high:
+        if not 0 <= low <= high or 0 in (minimum, maximum):
             raise ValueError(f"logit_scale bounds must satisfy 0 < minimum <= maximum, got {minimum} and {maximum}")
         if not trainable and not low <= init <= high:
             raise ValueError(f"a fixed logit_scale_init = {init} is outside its bounds {minimum} and {maximum}")

@@ -126,16 +126,20 @@ def mean_evaluation(mean: Mean, results: Mapping[str, Evaluation]) -> Evaluation
     parts = [(results[role], metric) for role, metric in mean.metrics.items()]
     lists = [part.hits[metric] for part, metric in parts]
     entries = [sum(map(len, queries)) for queries in lists]
-    # weighted so that the mean of all entries is the mean over sets, and a bootstrap has images to draw from
+    score = math.fsum(part.metrics[metric] for part, metric in parts) / len(parts)
+    # an entry counts by what it moves the mean over sets; neither the sets' levels nor their sizes add to the spread
+    levels = [
+        math.fsum(value for values in queries for value in values) / count for queries, count in zip(lists, entries)
+    ]
     hits = [
-        [value * sum(entries) / (len(parts) * count) for value in values]
-        for queries, count in zip(lists, entries)
+        [score + sum(entries) / (len(parts) * count) * (value - level) for value in values]
+        for queries, count, level in zip(lists, entries, levels)
         for values in queries
     ]
     chances = [part.chance.get(metric) for part, metric in parts]
     names = [part.protocol["data"] for part, _ in parts]
     return Evaluation(
-        metrics={SCORE: math.fsum(part.metrics[metric] for part, metric in parts) / len(parts)},
+        metrics={SCORE: score},
         protocol={
             "task": "mean",
             "data": _in_short(names),

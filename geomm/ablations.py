@@ -3,7 +3,6 @@
 from common.report.claims.decide import our_cells
 from common.report.claims.expressions import margins, parse
 from common.report.claims.intervals import estimate
-from common.report.crossed import seeds_needed
 from common.report.table import Table
 from geomm.config import Config, full_at
 
@@ -80,4 +79,4 @@ def _seeds_of(table: Table, column: str, row: str, default: str) -> int | None:
     cells = our_cells([table], [])[table.scale]
     used = {cell: cells[cell] for cell in margin.cells}
     spread = estimate(margin, margin.slopes({cell: number.number.mean for cell, number in used.items()}), used)
-    return seeds_needed(spread.seed_variance, spread.picture_variance or 0.0, DIFFERENCE)
+    return spread.seeds_needed(DIFFERENCE)

@@ -1,7 +1,7 @@
 """Does the temperature settle before the representations (claim C38)? Runs from scratch with three starts.
 
     s_T   first step at which the spread of t over the three starts is at most 10 % of its first value
-    s_R   first evaluation at which R@1 is at least half of its best, of the earliest of the three runs
+    s_R   first evaluation at which R@1 of one of the three runs is at least half of the best of all
 
 The claim holds if s_T < s_R, and if t rises gradually after s_T: t(end) > t(s_T), and Spearman's correlation of t with
 the step from s_T on is above 0.9, each in the worst of the three runs. With a pretrained backbone the representations
@@ -62,7 +62,7 @@ def order_of_runs(
     steps, t = np.asarray(steps, dtype=np.float64), np.asarray(temperatures, dtype=np.float64)
     spread = t.max(axis=0) - t.min(axis=0)
     close = spread <= SPREAD * spread[0]
-    representation = min(half_of_best(points) for points in evaluations)
+    representation = half_of_best(evaluations)
     if not close.any():
         return Order(float(steps[-1]), representation, 0.0, 0.0)
     first = int(close.argmax())
@@ -72,10 +72,14 @@ def order_of_runs(
     return Order(float(steps[first]), representation, float((later[:, -1] - later[:, 0]).min()), min(correlations))
 
 
-def half_of_best(points: Sequence[tuple[float, float]]) -> float:
-    """The first step whose value is at least half of the largest."""
-    best = max(value for _, value in points)
-    return float(next(step for step, value in points if value >= best / 2))
+def half_of_best(evaluations: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """The first step at which a run has at least half of the largest value of all; the last step if all stay at 0.
+
+    A run that learns nothing has half of its own best at once, and must not decide.
+    """
+    best = max(value for points in evaluations for _, value in points)
+    reached = [step for points in evaluations for step, value in points if value >= best / 2 > 0]
+    return float(min(reached, default=evaluations[0][-1][0]))
 
 
 def temperature_order(command: Command, code: PaperCode) -> list[Table]:

@@ -1,5 +1,6 @@
 """Accuracy-type metrics against scikit-learn and worked examples."""
 
+import math
 import warnings
 
 import numpy as np
@@ -11,9 +12,11 @@ from common.evaluation.accuracy import (
     accuracy,
     accuracy_at_k,
     classification_evaluation,
+    f1_macro_hits,
     f1_macro_present,
     group_accuracies,
     mean_per_class_recall,
+    per_class_hits,
     winogavil_jaccard,
     winogavil_metrics,
     winogavil_prompt,
@@ -110,6 +113,25 @@ def test_evaluation_carries_metrics_whose_hits_average_to_them():
     }
     for name, value in evaluation.metrics.items():
         assert np.mean([hit for (hit,) in evaluation.hits[name]]) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("name", ["mean_per_class_recall", "f1_macro"])
+def test_the_spread_of_weighted_hits_is_that_of_the_metric_over_test_sets(name):
+    random = np.random.default_rng(0)
+
+    def drawn(num_items):
+        labels = random.choice(5, num_items, p=[0.5, 0.2, 0.15, 0.1, 0.05])
+        return np.where(random.random(num_items) < 0.8, labels, random.integers(0, 5, num_items)), labels
+
+    of, metric = {
+        "mean_per_class_recall": (lambda guess, labels: per_class_hits(guess == labels, labels), mean_per_class_recall),
+        "f1_macro": (f1_macro_hits, f1_macro_present),
+    }[name]
+    over_sets = np.std([metric(*drawn(1000)) for _ in range(400)], ddof=1)
+    of_one = np.mean([of(*drawn(1000)).std() / math.sqrt(1000) for _ in range(20)])
+    assert of_one == pytest.approx(over_sets, rel=0.12)
+    labels = drawn(500)[1]
+    assert set(of(labels, labels)) == {1.0}  # all right: no spread, and no share above 1
 
 
 def test_bad_input_is_refused_by_name():

@@ -44,7 +44,14 @@ def test_frozen_scale_never_moves():
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"init": 0.0}, {"init": float("nan")}, {"init": -1.0}, {"init": 1.0, "minimum": 3.0, "maximum": 2.0}]
+    "arguments",
+    [
+        {"init": 0.0},
+        {"init": float("nan")},
+        {"init": -1.0},
+        {"init": 1.0, "minimum": 3.0, "maximum": 2.0},
+        {"minimum": 0.0},
+    ],
 )
 def test_impossible_values_are_refused(arguments):
     with pytest.raises(ValueError, match="logit_scale"):

@@ -57,12 +57,25 @@ def test_blocks_of_unlike_seeds_share_the_pictures_and_no_noise():
     assert picture_variance(one, np.zeros((5, 500))) == pytest.approx(picture_variance(one))
 
 
-def test_so_many_seeds_find_the_difference_in_four_cases_of_five():
-    variance, pictures, difference = 4.0, 0.05, 1.0
-    count = seeds_needed(variance, pictures, difference)
-    power = [stats.norm.sf(1.959964 - difference / math.sqrt(variance / n + pictures)) for n in (count - 1, count)]
-    assert power[0] < 0.8 <= power[1] + 1e-6
-    assert seeds_needed(variance, pictures, 2.8 * math.sqrt(pictures)) is None
+@pytest.mark.parametrize("freedom", [1, 4])
+@pytest.mark.parametrize("difference", [0.5, 1.0, 1.5, 2.0, 3.0])
+def test_so_many_seeds_find_the_difference_in_four_cases_of_five(difference, freedom):
+    """By the power of the t test on one side, whose spread has (n - 1) times `freedom` degrees."""
+
+    def power(count):
+        degrees = freedom * (count - 1)
+        return stats.nct.sf(stats.t.isf(0.025, degrees), degrees, difference * math.sqrt(count))
+
+    count = seeds_needed(1.0, 0.0, difference, freedom)
+    assert power(count) > 0.795
+    assert count == 2 or power(count - 1) < 0.805
+
+
+def test_pictures_take_their_part_of_the_seeds_needed():
+    few, many = (seeds_needed(400.0, pictures, 1.0) for pictures in (0.0, 0.05))
+    assert few == pytest.approx(7.85 * 400, rel=2e-3)  # of so many seeds the normal quantiles
+    assert many == pytest.approx(7.85 * 400 / (1 - 7.85 * 0.05), rel=2e-3)
+    assert seeds_needed(4.0, 0.05, 2.8 * math.sqrt(0.05)) is None
     assert seeds_needed(0.0, 0.0, 1.0) == 2
 
 

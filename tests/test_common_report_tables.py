@@ -75,6 +75,9 @@ def test_json_round_trip_gives_the_same_table():
     table = made_up_table()
     assert from_json(to_json(table)) == table
     assert from_json(to_json(from_json(to_json(table)))) == table
+    nothing_right = dataclasses.replace(cell(11.0, 13.0), validation=0.0)
+    table = made_up_table(rows=(Row("first", {}, {"i2t_r1": nothing_right, "loss": None}, "measured"),))
+    assert from_json(to_json(table)) == table
 
 
 def with_training(**signs):

@@ -29,6 +29,7 @@ from euclip.datacomp import DATACOMP_TASKS
 from euclip.model import build_model
 from euclip.suite import (
     SCORE,
+    Mean,
     evaluate_suite,
     further_metrics,
     mean_evaluation,
@@ -155,6 +156,28 @@ def test_of_datacomps_sets_the_means_are_those_of_its_table_however_they_are_ask
         mean = mean_evaluation(means[f"mean_{group}"], results)
         assert mean.metrics[SCORE] == pytest.approx(sum(members) / len(members)), group
         assert mean.chance == {}
+
+
+def test_pictures_add_to_a_mean_over_sets_what_they_add_to_each_set():
+    """Its variance over pictures is that of independent sets, whatever their levels and sizes."""
+    random = np.random.default_rng(0)
+    sizes, levels = (100, 400, 1000), (0.2, 0.9, 0.5)
+    hits = {f"s{size}": (random.random(size) < level).astype(float) for size, level in zip(sizes, levels)}
+    results = {
+        name: Evaluation({"acc1": float(of.mean())}, {"data": name}, {}, {"acc1": [[hit] for hit in of]})
+        for name, of in hits.items()
+    }
+    mean = mean_evaluation(
+        Mean("mean_all", {name: SimpleNamespace(fingerprint=name) for name in hits}, dict.fromkeys(hits, "acc1")),
+        results,
+    )
+    entries = np.concatenate(mean.hits[SCORE])
+    assert (
+        entries.mean()
+        == pytest.approx(mean.metrics[SCORE])
+        == pytest.approx(np.mean([of.mean() for of in hits.values()]))
+    )
+    assert entries.var() / len(entries) == pytest.approx(sum(of.var() / len(of) for of in hits.values()) / 9)
 
 
 def test_datacomps_averages_without_one_of_its_sets_are_an_error_before_training(monkeypatch):

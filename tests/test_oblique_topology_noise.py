@@ -82,7 +82,9 @@ def test_the_temperature_settles_where_three_starts_have_met():
     assert order.spearman == pytest.approx(falls_first)
     never = order_of_runs(steps, [target, target + 1, target - 1], evaluations)
     assert (never.temperature_step, never.rise, never.spearman) == (90, 0, 0)
-    assert half_of_best([(20, 0.0), (40, 0.0)]) == 20
+    learning = [(20, 1.0), (40, 3.0), (60, 5.0)]
+    assert half_of_best([learning, [(20, 0.4), (40, 0.5), (60, 0.4)], [(20, 0.0), (60, 0.0)]]) == 40
+    assert half_of_best([[(20, 0.0), (40, 0.0)]]) == 40
 
 
 def test_a_run_that_never_converges_counts_with_its_end():

@@ -46,14 +46,20 @@ def mean_per_class_recall(predictions: Any, labels: Any) -> float:
     A class that is only predicted does not count; torchmetrics' macro accuracy counts it as 0.
     """
     predictions, labels = _pair(predictions, labels)
-    return float(((predictions == labels) * class_weights(labels)).mean())
+    return float(per_class_hits(predictions == labels, labels).mean())
 
 
-def class_weights(labels: Any) -> np.ndarray:
-    """(num_items,) weights with mean 1 that make a mean over items a mean over the classes that occur."""
-    labels = array_of(labels)
+def per_class_hits(hits: Any, labels: Any) -> np.ndarray:
+    """(num_items,) numbers whose mean is the mean over the classes that occur of each class's mean of hits.
+
+    An item counts by what it moves the metric, w (hit - mean of its class) + metric, where w makes the classes equal.
+    So the spread of these numbers over items is that of the metric over test sets; the spread of w * hit would also
+    hold how many items each class happens to have.
+    """
+    hits, labels = _pair(hits, labels)
     _, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    return len(labels) / (len(counts) * counts[place])
+    of_class = np.bincount(place, weights=hits) / counts
+    return len(labels) / (len(counts) * counts[place]) * (hits - of_class[place]) + of_class.mean()
 
 
 def f1_macro_present(predictions: Any, labels: Any) -> float:
@@ -65,12 +71,18 @@ def f1_macro_present(predictions: Any, labels: Any) -> float:
 
 
 def f1_macro_hits(predictions: Any, labels: Any) -> np.ndarray:
-    """(num_items,) weighted hits whose mean is `f1_macro_present`: F1 of a class is a sum over its right items."""
+    """(num_items,) numbers whose mean is `f1_macro_present`; an item counts by what it moves it, as `per_class_hits`.
+
+    To first order an item moves F1 of class c by (2 [right, of c] - F1 ([predicted c] + [of c])) / (predicted +
+    occurring).
+    """
     predictions, labels = _pair(predictions, labels)
-    classes, place, occurring = np.unique(labels, return_inverse=True, return_counts=True)
-    predicted = np.array([(predictions == c).sum() for c in classes])
-    weights = 2 / (predicted + occurring)[place] * len(labels) / len(classes)
-    return weights * (predictions == labels)
+    classes, occurring = np.unique(labels, return_counts=True)
+    is_predicted, is_of = predictions[:, None] == classes, labels[:, None] == classes
+    both, size = is_predicted & is_of, is_predicted.sum(axis=0) + occurring
+    f1 = 2 * both.sum(axis=0) / size
+    moved = (2 * both - f1 * (is_predicted.astype(int) + is_of)) / size
+    return len(labels) * moved.mean(axis=1) + f1.mean()
 
 
 def group_accuracies(hits: Any, groups: Sequence[Any]) -> dict[Any, float]:
@@ -182,8 +194,7 @@ def classification_evaluation(scores: torch.Tensor, labels: torch.Tensor, protoc
     scores, labels = tensor_of(scores, "scores"), labels_of(labels, "labels")
     num_classes = scores.shape[1]
     hits = {f"acc{k}": classification_hits(scores, labels, k).double() for k in (1, 5) if k == 1 or k < num_classes}
-    # weighted hits, so that their mean is the metric and a bootstrap over images has something to draw from
-    hits["mean_per_class_recall"] = hits["acc1"] * torch.from_numpy(class_weights(labels))
+    hits["mean_per_class_recall"] = torch.from_numpy(per_class_hits(hits["acc1"], labels))
     chance = {"acc1": 1 / num_classes, "acc5": 5 / num_classes, "mean_per_class_recall": 1 / num_classes}
     return Evaluation(
         metrics={name: float(hit.mean()) for name, hit in hits.items()},

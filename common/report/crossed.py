@@ -56,15 +56,26 @@ def crossed_half_width(over_seeds: np.ndarray | float, pictures: np.ndarray | fl
     return np.sqrt(np.square(over_seeds) + special.ndtri(error / 2) ** 2 * pictures)
 
 
-def seeds_needed(variance: float, pictures: float, difference: float) -> int | None:
+def seeds_needed(variance: float, pictures: float, difference: float, freedom: float = 1.0) -> int | None:
     """Seeds with which a true margin of `difference` is seen in four cases of five; None where only pictures help.
 
-    n = 7.85 s^2 / (x^2 - 7.85 b^2), for a two-sided error of 5 %.
+    n = (t(97.5 %) + t(80 %))^2 s^2 / (x^2 - 7.85 b^2) for a two-sided error of 5 %, with the quantiles of t at n seeds:
+    few seeds do not know their own spread well. Of many seeds the factor is 7.85.
 
     Args:
         variance: s^2, of one seed's margin on these pictures.
         pictures: b^2, sum of `picture_variance` over the test sets.
         difference: x, above 0.
+        freedom: degrees of freedom of s^2 for each seed beyond the first: 1, or more where rows share their spread.
     """
     room = difference**2 - _POWER_FACTOR * pictures
-    return max(2, math.ceil(_POWER_FACTOR * variance / room)) if room > 0 else None
+    if room <= 0:
+        return None
+    count = max(2, math.ceil(_POWER_FACTOR * variance / room))
+    while _power_factor(freedom * (count - 1)) * variance > count * room:
+        count += 1
+    return count
+
+
+def _power_factor(freedom: float) -> float:
+    return float(special.stdtrit(freedom, 0.975) + special.stdtrit(freedom, 0.8)) ** 2

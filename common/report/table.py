@@ -318,7 +318,7 @@ def to_json(table: Table) -> str:
     for cell in (cell for row in content["rows"] for cell in row["ours"].values() if cell is not None):
         del cell["hits"]
         for key in ("undecided", "validation"):
-            if not cell[key]:
+            if cell[key] in (None, ""):
                 del cell[key]
     for row in content["rows"]:
         if row["training"] is None:

@@ -40,7 +40,6 @@ from common.report.claims.expressions import (
 )
 from common.report.claims.intervals import Estimate, OurCell, estimate
 from common.report.claims.read import FAILS, HOLDS, Claim, PaperTables
-from common.report.crossed import seeds_needed
 from common.report.experiments import Experiment
 from common.report.table import ERROR, Measured, Row, Table
 
@@ -564,7 +563,7 @@ def _seeds_needed(margin: Margin, finding: Finding) -> tuple[float, str]:
     if finding.unit != "points" or not difference > 0:
         return 0, ""
     unit = "point" if difference == 1 else "points"
-    count = seeds_needed(of_margin.seed_variance, of_margin.picture_variance or 0.0, difference)
+    count = of_margin.seeds_needed(difference)
     if count is None:
         return math.inf, f"a difference of {difference:.2g} {unit} takes more pictures, not seeds"
     least = "at least " if of_margin.picture_variance is None else "about "

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.report.claims.expressions import Cell, Margin
-from common.report.crossed import crossed_half_width, picture_variance
+from common.report.crossed import crossed_half_width, picture_variance, seeds_needed
 from common.report.statistics import SHARE_OF, contrast_interval, share_angle, share_of_angle, shared_spread
 from common.report.table import ERROR, Measured
 
@@ -45,7 +45,8 @@ class Estimate:
     """A margin with its interval.
 
     value: of the margin. interval_at: two-sided interval by its chance to err. basis: the rule that gave it, as text.
-    seed_variance: s^2 of one seed's margin. picture_variance: b^2, what new pictures add to the variance of the margin;
+    seed_variance: s^2 of one seed's margin; freedom: its degrees of freedom for each seed beyond the first.
+    picture_variance: b^2, what new pictures add to the variance of the margin;
     None where the hits of a number are not known, and the interval is over seeds only.
     """
 
@@ -53,7 +54,12 @@ class Estimate:
     interval_at: Callable[[float], tuple[float, float]]
     basis: str
     seed_variance: float
+    freedom: float
     picture_variance: float | None
+
+    def seeds_needed(self, difference: float) -> int | None:
+        """Seeds that a true margin of `difference` takes, see `crossed.seeds_needed`."""
+        return seeds_needed(self.seed_variance, self.picture_variance or 0.0, difference, self.freedom)
 
     def smallest_error(self, answers: Callable[[float, float], bool]) -> float:
         """The smallest chance to err at which the interval (low, high) answers, by bisection; 1 where none does."""
@@ -80,7 +86,7 @@ def estimate(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, O
         cell: slope * (2 * math.sqrt(max(0.0, means[cell] * (wholes[cell] - means[cell]))) if wholes[cell] else 1)
         for cell, slope in slopes.items()
     }
-    over_seeds, variance, basis = _over_seeds(steep, used, wholes)
+    over_seeds, variance, freedom, basis = _over_seeds(steep, used, wholes)
     pictures = pictures_of(slopes, used)
     squares, value = sum(slope**2 for slope in steep.values()), margin.value(means)
 
@@ -94,7 +100,7 @@ def estimate(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, O
         step = half_width / squares if squares else 0.0
         return (end(-step), end(step)) if step else (value, value)
 
-    return Estimate(value, interval_at, basis, variance, pictures)
+    return Estimate(value, interval_at, basis, variance, freedom, pictures)
 
 
 def pictures_of(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> float | None:
@@ -121,8 +127,9 @@ def _block(cell: OurCell) -> tuple:
 
 def _over_seeds(
     slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell], wholes: Mapping[Cell, float]
-) -> tuple[Callable[[float], float], float, str]:
-    """Of a sum of slopes times numbers: half-width over seeds by its chance to err, variance of one seed, the rule."""
+) -> tuple[Callable[[float], float], float, float, str]:
+    """Of a sum of slopes times numbers: half-width over seeds by its chance to err, variance of one seed, degrees of
+    freedom for each seed beyond the first, the rule."""
     first = next(iter(used.values()))
     blocks: dict[tuple, np.ndarray] = {}
     for cell, our_cell in used.items():
@@ -136,7 +143,7 @@ def _over_seeds(
             return (high - low) / 2
 
         variance = sum(block.var(ddof=1) for block in blocks.values())
-        return by_welch, variance, f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds, Welch"
+        return by_welch, variance, 1.0, f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds, Welch"
     (((_, seeds), by_seed),) = blocks.items()
     if all(cell.column is first.column for cell in used.values()):
         alike = {name: number for name, number in first.column.items() if tuple(sorted(number.seeds)) == seeds}
@@ -162,7 +169,10 @@ def _over_seeds(
     if named and len(rows) > 2:
         basis += f"; {'perhaps noisier than they' if by_rows else 'stays apart'}: {', '.join(named)}"
     variance = len(seeds) * float(spread.variance(weights))
-    return lambda error: float(spread.half_width(weights, error)), variance, basis
+    # what seeds do to all rows cancels in a difference only
+    is_pooled = by_rows and not by_values and abs(weights.sum()) <= 1e-9 * abs(weights).max()
+    freedom = float(spread.freedom) / (len(seeds) - 1) if is_pooled else 1.0
+    return lambda error: float(spread.half_width(weights, error)), variance, freedom, basis
 
 
 def _whole(cell: OurCell) -> float:
