@@ -4,9 +4,10 @@
     make compare RUNS="<run> <run>" SET="data.source=shards data.root=/data/flickr8k"
     python scripts/compare.py <run> <evaluation.json> ...
 
-A model is the folder of a run or of its seeds (seed0, seed1, ...), a checkpoint (step-XXXXXXXX), or the JSON file of an
-evaluate.py, published.py or public.py; published weights are compared by that file. The evaluation in the folder of a
-run is used as it is. A checkpoint before the last one is evaluated now, and every model with SET.
+A model is the folder of a run, a checkpoint (step-XXXXXXXX), or the JSON file of an evaluate.py, published.py or
+public.py; published weights are compared by that file. "table4_clip-demo-*" names all runs of a row, with all seeds.
+The evaluation in the folder of a run is used as it is. A checkpoint before the last one is evaluated now, and every
+model with SET.
 
 Runs that differ only in the seed are one line. Numbers of different protocols share no column; a note states the
 difference. Only preprocessing may differ, which a note states too. The other models are compared with the first one,
@@ -17,6 +18,7 @@ Welch's 95 % interval over seeds follows.
 """
 
 import datetime
+import glob
 import importlib
 import itertools
 import math
@@ -67,15 +69,17 @@ class Model:
 
 
 def opened(text: str, overrides: Sequence[str]) -> list[Model]:
-    """The models that a word of the command names, several where it is a folder of seeds."""
+    """The models that a word of the command names, several where it is a pattern."""
     path = Path(text).expanduser()
     if path.is_file() and path.suffix == ".json":
         return [_of_file(path, overrides)]
-    seeds = sorted(path.glob("seed*/config.yaml"), key=lambda file: (len(file.parent.name), file.parent.name))
-    folders = [file.parent for file in seeds] or [path]
+    named = [path] if path.exists() else [Path(match) for match in glob.glob(str(path))] or [path]  # noqa: PTH207 (a pattern of folders)
+    seeds = [file.parent for folder in named for file in folder.glob("seed*/config.yaml")]
+    # a pattern also meets runs that were set aside or hold no config
+    folders = sorted(seeds, key=lambda folder: (len(folder.name), folder.name, folder)) or named
     if not any((folders[0] / name).is_file() for name in ("config.yaml", "state.json")):
         raise ConfigError(
-            f"{text} is no run; expected the folder of a run or of its seeds, a checkpoint, or the JSON file of an "
+            f"{text} is no run; expected the folder of a run, a checkpoint, or the JSON file of an "
             "evaluation. Published weights are evaluated first: python <paper>/published.py --checkpoint ..."
         )
     return [_of_run(folder, overrides) for folder in folders]
@@ -111,7 +115,8 @@ def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
         hits = {role: result.hits for role, result in results.items()}
         label += f", step {content['step']}" if step else ""
     settings = {key: value for key, value in config.items() if key != "run"}
-    line = hash_of([content["paper"], content["step"], name, settings])
+    # not by the folder's name: it has another hash for every seed
+    line = hash_of([content["paper"], content["step"], label, settings])
     return _model(label, line, config["run"]["seed"], content, hits)
 
 

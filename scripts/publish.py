@@ -31,6 +31,8 @@ from common.run.evaluation_files import read_evaluations
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain
 
+ROW_FOLDER = rf"(.+)-({'|'.join(SCALES)})-[0-9a-f]+"  # row, scale
+
 
 def publish(run: Path, folder: Path, licence: str) -> None:
     """Writes the model folder of a finished run, whose seeds beside it are counted in."""
@@ -66,21 +68,34 @@ def without_places(settings: Any) -> Any:
 def _measured(run: Path, step: int) -> list[dict[str, Any]]:
     # Evaluations of this run, first, and of the other seeds of its row that got as far, each once.
     #
-    # Empty without its own, as its files were written and of these weights.
-    folders = [run, *sorted(other for other in run.parent.glob("seed*") if other.resolve() != run.resolve())]
-    saved = [read_evaluations(RunFiles(folder)) for folder in folders]
+    # Empty without its own, as its files were written and of these weights. Another seed is another folder:
+    # table4_clip-demo-0a1b/seed0, table4_clip-demo-2c3d/seed1.
+    row = re.fullmatch(ROW_FOLDER, run.resolve().parent.name)
+    others = run.resolve().parents[1].glob(f"{row[1]}-{row[2]}-*/seed*") if row else []
+    folders = [run, *sorted(other for other in others if other.resolve() != run.resolve())]
     by_seed = {}
-    for content, _ in filter(None, saved):
-        if content["step"] == step:
-            by_seed.setdefault(content.get("seed"), content)
-    return [] if saved[0] is None else list(by_seed.values())
+    for folder in folders:
+        saved = read_evaluations(RunFiles(folder))
+        if saved is None and folder is run:
+            return []
+        if saved and saved[0]["step"] == step and _settings(folder) == _settings(run):
+            by_seed.setdefault(saved[0].get("seed"), saved[0])
+    return list(by_seed.values())
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    # Without the section that holds the seed.
+    content = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    return {key: value for key, value in content.items() if key != "run"}
 
 
 def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], licence: str, name: str) -> str:
     """The model card, in Markdown with the hub's header."""
     state = checkpoint.state
     config, paper = state["config"], state["paper"]
-    row = re.fullmatch(rf"(.+)-({'|'.join(SCALES)})-[0-9a-f]+", run.parent.name)
+    row = re.fullmatch(ROW_FOLDER, run.parent.name)
+    has_towers = any(tensor.startswith("image_tower.") for tensor in checkpoint.model_tensors())
+    start = f"\npython {paper}/train.py model.init={name}" if has_towers else ""  # GeoMM's encoders start no other run
     what = f"row {row[1]} at {row[2]} scale" if row else "settings of its own"
     made_of = "".join(f"\n- started from {key}: {value}" for key, value in state.get("initial_weights", {}).items())
     recipe = yaml.safe_dump({part: config[part] for part in ("method", "model", "optim")}, sort_keys=False)
@@ -89,7 +104,9 @@ def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], lice
         for metric in HEADLINES:  # all are in the JSON
             if metric not in one["metrics"]:
                 continue
-            of_seeds = [100 * content["evaluations"][role]["metrics"][metric] for content in measured]
+            alike = [other for content in measured if (other := content["evaluations"].get(role))]
+            alike = [other for other in alike if other["protocol"] == one["protocol"]]
+            of_seeds = [100 * other["metrics"][metric] for other in alike]
             spread = f"{statistics.mean(of_seeds):.1f} +- {statistics.stdev(of_seeds):.1f}" if of_seeds[1:] else "-"
             chance = one["chance"].get(metric)
             chance_level = "-" if chance is None else f"{100 * chance:.1f}"
@@ -107,8 +124,7 @@ Two towers for pictures and captions, compared by the geometry `{state["geometry
 repository, {what}, seed {config["run"]["seed"]}, after {state["step"]:,} steps.
 
 ```sh
-python {paper}/evaluate.py --checkpoint {name}
-python {paper}/train.py model.init={name}
+python {paper}/evaluate.py --checkpoint {name}{start}
 ```
 
 ## Data

@@ -61,10 +61,10 @@ def sentence_encoder(folder, pooling, *more):
 
 
 def test_a_mean_over_words_stands_only_for_sentence_encoders_that_take_it(tmp_path):
-    check_pooling(tmp_path)
+    check_pooling(str(tmp_path))
     mean, cls = "pooling_mode_mean_tokens", "pooling_mode_cls_token"
     sentence_encoder(tmp_path, {mean: True, cls: False}, "Normalize")
-    check_pooling(tmp_path)
+    check_pooling(str(tmp_path))
     for pooling, more, message in (
         (
             {mean: False, cls: True},
@@ -77,7 +77,30 @@ def test_a_mean_over_words_stands_only_for_sentence_encoders_that_take_it(tmp_pa
     ):
         sentence_encoder(tmp_path, pooling, *more)
         with pytest.raises(ValueError, match=message):
-            check_pooling(tmp_path)
+            check_pooling(str(tmp_path))
+
+
+def test_what_a_model_on_the_hub_states_is_asked_for(tmp_path, monkeypatch):
+    def downloaded(name, file_names, key):
+        file = next((tmp_path / one for one in file_names if (tmp_path / one).is_file()), None)
+        if file is None:
+            raise ValueError("the model has none of them")
+        own = tmp_path / "cache" / file.name  # alone: only what was asked for lies in the cache
+        own.parent.mkdir(exist_ok=True)
+        return file.rename(own) if file.name == "vocab.txt" else file
+
+    monkeypatch.setattr("common.data.text_files._hub_file", downloaded)
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "a", "dog"]))
+    change(tmp_path / "tokenizer_config.json", strip_accents=False)
+    with pytest.raises(ValueError, match="strip_accents = False; expected: True"):
+        BertTokenizer.from_vocabulary("me/mine")
+    check_pooling("me/mine")
+    sentence_encoder(tmp_path, {"pooling_mode_cls_token": True})
+    with pytest.raises(ValueError, match="pooling_mode_cls_token = True"):
+        check_pooling("me/mine")
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"me/mine has no 1_Pooling/config\.json"):
+        check_pooling("me/mine")
 
 
 @pytest.mark.parametrize(("key", "value"), [

@@ -1,5 +1,6 @@
 """common/data/hugging_face.py and streamed.py: sources, columns, broken rows; the order of a stream."""
 
+import hashlib
 import io
 import itertools
 import json
@@ -246,10 +247,17 @@ def test_rows_without_an_id_stay_apart(tmp_path):
         ["picture 4"],
         ["picture 5"],
     ]
-    ids = ["row 0", "7", "row 2", "row 4", "row 5"]
-    assert [ranked.image_id(index) for index in range(5)] == ids
+    ids = [hashlib.blake2b(jpeg(number), digest_size=16).hexdigest() for number in range(6)]
+    assert [ranked.image_id(index) for index in range(5)] == [ids[0], "7", ids[2], ids[4], ids[5]]
     trained = open_hugging_face("set", root=tmp_path)
-    assert [trained.image_id(index) for index in range(6)] == ["row 0", "7", "row 2", "7", "row 4", "row 5"]
+    assert [trained.image_id(index) for index in range(6)] == [ids[0], "7", ids[2], "7", ids[4], ids[5]]
+
+
+def test_rows_of_the_same_bytes_are_one_picture_where_no_column_has_ids(tmp_path):
+    rows([0, 1, 0, 2]).remove_columns("image_id").save_to_disk(tmp_path / "set")
+    ranked, trained = (open_hugging_face("set", root=tmp_path, role=role) for role in ("test", "train"))
+    assert [ranked.captions(index) for index in range(len(ranked))] == [["picture 0"] * 2, ["picture 1"], ["picture 2"]]
+    assert (len(trained), trained.image_id(2)) == (4, ranked.image_id(0))
 
 
 def test_one_unusable_row_of_a_picture_is_left_out_and_listed(tmp_path):

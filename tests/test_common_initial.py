@@ -194,6 +194,18 @@ def test_a_run_of_ours_goes_on_as_a_new_run_with_all_its_scalars(tmp_path, publi
     assert model.logit_scale().item() == pytest.approx(1 / 0.07)
 
 
+def test_towers_without_projections_go_on_and_have_no_place_in_other_layouts(tmp_path):
+    settings = ("optim.steps=2", "model.embedding_dim=32")
+    files = run(tmp_path, config_of("contrastive_basics", *settings, row="table1_class_tokens"), "contrastive_basics")
+    again = config_of("contrastive_basics", *settings, f"model.init={files.folder}", row="table1_class_tokens")
+    model, _ = model_of("contrastive_basics", again)
+    trained = last_checkpoint(files.checkpoints).model_tensors()
+    assert "image_tower.projection" not in trained
+    assert all(torch.equal(trained[name], value) for name, value in model.state_dict().items())
+    with pytest.raises(WeightsError, match="only a vision transformer with a causal text tower"):
+        clip_to_open_clip(open_source(str(files.folder)).clip())
+
+
 @pytest.mark.parametrize("row", ["table1_late_interaction", "negatives_queue"])
 def test_wrapped_towers_and_momentum_copies_start_from_the_weights(tmp_path, public, row):
     lock = ("model.image.lock=all", "model.text.lock=all")
@@ -305,12 +317,16 @@ def test_a_run_that_starts_from_a_bare_file_states_its_heads(tmp_path, public):
     assert model.image_tower.transformer.blocks[0].attention.heads == 4
 
 
-def test_weights_that_transformers_would_draw_at_random_are_missed(tmp_path, public):
+def test_weights_that_transformers_would_draw_at_random_or_leave_out_are_named(tmp_path, public):
     shutil.copytree(public[0] / "bert", tmp_path / "bert")
     config = json.loads((tmp_path / "bert/config.json").read_text())
-    (tmp_path / "bert/config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
-    with pytest.raises(WeightsError, match=r"bert lacks encoder\.layer\.2\.attention"):
-        InitialWeights.opened(config_of("euclip", f"model.text.init={tmp_path / 'bert'}"))
+    for layers, message in (
+        (3, r"bert lacks encoder\.layer\.2\.att"),
+        (1, r"config\.json has no place for: .*layer\.1\."),
+    ):
+        (tmp_path / "bert/config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+        with pytest.raises(WeightsError, match=message):
+            InitialWeights.opened(config_of("euclip", f"model.text.init={tmp_path / 'bert'}"))
 
 
 @pytest.mark.parametrize(
@@ -319,6 +335,8 @@ def test_weights_that_transformers_would_draw_at_random_are_missed(tmp_path, pub
         ("contrastive_basics", "table1_ours", None),
         ("contrastive_basics", "negatives_queue", None),
         ("contrastive_basics", "table1_late_interaction", "geometry 'late_interaction': other code compares by cosine"),
+        ("contrastive_basics", "beyond_sigmoid", "has a logit bias: the exported layouts have no place for it"),
+        ("geomm", "clip", "expected a run of two towers: contrastive_basics, euclip or oblique_topology"),
         ("euclip", "table4_clip", None),
         ("euclip", "table4_meru", "geometry 'hyperbolic': other code compares by cosine"),
         ("oblique_topology", "table2_clip", "these are VisionTransformer and BidirectionalTextTransformer"),
@@ -347,11 +365,11 @@ def test_weights_without_a_text_tower_are_named(tmp_path):
 def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_asked(tmp_path, monkeypatch, capsys):
     run_folder, uploads = tmp_path / "table1_ours-smoke-0123abcd/seed0", []
     script = importlib.import_module("contrastive_basics.train")
-    for seed in (1, 0):
+    for seed, folder in ((1, tmp_path / "table1_ours-smoke-4567cdef/seed1"), (0, run_folder)):
         config = config_of("contrastive_basics", "optim.steps=2", f"run.seed={seed}", f"model.weights={tmp_path}")
-        files = RunFiles(run_folder.with_name(f"seed{seed}"), {"seed": seed})
+        files = RunFiles(folder, {"seed": seed})
         script.train(config, open_training_pairs(config.data, seed), files, False, Accelerator(cpu=True))
-    shutil.copytree(run_folder, run_folder.with_name("seed2"))  # which is none
+    shutil.copytree(run_folder, tmp_path / "table1_ours-smoke-89ab/seed2")  # the same seed again
 
     class Hub:
         def create_repo(self, name, exist_ok):

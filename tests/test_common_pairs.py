@@ -196,6 +196,18 @@ def test_every_source_can_hold_out_a_share_of_its_training_pictures(tmp_path, wr
         open_validation_pairs(config_of(source, tmp_path, **values, val="x", val_share=0.25))
 
 
+def test_a_held_out_share_of_rows_ranks_each_picture_once_with_all_its_captions(tmp_path):
+    numbers = [number for number in range(20) for _ in range(3)]
+    content = {"image": [jpeg(number) for number in numbers], "caption": [f"{row}" for row in range(60)]}
+    datasets.Dataset.from_dict(content).save_to_disk(tmp_path / "saved")
+    data = config_of("hugging_face", tmp_path, train="saved", val_share=0.3)
+    train, validation = open_training_pairs(data, 0), open_validation_pairs(data)
+    ids = [validation.image_id(index) for index in range(len(validation))]
+    assert len(set(ids)) == len(ids) == 20 - len(train) // 3
+    assert all(len(validation.captions(index)) == 3 for index in range(len(validation)))
+    assert not set(ids) & {train.image_id(index) for index in range(len(train))}
+
+
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
 def test_every_source_opens_by_role_and_trains(tmp_path, write):
     source, values = write(tmp_path)
@@ -419,10 +431,13 @@ def test_a_list_without_splits_is_not_ranked_on_what_it_was_trained_on(tmp_path)
     rows = [{"image": f"id{number}.jpg", "caption": captions_of(number)} for number in range(NUM_SAMPLES)]
     (tmp_path / "all.json").write_text(json.dumps(rows))
     (tmp_path / "few.json").write_text(json.dumps(rows[:3]))
-    data = config_of("karpathy", tmp_path, train="all.json", val="few.json")
+    data = config_of("karpathy", tmp_path, train="all.json", val="few.json", max_broken_share=0.5)
     assert len(open_validation_pairs(data)) == 3
-    with pytest.raises(ValueError, match=r"data\.test is empty and data\.train = 'all\.json' has no split for it"):
-        open_evaluation_sets(data)
+    for caption in ("id 0", ""):  # training leaves an empty caption out, ranking does not
+        rows[0]["caption"] = caption
+        (tmp_path / "all.json").write_text(json.dumps(rows))
+        with pytest.raises(ValueError, match=r"data\.test is empty and data\.train = 'all\.json' has no split for it"):
+            open_evaluation_sets(data)
 
 
 # --- order -----------------------------------------------------------------------------------------------------------

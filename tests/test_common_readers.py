@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -290,6 +291,17 @@ def test_captions_in_several_columns_are_those_of_one_picture(tmp_path, role):
         assert opened(str(path), caption_column="caption_4", role=role).captions(0) == ["0 4"]
         with pytest.raises(ValueError, match=r"'caption_5'"):
             opened(str(path), caption_column="caption_0,caption_5", role=role)
+
+
+def test_a_cell_may_hold_a_list_of_captions_as_pandas_and_json_write_it(tmp_path):
+    files(tmp_path, items(4))
+    lists = [["a dog's day", 'says "hi", runs'], ["one"]]
+    cells = [*map(str, lists), json.dumps(lists[0]), "[unclear] [1]"]
+    pandas.DataFrame({"image": [f"{row}.jpg" for row in range(4)], "captions": cells}).to_csv(
+        tmp_path / "x.csv", index=False
+    )
+    pairs = open_tsv(tmp_path / "x.csv")
+    assert [pairs.captions(row) for row in range(4)] == [*lists, lists[0], ["[unclear] [1]"]]
 
 
 # --- what is broken --------------------------------------------------------------------------------------------------

@@ -57,11 +57,12 @@ def hits():
 
 
 def test_seeds_are_one_line_and_published_weights_another_with_mcnemars_p_value(tmp_path, hits, capsys):
-    seeds = [write_run(tmp_path / "mine-demo-0a1b" / f"seed{k}", k, hits[k + 1]).parent for k in range(2)]
+    for k, key in enumerate(("0a1b", "4e5f")):  # another seed is another folder
+        write_run(tmp_path / f"mine-demo-{key}" / f"seed{k}", k, hits[k + 1])
     other = write_run(tmp_path / "other-demo-2c3d" / "seed0", 0, hits[0], row=2)
     for name, content in zip(("clip.json", "clip_hits.json"), evaluation(hits[3], preprocessing={"size": 224})):
         (tmp_path / name).write_text(json.dumps(content))
-    table = compared(tmp_path, other, seeds[0], tmp_path / "clip.json")
+    table = compared(tmp_path, other, tmp_path / "mine-demo-*", tmp_path / "clip.json")
     assert [row.method for row in table.rows] == ["other, demo", "mine, demo", "photos, published"]
     one, mine, published = (row.ours["pets/acc1"] for row in table.rows)
     assert (one.mean, published.mean) == pytest.approx((100 * hits[0].mean(), 100 * hits[3].mean()))

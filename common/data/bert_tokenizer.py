@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from common.data.text_files import find_file, pack, read_json_object, read_lines, read_text, unpack
+from common.data.text_files import find_file, pack, read_json_object, read_lines, read_text, stated_file, unpack
 from common.data.tokenizer import Tokenizer, ids_of, without_lone_surrogates
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -71,7 +71,7 @@ class BertTokenizer(Tokenizer):
         path = find_file(source or DEFAULT_SOURCE, FILE_NAMES, key)
         try:
             tokenizer = cls(_read_vocabulary(path))
-            _check_cleaning(path)
+            _check_cleaning(path, source or DEFAULT_SOURCE)
             return tokenizer
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
@@ -112,13 +112,14 @@ _CLEANING = {
 }
 
 
-def _check_cleaning(path: Path) -> None:
-    # refuses a vocabulary whose folder states another cleaning of texts
-    file, content = path.with_name("tokenizer_config.json"), {}
+def _check_cleaning(path: Path, source: str) -> None:
+    # refuses a vocabulary whose folder, or model on the hub, states another cleaning of texts
+    file, content = stated_file(str(path.parent), "tokenizer_config.json"), {}
     if path.suffix == ".json":
         file, content = path, json.loads(read_text(path)).get("normalizer") or {}
-    elif file.is_file():
-        content = read_json_object(file)
+    else:  # of the hub only what is asked for is there
+        file = file or (None if Path(source).expanduser().exists() else stated_file(source, "tokenizer_config.json"))
+        content = {} if file is None else read_json_object(file)
     for key, values in _CLEANING.items():
         if key in content and content[key] not in values:
             raise ValueError(

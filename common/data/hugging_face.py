@@ -31,12 +31,19 @@ CAPTION_COLUMNS = ("captions", "caption", "sentences", "text", "txt", "title")
 class HuggingFacePairs:
     """Rows of a data set with random access, each an image with its captions.
 
-    In a set that is ranked, rows of one `image_id` (else of one path) are one sample with the captions of all, in the
-    place of the first; a row whose captions or id cannot be used is listed in `broken_at_open`. All other rows that
-    cannot be used raise `BrokenSample` when they are read.
+    In a set that is ranked, rows of one `image_id` (else of one path, else of the same bytes) are one sample with the
+    captions of all, in the place of the first; a row whose captions or id cannot be used is listed in `broken_at_open`.
+    All other rows that cannot be used raise `BrokenSample` when they are read.
     """
 
-    def __init__(self, rows: datasets.Dataset, reader: RowReader, name: str, max_broken_share: float = 0.01) -> None:
+    def __init__(
+        self,
+        rows: datasets.Dataset,
+        reader: RowReader,
+        name: str,
+        max_broken_share: float = 0.01,
+        is_ranked: bool = False,
+    ) -> None:
         if not len(rows):
             raise ValueError(f"{reader.source}: no rows in {name}")
         self.name, self.reader = name, reader
@@ -44,13 +51,13 @@ class HuggingFacePairs:
         self._rows = rows.select_columns([reader.image, *reader.text_columns])
         self._texts = rows.select_columns(reader.text_columns)  # reading a caption should not read its image
         self._groups: list[list[int]] | None = None  # None: each row is a sample
-        if reader.role != "train":
+        if is_ranked:
             self._group_by_picture(max_broken_share)
 
     def _group_by_picture(self, max_broken_share: float) -> None:
-        rows = (
-            self.reader.as_row(row, number) for number, row in enumerate(_rows_without_bytes(self._rows, self.reader))
-        )
+        has_ids = self.reader.image_id is not None
+        content = _rows_without_bytes(self._rows, self.reader) if has_ids else self._rows
+        rows = (self.reader.as_row(row, number) for number, row in enumerate(content))
         entries, self.broken_at_open = pictures_of(rows, self.reader.source, self.reader.role, together="image_id")
         empty = f"{self.reader.source}: no captioned image in {self.name}"
         num_good = len(self._rows) - len(self.broken_at_open)
@@ -66,7 +73,7 @@ class HuggingFacePairs:
 
         Returns:
             {"image": Pillow image in RGB, "captions": list of str, "image_id": str}; the id is that of the column
-            `image_id`, else the path of the image, else "row 7" for the eighth row.
+            `image_id`, else the path of the image, else a hash of its bytes.
         Raises:
             BrokenSample: names source, row and reason.
         """
@@ -138,6 +145,7 @@ def open_hugging_face(
     caption_column: str | None = None,
     role: str = "train",
     stream_buffer: int = 0,
+    is_ranked: bool | None = None,
     seed: int = 0,
     max_broken_share: float = 0.01,
     decode_size: int | None = None,
@@ -155,6 +163,7 @@ def open_hugging_face(
             is bytes or a path, captions are a string or a list of strings, in one column or in several, which commas
             separate; of several, an empty cell is no caption.
         stream_buffer: above 0 the set is a `StreamedPairs` with a buffer of this many rows.
+        is_ranked: rows of one image are one sample; None: in every role but "train".
     Raises:
         ValueError: names the source and what it has: no such split or column, a column of another type, no rows, a file
             or a hub name that cannot be loaded, a broken link.
@@ -187,7 +196,9 @@ def open_hugging_face(
         rows = rows.cast_column(reader.image, datasets.Image(decode=False))
     label = label_of(source, place, split)
     if not stream_buffer:
-        return HuggingFacePairs(rows, reader, label, max_broken_share)
+        return HuggingFacePairs(
+            rows, reader, label, max_broken_share, role != "train" if is_ranked is None else is_ranked
+        )
     rows = rows.select_columns([reader.image, *reader.text_columns])
     if num_rows is None:  # a stream of JSON does not state it: read once, only the captions
         first = reader.caption_columns[0]

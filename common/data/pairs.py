@@ -12,6 +12,7 @@ from common.data.held_out import split_off
 from common.data.mixture import Mixture
 from common.data.order import seed_of
 from common.data.part import some_of
+from common.data.pictures import Pictures
 from common.data.scenes import ReferringScenes, SceneDataset, classification_task
 from common.data.transforms import ImageTransform
 
@@ -76,7 +77,7 @@ def open_validation_pairs(data: DataConfig) -> Pairs:
     if data.val_share and data.val:
         raise ValueError(f"data.val = {data.val!r} and data.val_share = {data.val_share}; expected one of them")
     if data.val_share:
-        whole = _open_photographs(data, "train", every_pixel=True)
+        whole = _open_photographs(data, "train", is_ranked=True)
         return some_of(split_off(whole, data.val_share).validation, data.validation_size)
     return some_of(_open_photographs(data, "val"), data.validation_size)
 
@@ -149,12 +150,13 @@ def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
 
 
 def _open_photographs(
-    data: DataConfig, role: str, seed: int = 0, key: str | None = None, every_pixel: bool = False
+    data: DataConfig, role: str, seed: int = 0, key: str | None = None, is_ranked: bool = False
 ) -> Pairs:
-    # The set of one role; the seed is that of a stream's order, the key names it in messages.
+    # The set of one role; the seed is that of a stream's order, the key names it in messages. is_ranked: a share of the
+    # training set is.
     options: dict[str, Any] = {"role": role, "max_broken_share": data.max_broken_share}
     # training may decode a JPEG at a fraction of its size; ranking sees every pixel
-    options["decode_size"] = 2 * data.image_size if role == "train" and not every_pixel else None
+    options["decode_size"] = 2 * data.image_size if role == "train" and not is_ranked else None
     if data.source == "shards":
         return _open_shards(data, role, {**options, "key": key})
     root = Path(data.root).expanduser()
@@ -166,7 +168,8 @@ def _open_photographs(
         if data.source in TAKEN_BY[column]:
             options[column] = getattr(data, column) or None
     if data.source == "hugging_face":
-        options |= {"stream_buffer": data.stream_buffer if role == "train" else 0, "seed": seed, "key": key}
+        stream_buffer = data.stream_buffer if role == "train" and not is_ranked else 0
+        options |= {"stream_buffer": stream_buffer, "seed": seed, "key": key, "is_ranked": is_ranked or role != "train"}
     opened = _reader(data.source)(name if data.source == "hugging_face" else root / name, **options)
     return _not_the_training_set(opened, data, role)
 
@@ -186,12 +189,21 @@ def _not_the_training_set(opened: Pairs, data: DataConfig, role: str) -> Pairs:
     # a file without splits serves one role: with an empty data.<role> a model would be ranked on its training set
     if role == "train" or getattr(data, role):
         return opened
-    if opened.fingerprint == _open_photographs(replace(data, stream_buffer=0), "train").fingerprint:
+    training = _open_photographs(replace(data, stream_buffer=0), "train")
+    if opened.fingerprint == training.fingerprint or _is_mostly_of(opened, training):
         raise ValueError(
             f"data.{role} is empty and data.train = {data.train!r} has no split for it: it would be the training set "
             f"itself; expected: {CAPTION_FILES[data.source]}"
         )
     return opened
+
+
+def _is_mostly_of(opened: Pairs, training: Pairs) -> bool:
+    # of one file: training leaves out rows that ranking keeps, so the sets may differ in a few images
+    if not (isinstance(opened, Pictures) and isinstance(training, Pictures)):
+        return False
+    trained = {training.image_id(index) for index in range(len(training))}
+    return 2 * sum(opened.image_id(index) in trained for index in range(len(opened))) > len(opened)
 
 
 def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> Pairs:

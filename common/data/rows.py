@@ -186,15 +186,20 @@ class RowReader:
         return b""
 
     def identity(self, row: dict[str, Any], index: int) -> str | None:
-        """The id that the row gives, else the path of its image; None for bytes without id. Raises: BrokenSample."""
+        """The id that the row gives, else the path of its image, else a hash of its bytes; None without an image.
+
+        Raises: BrokenSample.
+        """
         with named(self.source, f"row {index}"):
             image_id = None if self.image_id is None else row[self.image_id]
             if image_id is not None and image_id != "":
                 return id_text(image_id)
-            path = picture_bytes(row[self.image])
+            content = picture_bytes(row[self.image])
+            if isinstance(content, bytes):
+                return hashlib.blake2b(content, digest_size=16).hexdigest()
             # the library makes the paths of an image folder absolute; an id should not change with the machine
             folder = self.folder.as_posix().rstrip("/") + "/"
-            return picture_path(path).removeprefix(folder) if isinstance(path, str) and path else None
+            return picture_path(content).removeprefix(folder) if isinstance(content, str) and content else None
 
     def as_row(self, row: dict[str, Any], index: int) -> Row:
         """For `pictures_of`: captions and id; a fault of the image shows when it is read."""

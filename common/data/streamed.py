@@ -11,7 +11,7 @@ import numpy as np
 
 from common.data.broken import BrokenSample
 from common.data.order import permuted, seed_of
-from common.data.rows import RowReader, captions_of, picture_bytes, rows_of_batch
+from common.data.rows import RowReader, captions_of, rows_of_batch
 
 if TYPE_CHECKING:
     import datasets
@@ -82,10 +82,8 @@ class StreamedPairs:
         """
         row = self._row(position)
         captions = self.reader.captions(row, position)
-        image, image_id = self.reader.picture(row, position), self.reader.identity(row, position)
-        if image_id is None:  # it came as bytes
-            image_id = hashlib.blake2b(picture_bytes(row[self.reader.image]), digest_size=16).hexdigest()
-        return {"image": image, "captions": captions, "image_id": image_id}
+        image = self.reader.picture(row, position)
+        return {"image": image, "captions": captions, "image_id": self.reader.identity(row, position)}
 
     def captions(self, position: int) -> list[str]:
         """The captions at a position; the stream moves on to it."""

@@ -124,6 +124,17 @@ def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
     return _hub_file(name, file_names, key)
 
 
+def stated_file(name: str, file_name: str) -> Path | None:
+    """A file that a folder, or a model on the hub, may have beside its weights; None where it has none."""
+    folder = Path(name).expanduser()
+    if folder.exists():
+        return file if (file := folder / file_name).is_file() else None
+    try:
+        return find_file(name, (file_name,), "weights")
+    except ValueError:
+        return None
+
+
 def _hub_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError

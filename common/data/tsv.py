@@ -5,12 +5,15 @@ order mark, plain or gzip. A row that cannot be used is listed with its line; un
 another encoding stop with an error.
 """
 
+import ast
 import csv
 import io
 import itertools
+import json
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,8 @@ def open_tsv(
         images: folder of the images; None searches for it, see `find_images`.
         image_column, caption_column: names in the header. None: the first line is a header if it has one of
             `IMAGE_COLUMNS` and one of `CAPTION_COLUMNS` (upper or lower case); without a header there are two columns,
-            path and caption. Several caption columns are separated by commas; their empty cells are none.
+            path and caption. Several caption columns are separated by commas; their empty cells are none. A cell may
+            hold a list of captions, as JSON or as Python writes it.
         max_broken_share: of rows in another encoding, however few rows there are, and of all faults as in
             `pictures_in_files`; a row that cannot be used counts as a sample.
     Raises:
@@ -84,10 +88,22 @@ def _row(line: int, fields: list[str], count: int, path_at: int, captions_at: li
         fields = [fields[0], ",".join(fields[1:])]  # Flickr's text files do not quote captions that hold commas
     if len(fields) != count:
         return Row(place, fault=f"row has another number of columns: {len(fields)} instead of {count}")
-    captions = captions_in([fields[at] for at in captions_at])
+    captions = captions_in([_cell(fields[at]) for at in captions_at])
     if _UNDECODED_BYTE.search("".join(captions)):
         return Row(place, fault=_UNDECODED)
     return Row(place, fields[path_at].strip(), captions)
+
+
+def _cell(text: str) -> str | list[str]:
+    # pandas writes a list of captions into one cell, as Python or as JSON
+    if text[:1] != "[" or text.rstrip()[-1:] != "]":
+        return text
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            captions = read(text)
+            if captions and isinstance(captions, list) and all(isinstance(one, str) for one in captions):
+                return captions
+    return text
 
 
 def _read(table: Path) -> str:

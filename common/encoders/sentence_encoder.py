@@ -3,25 +3,31 @@
 from pathlib import Path
 from typing import Any
 
-from common.data.text_files import read_json, read_json_object
+from common.data.text_files import read_json, read_json_object, stated_file
 
 _POOLING = "pooling_mode_"
 _MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers; a geometry normalises by itself
 
 
-def check_pooling(folder: Path) -> None:
-    """Refuses a sentence encoder whose sentence is not the mean over its tokens; one without modules.json is taken."""
-    if not (folder / "modules.json").is_file():
+def check_pooling(name: str) -> None:
+    """Refuses a sentence encoder whose sentence is not the mean over its tokens; one without modules.json is taken.
+
+    Args:
+        name: folder, or name on the hub.
+    """
+    modules = stated_file(name, "modules.json")
+    if modules is None:
         return
     instead = "; a text tower with model.text.layers above 0 reads the tokens and takes any of them"
-    for module in read_json(folder / "modules.json"):
+    for module in read_json(modules):
         kind = module["type"].rpartition(".")[2]
         if kind not in _MODULES:
-            raise ValueError(
-                f"{folder / 'modules.json'}: type = {module['type']}; expected: {', '.join(_MODULES)}{instead}"
-            )
+            raise ValueError(f"{modules}: type = {module['type']}; expected: {', '.join(_MODULES)}{instead}")
         if kind == "Pooling":
-            file = folder / module["path"] / "config.json"
+            file_name = f"{module['path']}/config.json"
+            file = stated_file(name, file_name)
+            if file is None:
+                raise ValueError(f"{modules}: path = {module['path']!r}, and {name} has no {file_name}; expected: both")
             _check_mean(file, read_json_object(file), instead)
 
 

@@ -1,7 +1,6 @@
 """Initial weights of a run: `model.init`, `model.image.init`, `model.text.init`, and which of them are locked."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,6 +68,11 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
         agreed_activation(name, settings[side].get("activation", "gelu"), activation)
     # late interaction wraps its towers, and a momentum encoder beside them is no part of the weights
     tensors = {key.replace("_tower.tower.", "_tower."): value for key, value in checkpoint.model_tensors().items()}
+    if not any(key.startswith("image_tower.") for key in tensors):
+        raise WeightsError(
+            f"{name} holds encoders with projections and pools of their own ({state['paper']}); expected a run of two "
+            "towers: contrastive_basics, euclip or oblique_topology"
+        )
     towers = towers_of_sizes(tensors, settings["image"], {**settings["text"], "end_id": tokenizer.end_id}, name)
     # assign: the towers were built on the meta device
     for side, tower in zip(SIDES, towers, strict=True):
@@ -147,7 +151,7 @@ class InitialWeights:
         if "text" in stems:
             tower = bare_tower(model.text_tower)
             if isinstance(tower, PooledTextStem):
-                check_pooling(Path(stems["text"].weights).expanduser())
+                check_pooling(stems["text"].weights)
             tower.stem.load_(self.text_stem.source, self.text_stem.text_tower)
 
     @torch.no_grad()

@@ -240,6 +240,9 @@ def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
     return model.bert if missing else model
 
 
+_BODY = re.compile(r"(^|\.)(embeddings|encoder|vision_model|text_model)\.")
+
+
 def _of_transformers(kind: type, name: str) -> tuple[nn.Module, list[str]]:
     # A model of transformers in float32, and the names of what its weights lack, which are drawn at random.
     folder = Path(name).expanduser()
@@ -248,4 +251,8 @@ def _of_transformers(kind: type, name: str) -> tuple[nn.Module, list[str]]:
         model, info = kind.from_pretrained(folder if folder.is_dir() else name, **options)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise WeightsError(f"{name} cannot be read by transformers: {str(error).strip().splitlines()[0]}") from error
+    # heads for other tasks may stand beside the body; more of the body is another model
+    more = [one for one in sorted(info["unexpected_keys"]) if _BODY.search(one) and not NOT_WEIGHTS.search(one)]
+    if more:
+        raise WeightsError(f"{name} has tensors that a model of its config.json has no place for: {some(more)}")
     return model, [one for one in sorted(info["missing_keys"]) if not NOT_WEIGHTS.search(one)]

@@ -61,6 +61,11 @@ class Weights:
                 f"{self.source} was trained with geometry {self.geometry!r}: other code compares by cosine, only the "
                 "sphere can be exported"
             )
+        if any(name.startswith("logit_bias.") for name in self.beside):
+            raise WeightsError(
+                f"{self.source} was trained by the sigmoid loss and has a logit bias: the exported layouts have no "
+                "place for it"
+            )
         model = TwoTowers(self.image_tower, self.text_tower, Sphere(), LogitScale(init=1 / 0.07, maximum=100.0))
         with torch.no_grad():
             model.logit_scale.log_logit_scale.copy_(self.beside["logit_scale.log_logit_scale"])
@@ -158,7 +163,7 @@ def _read_sizes(tensors: State, width: int) -> dict[str, Any]:
     return {
         "width": width,
         "layers": count_blocks(tensors, "transformer.blocks."),
-        "projection_dim": tensors["projection"].shape[1],
+        "projection_dim": tensors["projection"].shape[1] if "projection" in tensors else None,
         "mlp_ratio": tensors["transformer.blocks.0.mlp.0.weight"].shape[0] / width,
         "final_layer_norm": "final_norm.weight" in tensors,
     }
