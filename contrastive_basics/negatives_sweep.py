@@ -282,6 +282,7 @@ def _jobs(command: Command, code: PaperCode, sweep: Sweep, point: Point) -> list
     row = "negatives_queue.yaml" if point.queue else "negatives_batch.yaml"
     if is_main_process():
         print(f"{command.part}: {point}, {steps} steps", flush=True)
+    command.refuse_search()
     return [Job(code, row, command.scale, seed, overrides, command.runs) for seed in command.seeds]
 
 

@@ -82,7 +82,8 @@ def table1(command: Command) -> list[Table]:
     configs = _trained_rows(source, command)
     trained = {} if command.scale == PAPER_SCALE else train_rows(ours, CODE, configs)
     for method, seeds in trained.items():
-        note = note_of(ours, configs[method], CODE)
+        taken = replace(ours, overrides=(*ours.overrides, *ours.settings_of(configs[method])))
+        note = note_of(taken, configs[method], CODE)
         rows.append(Row(method, {}, measured_cells(source, seeds, command.scale), MEASURED, note))
     runs |= trained
     table = table_of(command, PAPER, "table1", columns_of(command, source, runs), rows, runs)

@@ -236,6 +236,7 @@ def regime_of_rows(
 
 def regime(command: Command, code: PaperCode) -> list[Table]:
     """Trains the grid, reports which settings are in the paper's regime, and draws recall against steps."""
+    command.refuse_search()
     options, trained = command.split(RegimeConfig)
     optim = code.config(GEOMETRIES["clip"][1], command.scale, trained.overrides).optim
     is_demo = command.scale == "demo"

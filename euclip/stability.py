@@ -64,6 +64,7 @@ SETTINGS = {
 
 def stability(command: Command, code: PaperCode) -> list[Table]:
     """Trains every setting and reports which runs were unstable."""
+    command.refuse_search()
     jobs = {
         method: [
             Job(

@@ -118,6 +118,7 @@ def rows_of(top: int, few: bool = False) -> dict[str, Reading]:
 
 def readings(command: Command, code: PaperCode) -> list[Table]:
     """Retrieval, softness and graphs of each row, all from the same trained towers."""
+    command.refuse_search()
     overrides = (*OVERRIDES.get(command.scale, ()), *command.overrides)
     top = code.config("clip_geo.yaml", command.scale, overrides).method.branching[0]
     rows = rows_of(top, few=command.scale == "smoke")

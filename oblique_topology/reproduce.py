@@ -264,7 +264,7 @@ def _trained(command: Command, table_id: str, settings: Mapping[str, Sequence[st
 
 
 def _config(command: Command, row: str) -> Config:
-    return CODE.config(row, command.scale, command.overrides)
+    return CODE.config(row, command.scale, [*command.overrides, *command.settings_of(row)])
 
 
 def _note(command: Command, row: str) -> str:

@@ -98,14 +98,14 @@ def test_pages_and_counts_show_it(tmp_path):
 
 def test_settings_within_a_standard_error_come_from_the_committed_search():
     near = near_settings("contrastive_basics", "demo", ["table1_ours", "beyond_sigmoid", "no_row"], [ROOT / "results"])
-    (file,) = (ROOT / "results/contrastive_basics/search").glob("*/search.json")
+    (file,) = (ROOT / "results/contrastive_basics/search").glob("demo-*/search.json")
     for row, of_row in json.loads(file.read_text())["rows"].items():
         means = {tuple(trial["settings"]): trial["values"] for trial in of_row["trials"] if None not in trial["values"]}
         best = max(means, key=lambda settings: np.mean(means[settings]))
         lowest = np.mean(means[best]) - stats.sem(means[best])
         expected = {settings for settings, values in means.items() if np.mean(values) >= lowest - 1e-12}
         assert {settings for settings, of_settings in near.items() if row in of_settings} == expected
-    assert near_settings("contrastive_basics", "photos", ["table1_ours"], [ROOT / "results"]) == {}
+    assert near_settings("contrastive_basics", "photos_scratch", ["table1_ours"], [ROOT / "results"]) == {}
 
 
 def test_near_trains_each_row_at_its_settings_beside_the_table_with_the_same_seeds(tmp_path, monkeypatch):
@@ -122,6 +122,8 @@ def test_near_trains_each_row_at_its_settings_beside_the_table_with_the_same_see
         assert (command.seeds, command.overrides) == ((0, 1, 2), ())
         assert command.folder("contrastive_basics").name.startswith("demo-")
         assert command.text("contrastive_basics").endswith("SCALE=demo SEEDS=3 NEAR=1")
+        assert command.settings_of(f"{command.rows[0]}.yaml") == command.settings
+        assert command.settings_of("lit_ours.yaml") == ()  # a row that a column measures beside it keeps its own
     changed, elsewhere = [*arguments, "--near", "optim.steps=3"], [*arguments, "--near"]
     refused(
         ("leave out optim.steps=3", lambda: reproduce_main("", "contrastive_basics", parts, changed)),
@@ -137,7 +139,7 @@ def test_searched_trains_each_row_at_the_best_setting_in_the_tables_own_folder(t
     rows = ["table1_ours", "beyond_sigmoid"]
     reproduce_main("", "contrastive_basics", parts, [*arguments, " ".join(rows)])
     (command,) = commands
-    (file,) = (ROOT / "results/contrastive_basics/search").glob("*/search.json")
+    (file,) = (ROOT / "results/contrastive_basics/search").glob("demo-*/search.json")
     for row, of_row in json.loads(file.read_text())["rows"].items():
         means = {tuple(trial["settings"]): np.mean(trial["values"]) for trial in of_row["trials"]}
         assert command.settings_of(f"{row}.yaml") == max(means, key=means.get)
@@ -158,6 +160,46 @@ def test_searched_trains_each_row_at_the_best_setting_in_the_tables_own_folder(t
         ("has table1_class_tokens; run", lambda: train_rows(
             commands[-1], PaperCode("contrastive_basics", dict, print, print), configs)),
     )  # fmt: skip
+
+
+def test_a_search_that_would_not_count_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(command_module, "join_processes", lambda: None)
+    arguments = ["table1", "--scale", "demo", "--searched", "--output", str(tmp_path), "--rows", "table1_ours"]
+    parts = {"table1": lambda command: []}
+
+    def searched(*more, part="table1", of=parts):
+        return lambda: reproduce_main("", "contrastive_basics", of, [part, *arguments[1:], *more])
+
+    own = {"negatives": lambda command: command.refuse_search()}
+    refused(
+        ("leave one of them out", searched(RATE + "5e-4")),
+        ("SEARCHED=1 has no meaning for negatives", lambda: reproduce_main(
+            "", "contrastive_basics", own, ["negatives", *arguments[1:-2]])),
+    )  # fmt: skip
+    (file,) = (ROOT / "results/contrastive_basics/search").glob("demo-*/search.json")
+    content, folder = json.loads(file.read_text()), tmp_path / "results/contrastive_basics/search"
+    (folder / file.parent.name).mkdir(parents=True)
+    (folder / file.parent.name / "search.json").write_text(json.dumps(content))
+    searched()()  # the same search again, of another root
+    (folder / "demo-again").mkdir()
+    (folder / "demo-again" / "search.json").write_text(json.dumps(content))
+    refused(("two searches choose optim.learning_rate, .*search.json", searched()))
+    (folder / "demo-again" / "search.json").unlink()
+    content["rows"]["table1_ours"]["equivalent"] = []
+    (folder / file.parent.name / "search.json").write_text(json.dumps(content))
+    refused(("no setting of table1_ours was trained by all seeds", searched()))
+
+
+def test_a_plan_after_the_first_look_does_not_count_and_is_not_recorded(tmp_path, capsys):
+    looked = of_seeds([50.0, 51.0, 52.0])
+    looked = replace(looked, command="make t SEEDS=3 PLAN=6 SEARCHED=1")
+    command = command_module.Command("t", "demo", (0, 1, 2), (), tmp_path, tmp_path / "results", planned_seeds=6)
+    first = command_module._planned(command, "no_paper", looked)
+    assert (first.plan, first.command) == ((3, 6), looked.command)
+    write_table(looked, command.folder("no_paper"))
+    second = command_module._planned(command, "no_paper", looked)
+    assert (second.plan, second.command) == ((), "make t SEEDS=3 SEARCHED=1")
+    assert "PLAN=6 does not count: t was looked at before" in capsys.readouterr().out
 
 
 # ---- planned seeds ---------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Training of the chapter's vision-language rows at smoke scale: losses against a loop by hand, exact resume."""
 
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -9,10 +11,12 @@ from killed_run import assert_same_to_the_last_bit, killed_after
 from runs import logged, row_config, trained
 
 from common.base.config import SCALES, ConfigError
+from common.base.signals import Stopped
 from common.data.pairs import open_training_pairs
 from common.run.checkpoint import last_checkpoint
 from common.run.inputs import as_inputs, batches_from, open_training_data
 from common.run.log import read_log
+from common.run.training import Run
 from contrastive_basics.evaluate import load_encoder
 from contrastive_basics.model import build_model
 
@@ -195,3 +199,16 @@ def test_a_checkpoint_rebuilds_the_model_and_takes_other_data(tmp_path, not_eval
     assert config.data.num_test == 6
     assert encoder.model.geometry.name == "late_interaction"
     assert all(torch.equal(tensor, encoder.model.state_dict()[name]) for name, tensor in weights(files).items())
+
+
+def test_a_signal_during_the_evaluation_ends_the_table_behind_it(tmp_path, monkeypatch):
+    evaluate = Run.evaluate
+
+    def signalled(self, models):
+        evaluate(self, models)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Run, "evaluate", signalled)
+    with pytest.raises(Stopped, match="received a stop signal: finished and evaluated, results in"):
+        run(tmp_path, "optim.steps=2")
+    assert (tmp_path / "evaluation.json").is_file()

@@ -450,6 +450,9 @@ def test_all_tasks_start_from_one_run_and_nlvr2_from_text_assignment(finished):
     started = {row: run.config.start.run for row, run in finished.items()}
     assert started["vqa_albef"] == started["visual_entailment_albef"]
     assert "/assigned_albef-" in started["nlvr2_albef"]
+    # what draws the training items makes a run stale when it changes
+    files = json.loads((finished["vqa_albef"].files.folder / "dependencies.json").read_text())
+    assert "common/data/scenes/tasks/questions.py" in files
     for run in finished.values():
         event = next(line for line in read_log(run.files.log) if line["event"] == "start")
         assert event["new"] == (0 if "vqa" in str(run.files.folder) else 4)  # the head of classes

@@ -21,7 +21,7 @@ from common.data.text import build_tokenizer
 from common.encoders.vision import interpolate_positions
 from common.encoders.weights import Weights, WeightsError, clip_from_transformers, fill_, load_clip
 from common.evaluation.embed import CaptionRule, embed_pairs
-from common.reproduce.rows import Job, run_row
+from common.reproduce.rows import Job, run_row, started
 from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles, run_key
 from common.run.initial import InitialWeights
@@ -501,3 +501,12 @@ def test_paper_scale_trains_thirty_epochs_from_a_rate_of_1e_5_on_cleaned_caption
     config = config_of(row, scale="paper")
     assert config.optim.steps == 30 * 10_050
     assert (config.optim.warmup_from, config.data.tokenizer) == (1.0e-5, "albef_wordpiece")
+
+
+def test_a_resumed_run_trains_no_other_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("common.reproduce.rows.outputs", lambda: tmp_path)
+    monkeypatch.setattr("common.reproduce.rows.run_row", lambda job: pytest.fail("trained"))
+    config = CODE.config("clip_geo.yaml", "smoke", ())
+    options = {"config": "clip_geo", "scale": "smoke", "overrides": (), "dry_run": False, "resume": "last"}
+    with pytest.raises(ConfigError, match=r"--resume: towers, seed 0, which this run starts from, is missing"):
+        started(CODE, config, SimpleNamespace(**options))

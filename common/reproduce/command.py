@@ -47,9 +47,10 @@ class Command:
     rows: of a printed table those to train, as the files of their configs are called; none = all.
     custom_files: config files of rows that the paper does not print.
     formats: of tables, beside Markdown and JSON.
-    settings: near the best of a search, which `rows` take instead of their own; those that they start from do not.
+    settings: near the best of a search, which `rows` take instead of their own: NEAR.
     planned_seeds: how many are to decide in the end; 0 = these.
-    searched: row -> the best settings of its searches, which it takes instead of its own.
+    searched: row -> the settings of its searches that it takes instead of its own, the best or with NEAR those above;
+        the rows that it starts from do not.
     """
 
     part: str
@@ -83,7 +84,24 @@ class Command:
 
     def settings_of(self, config: str) -> tuple[str, ...]:
         """What the row with this file in configs/ takes, but not the rows that it starts from."""
-        return self.settings or self.searched.get(Path(config).stem, ())
+        return self.searched.get(Path(config).stem, ())
+
+    @property
+    def takes_best(self) -> bool:
+        """SEARCHED: every row has to have a search."""
+        return bool(self.searched) and not self.settings
+
+    def refuse_search(self) -> None:
+        """For a part that sets what a search would choose.
+
+        Raises:
+            ConfigError: the command takes settings of a search.
+        """
+        if self.searched:
+            option = "NEAR" if self.settings else "SEARCHED"
+            raise ConfigError(
+                f"{option}=1 has no meaning for {self.part}, which sets the settings of its rows; leave it out"
+            )
 
     def trains(self, config: str) -> bool:
         """Whether the row with this file in configs/ is among the rows."""
@@ -105,7 +123,7 @@ class Command:
         rows = " NEAR=1" if self.settings else f' ROWS="{" ".join(self.rows)}"' if self.rows else ""
         plan = f" PLAN={self.planned_seeds}" if self.planned_seeds else ""
         more = f' SET="{" ".join(extra)}"' if extra else ""
-        searched = " SEARCHED=1" if self.searched else ""
+        searched = " SEARCHED=1" if self.takes_best else ""
         seeds = f"SEEDS={len(self.seeds)}{plan}{searched}"
         return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} {seeds}{data}{rows}{more}"
 
@@ -192,7 +210,7 @@ def reproduce_main(
     overrides = with_folders(overrides, options.scale, options.data, options.weights)
     # rows by name; the whole table is the same as all of its rows
     printed = paper_tables(paper)
-    known = _trained_rows(printed, options.part)
+    known = _trained_rows(printed, options.part, options.scale)
     rows, custom_files = _rows_of_names(dict.fromkeys(shlex.split(options.rows)), known, options.part, paper, printed)
     if set(rows) == set(known):
         rows = ()  # the whole table
@@ -235,7 +253,10 @@ def _near(command: Command, paper: str, known: list[str]) -> list[Command]:
     near = near_settings(paper, command.scale, known, _roots(command))
     if not near:
         raise not_searched("NEAR", command, paper, known)
-    return [replace(command, rows=rows, settings=settings) for settings, rows in near.items()]
+    return [
+        replace(command, rows=rows, settings=settings, searched=dict.fromkeys(rows, settings))
+        for settings, rows in near.items()
+    ]
 
 
 def _best(command: Command, paper: str, known: list[str]) -> dict[str, tuple[str, ...]]:
@@ -249,6 +270,10 @@ def _best(command: Command, paper: str, known: list[str]) -> dict[str, tuple[str
     missing = [row for row in rows if row not in best]
     if missing or not best:
         raise not_searched("SEARCHED", command, paper, missing)
+    chosen = {text.partition("=")[0] for of_row in best.values() for text in of_row}
+    for text in command.overrides:
+        if (key := text.partition("=")[0]) in chosen:
+            raise ConfigError(f"SET: {text}, but SEARCHED=1 takes {key} from the search; leave one of them out")
     return best
 
 
@@ -307,7 +332,13 @@ def _planned(command: Command, paper: str, table: Table) -> Table:
     """The table with the plan of its seeds, by the tables of the same runs that were written before."""
     files = (replace(command, results=root).folder(paper) / f"{table.table_id}.json" for root in _roots(command))
     earlier = [read_table(file) for file in dict.fromkeys(files) if file.is_file()]
-    return replace(table, plan=plan_of(table, earlier, command.planned_seeds))
+    plan, asked = plan_of(table, earlier, command.planned_seeds), command.planned_seeds
+    if asked and plan != (len(table.seeds), asked):
+        print(
+            f"\nPLAN={asked} does not count: {table.table_id} was looked at before, with the first seeds of these runs"
+        )
+        table = replace(table, command=table.command.replace(f" PLAN={asked}", ""))
+    return replace(table, plan=plan)
 
 
 def _check_revisions(command: Command, tables: list[Table]) -> None:
@@ -354,10 +385,11 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
         write_atomically(command.folder(paper) / f"{command.part}_claims.md", to_markdown(touched))
 
 
-def _trained_rows(printed: dict[str, Any], part: str) -> list[str]:
-    """Config names of a table's rows, printed and beyond the paper; none if two rows share a config."""
+def _trained_rows(printed: dict[str, Any], part: str, scale: str = "") -> list[str]:
+    """Config names of a table's rows (at one scale, if given), also beyond the paper; none if two share a config."""
     table = printed["tables"].get(part, {})
     rows = [*table.get("rows", []), *table.get("beyond", [])]
+    rows = [row for row in rows if not scale or scale in row.get("scales", [scale])]
     names = [Path(row["config"]).stem for row in rows if "config" in row]
     return names if len(set(names)) == len(names) else []
 

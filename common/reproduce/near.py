@@ -5,6 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from common.base.config import ConfigError
+from common.base.files import shown
+
 DECIDES = "nothing"
 
 
@@ -25,6 +28,8 @@ def near_settings(
     Args:
         rows: as the files of their configs are called.
         roots: of results, with <paper>/search/<name>/search.json below them.
+    Raises:
+        ConfigError: two searches choose the same setting of a row, or one chose nothing; names the files.
     """
     near: dict[tuple[str, ...], dict[str, None]] = {}
     for row, equivalent in _searched(paper, scale, rows, roots):
@@ -50,9 +55,24 @@ def best_settings(
 def _searched(
     paper: str, scale: str, rows: Iterable[str] | None, roots: Iterable[Path]
 ) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
-    # (row, its equivalent settings) of each search
-    files = [file for root in roots for file in sorted((root / paper / "search").glob("*/search.json"))]
-    for content in (json.loads(file.read_text(encoding="utf-8")) for file in dict.fromkeys(files)):
-        if content["scale"] == scale:
-            wanted = content["rows"] if rows is None else [row for row in rows if row in content["rows"]]
-            yield from ((row, equivalent_settings(content, row)) for row in wanted)
+    # (row, its equivalent settings) of each search; of one name the file of the last root
+    files = {
+        file.parent.name: file for root in roots for file in sorted((root / paper / "search").glob("*/search.json"))
+    }
+    chosen_in: dict[tuple[str, str], Path] = {}
+    for file in files.values():
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["scale"] != scale:
+            continue
+        for row in content["rows"] if rows is None else [row for row in rows if row in content["rows"]]:
+            equivalent = equivalent_settings(content, row)
+            if not equivalent:
+                raise ConfigError(f"{shown(file)}: no setting of {row} was trained by all seeds; expected another grid")
+            for key in (text.partition("=")[0] for text in equivalent[0]):
+                other = chosen_in.setdefault((row, key), file)
+                if other is not file:
+                    raise ConfigError(
+                        f"{row}: two searches choose {key}, {shown(other)} and {shown(file)}; expected one: move the "
+                        "folder of the other away"
+                    )
+            yield row, equivalent

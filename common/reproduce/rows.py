@@ -258,13 +258,23 @@ def is_missing(job: Job) -> bool:
 
 
 def started(paper: PaperCode, config: Any, arguments: argparse.Namespace) -> Any:
-    """The config of a train.py's command line with the runs that its row starts from; missing ones are trained."""
+    """The config of a train.py's command line with the runs that its row starts from; missing ones are trained.
+
+    Raises:
+        ConfigError: a resumed run whose start is missing, unfinished or stale: it would go on from another one.
+    """
     row, runs = str(row_file(paper.folder, arguments.config).resolve()), outputs() / "runs"
     parents = Job(paper, row, arguments.scale, config.run.seed, tuple(arguments.overrides), runs).parents()
     if arguments.dry_run:  # weights of a missing one are random: as many and as large
         missing = {name: job for name, job in parents.items() if is_missing(job)}
         arguments.missing_rows = [Path(job.row).stem for job in missing.values()]
         parents = {name: job for name, job in parents.items() if name not in missing}
+    for job in parents.values() if arguments.resume == "last" else ():
+        if is_missing(job):
+            raise ConfigError(
+                f"--resume: {job.label}, which this run starts from, is missing, unfinished or made from files that "
+                "have changed since; expected: that run, or no --resume, which trains both"
+            )
     folders = {name.removeprefix("start."): str(run_row(job).files.folder) for name, job in parents.items()}
     return dataclasses.replace(config, start=dataclasses.replace(config.start, **folders)) if folders else config
 

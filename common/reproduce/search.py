@@ -362,7 +362,7 @@ def write_search(searched: Searched, root: Path) -> Path:
 def name_of(scale: str, rows: Sequence[str], axes: Sequence[Axis], fixed: Sequence[str]) -> str:
     """Name of a search's folder; the same for another grid of the same settings."""
     shown = [*rows] if len(rows) <= 3 else [rows[0], f"and_{len(rows) - 1}_more", hash_of(sorted(rows))[:6]]
-    keys = [axis.key.rpartition(".")[2] for axis in axes]
+    keys = [axis.key.removeprefix("optim.") for axis in axes]
     return "-".join([scale, *shown, *keys, *([hash_of(sorted(fixed))[:6]] if fixed else [])])
 
 

@@ -70,7 +70,10 @@ def train_side_by_side(jobs: Sequence[Job]) -> dict[Job, str]:
     first = list(dict.fromkeys(parent for job in jobs for parent in job.parents().values()))
     if first:
         run_rows({"": first})
-    missing = [job for job in jobs if job.scale != "smoke" and is_missing(job)]  # smoke runs take seconds
+    # rows of a table may share a config
+    missing = [
+        job for job in dict.fromkeys(jobs) if job.scale != "smoke" and is_missing(job)
+    ]  # smoke runs take seconds
     count = min(len(missing), at_once())
     if count < 2:
         return {}

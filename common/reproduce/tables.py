@@ -57,7 +57,7 @@ def train_rows(
     if left_out:
         raise ConfigError(f"ROWS={min(left_out)}: {command.part} takes no custom row; leave it out")
     stems = [Path(config).stem for config in configs.values() if command.trains(config)]
-    if command.searched and (missing := [stem for stem in stems if stem not in command.searched]):
+    if command.takes_best and (missing := [stem for stem in stems if stem not in command.searched]):
         raise not_searched("SEARCHED", command, code.name, missing)
     return run_rows(
         {
@@ -344,7 +344,7 @@ def table_of(
         "hardware": ", ".join(sorted({run.hardware for run in every_run})),
         "errata": () if suffix else source.get("errata", ()),
         "models": models_of(runs),
-        "chosen_by": "val, for each row by its search" if command.searched else _chosen_by(paper, command.scale),
+        "chosen_by": "val, for each row by its search" if command.takes_best else _chosen_by(paper, command.scale),
         "settings": command.settings,
         "code": {
             row.training.code: code[row.training.code] for row in rows if row.training and row.training.code in code
@@ -460,6 +460,12 @@ def trained_table(
     configs = {row["method"]: row["config"] for row in chosen}
     suffixes = {row["method"]: row.get("suffix", "") for row in chosen}
     further = {f"{row['method']}, {field}": row[field] for row in chosen for field in fields if field in row}
+    if further and command.searched:  # such a row would start from another run than the one beside it
+        option = "NEAR" if command.settings else "SEARCHED"
+        raise ConfigError(
+            f"{option}=1: {command.part} also measures rows that start from its own ({', '.join(fields)}), which no "
+            "search reaches; leave it out"
+        )
     # all at once, so that they can train side by side
     all_runs = train_rows(replace(command, rows=()), code, configs | further, settings)
     runs = {method: all_runs[method] for method in configs}

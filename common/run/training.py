@@ -328,6 +328,8 @@ def opened(
         )
     write_readme(files, state, bare_model, num_steps, command_to_resume(""), is_finished=True)
     end_run(accelerator)
+    if stop.agreed(accelerator.device):  # during the evaluation: a table must not begin its next row
+        raise Stopped(f"received a stop signal: finished and evaluated, results in {files.folder}")
 
 
 def _initial_model(

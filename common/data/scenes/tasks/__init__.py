@@ -1,3 +1,1 @@
 """Annotations on top of scenes: grounding, questions, statements on pairs, entailment, associations."""
-
-DECIDES = "evaluation"
