@@ -242,6 +242,8 @@ def _draw(grounding: Grounded, data: GroundingSet, path: Path) -> None:
         heat = heat_of(_encoder(seeds[0]), pictures, texts, grounding.layer)
         for line, of_map, of_box, (pixels, patches) in zip(drawn, maps, boxes, heat):
             choice = ground(pixels, line.proposals, line.box).choice
-            of_map[method], of_box[method] = patches, line.proposals[choice]
+            of_map[method] = patches
+            if choice is not None:  # without heat none is chosen
+                of_box[method] = line.proposals[choice]
     lines = [HeatOnPicture(*line) for line in zip(texts, map(np.asarray, pictures), maps, boxes)]
     plot_heat_on_pictures(lines, path, beside=2)  # the two expressions of an image

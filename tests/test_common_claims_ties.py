@@ -252,7 +252,9 @@ def test_an_undecided_claim_states_the_seeds_that_its_margin_takes(tmp_path):
     x = outcome.findings[0].bound.within
     variance = outcome.findings[0].estimate.seed_variance
     assert variance == pytest.approx(values.var(ddof=1), rel=0.03)
-    assert outcome.reason == f"a difference of {x:.2g} points takes at least {math.ceil(7.849 * variance / x**2)} seeds"
+    seeds = next(n for n in range(2, 99) if n >= stats.t.ppf([0.975, 0.8], n - 1).sum() ** 2 * variance / x**2)
+    assert seeds == math.ceil(7.849 * variance / x**2) + 2  # so few estimate their own spread
+    assert outcome.reason == f"a difference of {x:.2g} points takes at least {seeds} seeds"
     with_pictures = table({
         "a": {"x": with_hits(0.0, generator=1)},
         "b": {"x": with_hits(0.0, generator=2, validation=1.0, easy=np.roll(EASY, 1))},  # hard pictures of its own

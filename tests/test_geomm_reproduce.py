@@ -540,7 +540,7 @@ def test_every_table_with_a_geodesic_row_shows_its_graphs(geomm):
 
 
 def test_a_table_of_sizes_says_how_many_seeds_a_difference_takes():
-    """One spread: of differences d with variance s^2, n = 7.85 s^2 / 1.5^2."""
+    """One spread: of differences d with variance s^2, n = 7.85 s^2 / 1.5^2, and two more as 40 seeds estimate it."""
     seeds = tuple(range(4))
 
     def cell(values):
@@ -554,7 +554,7 @@ def test_a_table_of_sizes_says_how_many_seeds_a_difference_takes():
                   hardware="x", errata=())  # fmt: skip
     variance = 32 / 3  # of the differences 0, 4, -4, 0
     (note,) = seeds_notes(table)
-    needs = math.ceil(7.85 * variance / 1.5**2)
+    needs = math.ceil(7.85 * variance / 1.5**2) + 2
     assert abs(int(note.split("about ")[1].split()[0]) - needs) <= 1
     assert note.startswith("A difference of 1.5 points to 256 clusters takes: TR R@1 about ")
     assert seeds_notes(replace(table, rows=table.rows[:1])) == []

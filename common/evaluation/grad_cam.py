@@ -203,7 +203,7 @@ def pixel_boxes(corners: Any, height: int, width: int) -> np.ndarray:
 class Grounding:
     """Result of one expression.
 
-    choice: index of the best proposal, None where no proposal has an area or all score alike.
+    choice: index of the best proposal, None where no proposal has an area or all score 0.
     iou: of the choice with the true box.
     pointed: the hottest pixel lies in the true box.
     positive: some proposal has a score above 0.
@@ -216,14 +216,13 @@ class Grounding:
 
 
 def ground(heat: Any, proposals: Any, true_box: Sequence[float], area_exponent: float = AREA_EXPONENT) -> Grounding:
-    """Chooses the best-scoring proposal, the first of equals; none where several score alike, as without any heat.
+    """Chooses the best-scoring proposal, the first of equals; none where all scores are 0, as without any heat.
 
     Scores may all be negative: the search starts at -inf.
     """
     scores = box_scores(heat, proposals, area_exponent)
     allowed = scores[scores > -math.inf]  # a box without area scores -inf and is never chosen
-    is_told_apart = len(allowed) == 1 or len(np.unique(allowed)) > 1
-    choice = int(scores.argmax()) if is_told_apart else None
+    choice = int(scores.argmax()) if allowed.any() else None
     iou = 0.0 if choice is None else inclusive_iou(_boxes(proposals)[choice], true_box)
     return Grounding(choice, iou, points_inside(heat, true_box), bool((scores > 0).any()))
 
