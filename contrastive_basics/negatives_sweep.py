@@ -194,6 +194,7 @@ def negatives(command: Command, code: PaperCode, series: Callable[[Sweep], Serie
     """
     if not command.runs_at(SWEEPS, "the chapter states no recipe"):
         return []
+    command.refuse_search()
     rate = code.config("negatives_batch.yaml", command.scale).optim.learning_rate
     sweep = replace(SWEEPS[command.scale], rate=rate)
     name, caption, panels = series(sweep)
@@ -282,7 +283,6 @@ def _jobs(command: Command, code: PaperCode, sweep: Sweep, point: Point) -> list
     row = "negatives_queue.yaml" if point.queue else "negatives_batch.yaml"
     if is_main_process():
         print(f"{command.part}: {point}, {steps} steps", flush=True)
-    command.refuse_search()
     return [Job(code, row, command.scale, seed, overrides, command.runs) for seed in command.seeds]
 
 

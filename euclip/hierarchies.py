@@ -12,7 +12,7 @@ no numbers:
 The second compares subjects under the same text, so a model gains nothing by placing all generic texts near the root.
 Whether EuCLIP is in the state that the paper prints is measured on the same runs (`regime`).
 Beside them stand walks from the images to the root without a filter, as the paper counts their captions (Table 6).
-Claims refer to these as experiment["hierarchies"]["<model>_<captions or nouns>_<number>"].
+Claims refer to these as experiment["hierarchies"]["<model>_<captions, nouns or regime>_<number>"].
 """
 
 import csv

@@ -18,7 +18,6 @@ Welch's 95 % interval over seeds follows.
 """
 
 import datetime
-import glob
 import importlib
 import itertools
 import math
@@ -73,9 +72,8 @@ def opened(text: str, overrides: Sequence[str]) -> list[Model]:
     path = Path(text).expanduser()
     if path.is_file() and path.suffix == ".json":
         return [_of_file(path, overrides)]
-    named = [path] if path.exists() else [Path(match) for match in glob.glob(str(path))] or [path]  # noqa: PTH207 (a pattern of folders)
+    named = [path] if path.exists() else [*path.parent.glob(path.name)] or [path]
     seeds = [file.parent for folder in named for file in folder.glob("seed*/config.yaml")]
-    # a pattern also meets runs that were set aside or hold no config
     folders = sorted(seeds, key=lambda folder: (len(folder.name), folder.name, folder)) or named
     if not any((folders[0] / name).is_file() for name in ("config.yaml", "state.json")):
         raise ConfigError(

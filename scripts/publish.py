@@ -71,21 +71,20 @@ def _measured(run: Path, step: int) -> list[dict[str, Any]]:
     # Empty without its own, as its files were written and of these weights. Another seed is another folder:
     # table4_clip-demo-0a1b/seed0, table4_clip-demo-2c3d/seed1.
     row = re.fullmatch(ROW_FOLDER, run.resolve().parent.name)
-    others = run.resolve().parents[1].glob(f"{row[1]}-{row[2]}-*/seed*") if row else []
-    folders = [run, *sorted(other for other in others if other.resolve() != run.resolve())]
+    configs = run.resolve().parents[1].glob(f"{row[1]}-{row[2]}-*/seed*/config.yaml") if row else []
+    settings = _settings(run / "config.yaml")
+    others = sorted(file.parent for file in configs if file.parent != run.resolve() and _settings(file) == settings)
+    saved = [read_evaluations(RunFiles(folder)) for folder in [run, *others]]
     by_seed = {}
-    for folder in folders:
-        saved = read_evaluations(RunFiles(folder))
-        if saved is None and folder is run:
-            return []
-        if saved and saved[0]["step"] == step and _settings(folder) == _settings(run):
-            by_seed.setdefault(saved[0].get("seed"), saved[0])
-    return list(by_seed.values())
+    for content, _ in filter(None, saved):
+        if content["step"] == step:
+            by_seed.setdefault(content.get("seed"), content)
+    return [] if saved[0] is None else list(by_seed.values())
 
 
-def _settings(run: Path) -> dict[str, Any]:
+def _settings(file: Path) -> dict[str, Any]:
     # Without the section that holds the seed.
-    content = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
     return {key: value for key, value in content.items() if key != "run"}
 
 

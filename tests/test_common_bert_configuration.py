@@ -85,9 +85,9 @@ def test_what_a_model_on_the_hub_states_is_asked_for(tmp_path, monkeypatch):
         file = next((tmp_path / one for one in file_names if (tmp_path / one).is_file()), None)
         if file is None:
             raise ValueError("the model has none of them")
-        own = tmp_path / "cache" / file.name  # alone: only what was asked for lies in the cache
-        own.parent.mkdir(exist_ok=True)
-        return file.rename(own) if file.name == "vocab.txt" else file
+        cached = tmp_path / "cache" / file.name  # where only what was asked for lies
+        cached.parent.mkdir(exist_ok=True)
+        return file.rename(cached) if file.name == "vocab.txt" else file
 
     monkeypatch.setattr("common.data.text_files._hub_file", downloaded)
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "a", "dog"]))

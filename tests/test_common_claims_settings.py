@@ -170,11 +170,11 @@ def test_a_search_that_would_not_count_is_refused(tmp_path, monkeypatch):
     def searched(*more, part="table1", of=parts):
         return lambda: reproduce_main("", "contrastive_basics", of, [part, *arguments[1:], *more])
 
-    own = {"negatives": lambda command: command.refuse_search()}
+    refusing = {"negatives": lambda command: command.refuse_search()}
     refused(
         ("leave one of them out", searched(RATE + "5e-4")),
         ("SEARCHED=1 has no meaning for negatives", lambda: reproduce_main(
-            "", "contrastive_basics", own, ["negatives", *arguments[1:-2]])),
+            "", "contrastive_basics", refusing, ["negatives", *arguments[1:-2]])),
     )  # fmt: skip
     (file,) = (ROOT / "results/contrastive_basics/search").glob("demo-*/search.json")
     content, folder = json.loads(file.read_text()), tmp_path / "results/contrastive_basics/search"

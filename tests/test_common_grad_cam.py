@@ -165,9 +165,8 @@ def test_boxes_without_area_never_win():
     assert ground(-np.ones((4, 4)), [[1, 1, 0, 2], [0, 0, 2, 2]], [0, 0, 2, 2]).choice == 1
     assert ground(np.ones((4, 4)), [[1, 1, 0, 2]], [0, 0, 2, 2]).choice is None
     assert ground(np.ones((4, 4)), [], [0, 0, 2, 2]).choice is None
-    assert (
-        ground(np.zeros((4, 4)), [[0, 0, 2, 2], [2, 2, 2, 2]], [0, 0, 2, 2]).choice is None
-    )  # nothing tells them apart
+    # without heat nothing tells them apart
+    assert ground(np.zeros((4, 4)), [[0, 0, 2, 2], [2, 2, 2, 2]], [0, 0, 2, 2]).choice is None
 
 
 def test_the_best_of_negative_scores_wins_and_is_reported():

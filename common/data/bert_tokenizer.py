@@ -114,11 +114,11 @@ _CLEANING = {
 
 def _check_cleaning(path: Path, source: str) -> None:
     # refuses a vocabulary whose folder, or model on the hub, states another cleaning of texts
-    file, content = stated_file(str(path.parent), "tokenizer_config.json"), {}
     if path.suffix == ".json":
         file, content = path, json.loads(read_text(path)).get("normalizer") or {}
-    else:  # of the hub only what is asked for is there
-        file = file or (None if Path(source).expanduser().exists() else stated_file(source, "tokenizer_config.json"))
+    else:  # of a model on the hub only what is asked for lies beside the vocabulary
+        folder = path.parent if Path(source).expanduser().exists() else source
+        file = stated_file(str(folder), "tokenizer_config.json")
         content = {} if file is None else read_json_object(file)
     for key, values in _CLEANING.items():
         if key in content and content[key] not in values:

@@ -55,9 +55,7 @@ class HuggingFacePairs:
             self._group_by_picture(max_broken_share)
 
     def _group_by_picture(self, max_broken_share: float) -> None:
-        has_ids = self.reader.image_id is not None
-        content = _rows_without_bytes(self._rows, self.reader) if has_ids else self._rows
-        rows = (self.reader.as_row(row, number) for number, row in enumerate(content))
+        rows = (self.reader.as_row(row, number) for number, row in enumerate(_rows_to_group(self._rows, self.reader)))
         entries, self.broken_at_open = pictures_of(rows, self.reader.source, self.reader.role, together="image_id")
         empty = f"{self.reader.source}: no captioned image in {self.name}"
         num_good = len(self._rows) - len(self.broken_at_open)
@@ -145,7 +143,7 @@ def open_hugging_face(
     caption_column: str | None = None,
     role: str = "train",
     stream_buffer: int = 0,
-    is_ranked: bool | None = None,
+    is_ranked: bool = False,
     seed: int = 0,
     max_broken_share: float = 0.01,
     decode_size: int | None = None,
@@ -163,7 +161,7 @@ def open_hugging_face(
             is bytes or a path, captions are a string or a list of strings, in one column or in several, which commas
             separate; of several, an empty cell is no caption.
         stream_buffer: above 0 the set is a `StreamedPairs` with a buffer of this many rows.
-        is_ranked: rows of one image are one sample; None: in every role but "train".
+        is_ranked: rows of one image are one sample also in the role "train", as in all others.
     Raises:
         ValueError: names the source and what it has: no such split or column, a column of another type, no rows, a file
             or a hub name that cannot be loaded, a broken link.
@@ -196,9 +194,7 @@ def open_hugging_face(
         rows = rows.cast_column(reader.image, datasets.Image(decode=False))
     label = label_of(source, place, split)
     if not stream_buffer:
-        return HuggingFacePairs(
-            rows, reader, label, max_broken_share, role != "train" if is_ranked is None else is_ranked
-        )
+        return HuggingFacePairs(rows, reader, label, max_broken_share, is_ranked or role != "train")
     rows = rows.select_columns([reader.image, *reader.text_columns])
     if num_rows is None:  # a stream of JSON does not state it: read once, only the captions
         first = reader.caption_columns[0]
@@ -206,8 +202,11 @@ def open_hugging_face(
     return StreamedPairs(rows, num_rows, reader, label, files, seed, stream_buffer)
 
 
-def _rows_without_bytes(rows: datasets.Dataset, reader: RowReader) -> Iterator[dict[str, Any]]:
-    # the rows; an image is its path, or None where there are bytes instead, which are not read
+def _rows_to_group(rows: datasets.Dataset, reader: RowReader) -> Iterator[dict[str, Any]]:
+    # the rows; an image is its path, or None where there are bytes instead, which are read only where no column has ids
+    if reader.image_id is None:
+        yield from (row for batch in rows.iter(100) for row in rows_of_batch(batch))
+        return
     for batch in rows.with_format("arrow").iter(1000):
         columns = {name: batch[name].to_pylist() for name in reader.text_columns}
         paths, content = _paths_and_bytes(batch[reader.image])

@@ -169,7 +169,7 @@ def _open_photographs(
             options[column] = getattr(data, column) or None
     if data.source == "hugging_face":
         stream_buffer = data.stream_buffer if role == "train" and not is_ranked else 0
-        options |= {"stream_buffer": stream_buffer, "seed": seed, "key": key, "is_ranked": is_ranked or role != "train"}
+        options |= {"stream_buffer": stream_buffer, "seed": seed, "key": key, "is_ranked": is_ranked}
     opened = _reader(data.source)(name if data.source == "hugging_face" else root / name, **options)
     return _not_the_training_set(opened, data, role)
 

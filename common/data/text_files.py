@@ -124,13 +124,10 @@ def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
     return _hub_file(name, file_names, key)
 
 
-def stated_file(name: str, file_name: str) -> Path | None:
-    """A file that a folder, or a model on the hub, may have beside its weights; None where it has none."""
-    folder = Path(name).expanduser()
-    if folder.exists():
-        return file if (file := folder / file_name).is_file() else None
+def stated_file(name: str, *file_names: str) -> Path | None:
+    """The first of these files that a folder, or a model on the hub, has beside its weights; None where it has none."""
     try:
-        return find_file(name, (file_name,), "weights")
+        return find_file(name, file_names, "weights")
     except ValueError:
         return None
 

@@ -77,12 +77,15 @@ def f1_macro_hits(predictions: Any, labels: Any) -> np.ndarray:
     occurring).
     """
     predictions, labels = _pair(predictions, labels)
-    classes, occurring = np.unique(labels, return_counts=True)
-    is_predicted, is_of = predictions[:, None] == classes, labels[:, None] == classes
-    both, size = is_predicted & is_of, is_predicted.sum(axis=0) + occurring
-    f1 = 2 * both.sum(axis=0) / size
-    moved = (2 * both - f1 * (is_predicted.astype(int) + is_of)) / size
-    return len(labels) * moved.mean(axis=1) + f1.mean()
+    classes, place, occurring = np.unique(labels, return_inverse=True, return_counts=True)
+    guessed = np.searchsorted(classes, predictions).clip(max=len(classes) - 1)
+    occurs = classes[guessed] == predictions  # a class that is only predicted has no F1
+    size = occurring + np.bincount(guessed[occurs], minlength=len(classes))
+    hits = predictions == labels
+    f1 = 2 * np.bincount(place, weights=hits) / size
+    moved = (2 * hits - f1[place]) / size[place]
+    moved[occurs] -= (f1 / size)[guessed[occurs]]
+    return len(labels) / len(classes) * moved + f1.mean()
 
 
 def group_accuracies(hits: Any, groups: Sequence[Any]) -> dict[Any, float]:

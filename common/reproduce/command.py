@@ -98,10 +98,11 @@ class Command:
             ConfigError: the command takes settings of a search.
         """
         if self.searched:
-            option = "NEAR" if self.settings else "SEARCHED"
-            raise ConfigError(
-                f"{option}=1 has no meaning for {self.part}, which sets the settings of its rows; leave it out"
-            )
+            raise self.search_error("has no meaning for", "which sets the settings of its rows")
+
+    def search_error(self, what: str, why: str) -> ConfigError:
+        """For a part that SEARCHED or NEAR does not reach."""
+        return ConfigError(f"{'SEARCHED' if self.takes_best else 'NEAR'}=1 {what} {self.part}, {why}; leave it out")
 
     def trains(self, config: str) -> bool:
         """Whether the row with this file in configs/ is among the rows."""

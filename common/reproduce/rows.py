@@ -7,7 +7,7 @@ changed, the checkpoint is evaluated again.
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -245,16 +245,19 @@ def run_row(job: Job) -> RowRun:
     return read_run(files, config)
 
 
-def is_missing(job: Job) -> bool:
+def is_missing(job: Job, states: Collection[str] = ("unfinished", "trained", "stale")) -> bool:
     """Whether `run_row` would train or evaluate.
+
+    Args:
+        states: that count as missing; without "trained" a run that is only to be evaluated does not.
 
     Raises:
         ConfigError: as `run_row`.
     """
-    if any(is_missing(parent) for parent in job.parents().values()):
+    if any(is_missing(parent, states) for parent in job.parents().values()):
         return True
     config, pairs, files = job.opened()
-    return _state_of(job.paper, config, pairs.fingerprint, files) in ("unfinished", "trained", "stale")
+    return _state_of(job.paper, config, pairs.fingerprint, files) in states
 
 
 def started(paper: PaperCode, config: Any, arguments: argparse.Namespace) -> Any:
@@ -270,7 +273,7 @@ def started(paper: PaperCode, config: Any, arguments: argparse.Namespace) -> Any
         arguments.missing_rows = [Path(job.row).stem for job in missing.values()]
         parents = {name: job for name, job in parents.items() if name not in missing}
     for job in parents.values() if arguments.resume == "last" else ():
-        if is_missing(job):
+        if is_missing(job, ("unfinished", "stale")):
             raise ConfigError(
                 f"--resume: {job.label}, which this run starts from, is missing, unfinished or made from files that "
                 "have changed since; expected: that run, or no --resume, which trains both"

@@ -461,10 +461,9 @@ def trained_table(
     suffixes = {row["method"]: row.get("suffix", "") for row in chosen}
     further = {f"{row['method']}, {field}": row[field] for row in chosen for field in fields if field in row}
     if further and command.searched:  # such a row would start from another run than the one beside it
-        option = "NEAR" if command.settings else "SEARCHED"
-        raise ConfigError(
-            f"{option}=1: {command.part} also measures rows that start from its own ({', '.join(fields)}), which no "
-            "search reaches; leave it out"
+        started = ", ".join(fields)
+        raise command.search_error(
+            "cannot reach all of", f"which also measures rows that start from its own ({started})"
         )
     # all at once, so that they can train side by side
     all_runs = train_rows(replace(command, rows=()), code, configs | further, settings)

@@ -7,7 +7,7 @@ their activation does: the wrong one costs accuracy without any error.
 from collections.abc import Mapping
 from typing import Any
 
-from common.data.text_files import find_file
+from common.data.text_files import stated_file
 from common.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
 from common.encoders.weights.keys import PREPROCESS, PROCESSOR, check_keys, refused, square
 from common.encoders.weights.layouts import WeightsError
@@ -77,9 +77,8 @@ def pixels_of_processor(processor: Mapping[str, Any], where: str) -> ImageTransf
 
 def pixels_of_folder(name: str) -> ImageTransform | None:
     """What a folder or hub name of transformers states; None where it has no file of a processor."""
-    try:
-        file = find_file(name, PROCESSORS, "weights")
-    except ValueError:  # a model that was saved without its processor
+    file = stated_file(name, *PROCESSORS)
+    if file is None:  # a model that was saved without its processor
         return None
     from transformers import AutoImageProcessor
 
