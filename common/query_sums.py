@@ -70,7 +70,7 @@ class QuerySums:
         if block is not None:
             partners = block.diagonal(logits)
             partners.fill_(-torch.inf)
-        self.others[at] = torch.logaddexp(self.others[at], _logsumexp_of_rows(logits))
+        self.add_others(at, _logsumexp_of_rows(logits))
         if block is not None:
             queries = part_of(at, block.queries)
             self.count[queries] += 1
@@ -85,6 +85,10 @@ class QuerySums:
             mass = (pseudo - self.pseudo_lse[at, None]).exp_()
             self.soft[at] *= (before - self.pseudo_lse[at]).exp()
             self.soft[at] += (logits - self.partners[at, None]).mul_(mass).sum(dim=1)
+
+    def add_others(self, at: slice, log_sums: torch.Tensor) -> None:
+        """Adds candidates that are no positives, by the log sum exp of their logits."""
+        self.others[at] = torch.logaddexp(self.others[at], log_sums)
 
     def combine(self) -> None:
         """Puts together what all processes added to the same queries."""
@@ -143,6 +147,10 @@ class Direction(NamedTuple):
         """A value of each query in a shape that fits the tile."""
         return values[:, None] if self.axis == 0 else values
 
+    def shifts(self) -> torch.Tensor:
+        """(queries,): added to logits, their exponentials are the weighted softmax."""
+        return self.weights.log() - torch.logaddexp(self.sums.others[self.at], self.sums.partners[self.at])
+
 
 class Logits(Protocol):
     """Of a tile, which may not be made yet."""
@@ -168,7 +176,7 @@ def residuals(
     shifts, hard, soft = [], [], []
     for direction in directions:
         sums, at, weights, _ = direction
-        shifts.append(direction.spread(weights.log() - torch.logaddexp(sums.others[at], sums.partners[at])))
+        shifts.append(direction.spread(direction.shifts()))
         if positive is not None:
             hard.append(direction.spread(weights * (1 - sums.alpha) / sums.count[at]))
         if pseudo is not None:

@@ -14,10 +14,11 @@ from torch import nn
 from torch.func import functional_call
 
 from common.geometry import ChordGeometry, Geometry
+from common.query_sums import Block
 from common.vectors import at_least_float32
 
 if TYPE_CHECKING:
-    from common.triton_chords import ChordKernel
+    from common.triton_tiles import TileKernel
 
 TILE = 512  # rows and columns: on a CPU a tile stays in the cache; a GPU wants 8192
 
@@ -100,6 +101,10 @@ class Comparison:
         """What tiles are made of, each (batch, ...); differentiable."""
         return (at_least_float32(embeddings),)
 
+    def stored(self, operands: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """As tiles read them."""
+        return operands
+
     def multipliers(self) -> tuple[torch.Tensor, ...]:
         """Scalars that act inside a tile; differentiable."""
         return self.scalars
@@ -143,24 +148,60 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class _InnerProducts(Comparison):
-    """logit_scale x . y. The scale multiplies the texts, and not the tile.
+class OfProducts(Comparison):
+    """Whose tiles are functions of one matrix product; what lies between it and the gradients can be left to Triton.
 
+    kernel: for `log_sums` and `pull_back`; None = `compare` alone.
     bf16: multiply in bfloat16, and add in float32.
     """
 
-    bf16: bool
+    kernel: "TileKernel | None"
+    bf16: bool = False
+
+    def products(self, x: Side, y: Side) -> torch.Tensor:
+        """(rows, columns), of the first operands."""
+        (vectors, *_), (other_vectors, *_) = x.values, y.values
+        return (_bf16_matmul if self.bf16 else torch.mm)(vectors, other_vectors.T)
+
+    def add_gradients_(self, x: Side, y: Side, residuals: torch.Tensor) -> None:
+        """Those of the operands, by what the kernel calls residuals."""
+        raise NotImplementedError
+
+    def log_sums(self, x: Side, y: Side, multipliers: Side, block: Block | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log sum exp of rows and of columns of a tile, without the partners in `block`."""
+        offsets = (*x.values[1:], *y.values[1:])
+        return self.kernel.log_sums(self.products(x, y), offsets, multipliers.values, block)
+
+    def pull_back(
+        self, x: Side, y: Side, multipliers: Side, shifts: tuple[torch.Tensor, torch.Tensor], block: Block | None
+    ) -> None:
+        """Adds to the gradients of its sides what exp(logits + shift) give, of rows and columns, without partners."""
+        offsets, dtype = (*x.values[1:], *y.values[1:]), torch.bfloat16 if self.bf16 else torch.float32
+        residuals, of_multiplier = self.kernel.residuals(
+            self.products(x, y), offsets, multipliers.values, shifts, block, dtype
+        )
+        for total in multipliers.gradients or ():
+            total.add_(of_multiplier.sum(dtype=total.dtype))
+        self.add_gradients_(x, y, residuals)
+
+
+@dataclass(frozen=True)
+class _InnerProducts(OfProducts):
+    """logit_scale x . y. The scale multiplies the texts, and not the tile."""
 
     def operands(self, embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...]:
         vectors = at_least_float32(embeddings).flatten(1)
         return (self.scalars[0] * vectors if is_text else vectors,)
+
+    def stored(self, operands: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(operand.bfloat16() for operand in operands) if self.bf16 else operands
 
     def multipliers(self) -> tuple[torch.Tensor, ...]:
         return ()
 
     @property
     def takes_partners(self) -> bool:
-        return not self.bf16
+        return not self.bf16 and self.kernel is None
 
     def pull_back_operands_(
         self,
@@ -181,32 +222,27 @@ class _InnerProducts(Comparison):
         gradient.mul_(factor * self.scalars[0])
 
     def compare(self, x: Side, y: Side, multipliers: Side) -> Tile:
-        (images,), (texts,) = x.values, y.values
-
-        add_product_ = _bf16_addmm_ if self.bf16 else torch.Tensor.addmm_
-
-        def pull_back(residuals: torch.Tensor) -> None:
-            residuals = residuals.bfloat16() if self.bf16 else residuals  # once for both products
-            if x.gradients is not None:
-                add_product_(x.gradients[0], residuals, texts)
-            if y.gradients is not None:
-                add_product_(y.gradients[0], residuals.T, images)
-
         return Tile(
-            lambda: (_bf16_matmul if self.bf16 else torch.mm)(images, texts.T),
-            lambda matrix: add_product_(matrix, images, texts.T),
-            pull_back,
+            lambda: self.products(x, y),
+            lambda matrix: self._add_product_(matrix, x.values[0], y.values[0].T),
+            lambda residuals: self.add_gradients_(x, y, residuals),
         )
+
+    def add_gradients_(self, x: Side, y: Side, residuals: torch.Tensor) -> None:
+        residuals = residuals.bfloat16() if self.bf16 else residuals  # once for both products
+        if x.gradients is not None:
+            self._add_product_(x.gradients[0], residuals, y.values[0])
+        if y.gradients is not None:
+            self._add_product_(y.gradients[0], residuals.T, x.values[0])
+
+    @property
+    def _add_product_(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+        return _bf16_addmm_ if self.bf16 else torch.Tensor.addmm_
 
 
 @dataclass(frozen=True)
-class _Chords(Comparison):
-    """scale * distance(q), with the chords q and the slope of the distance as `ChordGeometry` defines them.
-
-    kernel: computes distances and slopes; None = torch operations.
-    """
-
-    kernel: "ChordKernel | None"
+class _Chords(OfProducts):
+    """scale * distance(q), with the chords q and the slope of the distance as `ChordGeometry` defines them."""
 
     @property
     def geometry(self) -> ChordGeometry:
@@ -225,28 +261,18 @@ class _Chords(Comparison):
         (vectors, offsets), (other_vectors, other_offsets), (scale,) = x.values, y.values, multipliers.values
         coupling = self.geometry.coupling
         needs_gradient = x.gradients is not None or y.gradients is not None
-        if self.kernel is not None:
-            distances, inverse_slopes = self.kernel.distances(vectors, offsets, other_vectors, other_offsets)
+        if coupling:  # a + b (1 + coupling a)
+            chords = torch.addcmul(offsets[:, None], 1 + coupling * offsets[:, None], other_offsets)
         else:
-            if coupling:  # a + b (1 + coupling a)
-                chords = torch.addcmul(offsets[:, None], 1 + coupling * offsets[:, None], other_offsets)
-            else:
-                chords = torch.add(offsets[:, None], other_offsets)
-            chords.addmm_(vectors, other_vectors.T, alpha=-1)
-            distances, inverse_slopes = self.geometry.distance_of_chords(chords, needs_gradient)
+            chords = torch.add(offsets[:, None], other_offsets)
+        chords.addmm_(vectors, other_vectors.T, alpha=-1)
+        distances, inverse_slopes = self.geometry.distance_of_chords(chords, needs_gradient)
 
         def pull_back(residuals: torch.Tensor) -> None:
             if multipliers.gradients is not None:
                 multipliers.gradients[0].add_(distances.mul_(residuals).sum(dtype=torch.float64))
-            if not needs_gradient:
-                return
-            by_chords = residuals.div_(inverse_slopes)
-            if x.gradients is not None:
-                x.gradients[0].addmm_(by_chords, other_vectors, alpha=-1)
-                x.gradients[1].addmv_(by_chords, 1 + coupling * other_offsets)
-            if y.gradients is not None:
-                y.gradients[0].addmm_(by_chords.T, vectors, alpha=-1)
-                y.gradients[1].addmv_(by_chords.T, 1 + coupling * offsets)
+            if needs_gradient:
+                self.add_gradients_(x, y, residuals.div_(inverse_slopes))
 
         is_constant = multipliers.gradients is None  # then nothing needs the distances later
         return Tile(
@@ -255,16 +281,27 @@ class _Chords(Comparison):
             pull_back,
         )
 
+    def add_gradients_(self, x: Side, y: Side, residuals: torch.Tensor) -> None:
+        # residuals by the chords
+        (vectors, offsets), (other_vectors, other_offsets) = x.values, y.values
+        coupling = self.geometry.coupling
+        if x.gradients is not None:
+            x.gradients[0].addmm_(residuals, other_vectors, alpha=-1)
+            x.gradients[1].addmv_(residuals, 1 + coupling * other_offsets)
+        if y.gradients is not None:
+            y.gradients[0].addmm_(residuals.T, vectors, alpha=-1)
+            y.gradients[1].addmv_(residuals.T, 1 + coupling * offsets)
+
 
 def comparison_of(
     geometry: Geometry,
     scalars: tuple[torch.Tensor, ...],
     bf16_product: bool,
-    kernel: "ChordKernel | None" = None,
+    kernel: "TileKernel | None" = None,
 ) -> Comparison:
-    """The fastest way that the geometry offers; kernel: of a `ChordGeometry`."""
+    """The fastest way that the geometry offers; kernel: of this geometry, an inner product or one with chords."""
     if geometry.is_inner_product:
-        return _InnerProducts(_Methods(geometry), scalars, bf16_product)
+        return _InnerProducts(_Methods(geometry), scalars, kernel, bf16_product)
     if isinstance(geometry, ChordGeometry):
         return _Chords(_Methods(geometry), scalars, kernel)
     return Comparison(_Methods(geometry), scalars)

@@ -11,8 +11,7 @@ Partners are compared by the geometry's `paired_similarity`, which keeps the dig
 its `similarity` or its chords. The partners' values are written over the diagonal. In float32 the products of a tile
 are as good for the gradients of an inner product's partners, which stay in it.
 
-On CUDA (`kernel`) the tiles of a batch can be left to two Triton kernels, for inner products in bfloat16
-(triton_info_nce.py, 10 B^2 d), and the distances of a tile to one (triton_chords.py).
+On CUDA what a tile takes between its products can be left to two Triton kernels (`kernel`; triton_tiles.py).
 
 With W processes each has its rows and walks them against the columns of all, which arrive one tile at a time, with
 tile / W columns of each process: one all_gather a tile, and one reduce_scatter for each operand's gradients. No process
@@ -41,6 +40,7 @@ from common.sharded import whole
 from common.tile_comparison import (
     TILE,
     Comparison,
+    OfProducts,
     Side,
     add_gradients_,
     add_to_totals,
@@ -51,9 +51,7 @@ from common.tile_comparison import (
 from common.vectors import at_least_float32, full_precision, one_matrix
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
-    from common.triton_chords import ChordKernel
+    from common.triton_tiles import TileKernel
 
 LOG = logging.getLogger(__name__)
 KERNELS = ("torch", "auto", "triton")
@@ -109,10 +107,8 @@ def tiled_contrastive_loss(
         bf16_product: for geometries that are an inner product: multiply in bfloat16, forward and backward, and add in
             float32. An inner product of unit vectors is then off by up to 0.004, a gradient by some parts in a
             thousand; partners are still compared in float32. Faster on CUDA only.
-        kernel: "triton": with bf16_product Triton kernels compare the batch, and tiles only a queue; of a
-            `ChordGeometry` one computes the distances of each tile. "auto": the first of these, where it has the case.
-            "torch": never. With the first a process holds the texts of all processes and their gradient, and column
-            sums: a number for each column and 128 rows, for at most 32,768 rows at once.
+        kernel: "triton": Triton kernels compute the sums and residuals of the batch's tiles, not of a queue's. "auto":
+            where they have the case. "torch": never.
     Returns:
         Scalar in nats: this process's share of the global loss.
     Raises:
@@ -137,9 +133,8 @@ def tiled_contrastive_loss(
     parameters = [whole(parameter) for parameter in geometry.parameters()]
     scalars = tuple(scalar.detach() for scalar in (logit_scale, *parameters))
     alpha = 0.0 if distillation is None else distillation.alpha
-    triton_kernel = _kernel_for(kernel, geometry, image_embeddings, ids, alpha, bf16_product)
-    of_pairs = triton_kernel if geometry.is_inner_product else None
-    comparison = comparison_of(geometry, scalars, bf16_product, None if of_pairs else triton_kernel)
+    triton_kernel = _kernel_for(kernel, geometry, image_embeddings, ids, alpha)
+    comparison = comparison_of(geometry, scalars, bf16_product, triton_kernel)
     inputs = _Inputs(
         images=image_embeddings.detach(),
         texts=text_embeddings.detach(),
@@ -151,7 +146,6 @@ def tiled_contrastive_loss(
         image_keys=distillation.image_keys.detach() if alpha else None,  # with alpha 0 no target follows the keys
         text_keys=distillation.text_keys.detach() if alpha else None,
         tile=tile,
-        kernels=of_pairs,
     )
     return _TiledContrastiveLoss.apply(inputs, image_embeddings, text_embeddings, logit_scale, *parameters)
 
@@ -180,10 +174,8 @@ def _kernel_for(
     embeddings: torch.Tensor,
     ids: torch.Tensor | None,
     alpha: float,
-    bf16_product: bool,
-) -> "ModuleType | ChordKernel | None":
-    """What Triton does, if `kernel` asks for it and there is one: triton_info_nce compares the batch, a ChordKernel
-    computes the distances of a tile; None = torch operations.
+) -> "TileKernel | None":
+    """The geometry's, if `kernel` asks for it and there is one; None = torch operations.
 
     Raises:
         ValueError: kernel "triton" for another case, or no kernel of that name.
@@ -203,16 +195,12 @@ def _kernel_for(
         if embeddings.dtype == torch.float64:
             raise ValueError("embeddings in float64; the kernel computes in float32")
         try:
-            from common import triton_chords, triton_info_nce
+            from common.triton_tiles import tile_kernel
         except ImportError as error:
             raise ValueError(f"no package triton ({error}); pip install triton") from error
-        if geometry.is_inner_product:
-            _check_pairs_of_kernel(embeddings.shape[1:].numel(), triton_info_nce.MAX_DIM, ids, alpha, bf16_product)
-            chosen = triton_info_nce
-        elif kernel == "auto":
-            raise ValueError("a kernel for the distances that no GPU has timed; optim.loss_kernel = triton takes it")
-        else:
-            chosen = triton_chords.chord_kernel(geometry)
+        if ids is not None or alpha:
+            raise ValueError("ids or distillation; the kernel has one positive a row, its partner")
+        chosen = tile_kernel(geometry)
     except ValueError as error:
         if kernel == "triton":
             raise ValueError(f"kernel = triton (optim.loss_kernel) with {error}; expected: auto or torch") from error
@@ -220,17 +208,6 @@ def _kernel_for(
         return None
     LOG.info("the loss runs in Triton kernels (optim.loss_kernel = %s)", kernel)
     return chosen
-
-
-def _check_pairs_of_kernel(dim: int, most: int, ids: torch.Tensor | None, alpha: float, bf16_product: bool) -> None:
-    if not bf16_product:
-        raise ValueError(
-            "products in float32, which tiles multiply faster; optim.loss_bf16_product = true has a kernel"
-        )
-    if ids is not None or alpha:
-        raise ValueError("ids or distillation; the kernel has one positive a row, its partner")
-    if dim > most:
-        raise ValueError(f"embeddings of {dim} numbers; the kernel has at most {most}")
 
 
 # The walks
@@ -242,7 +219,6 @@ class _Inputs:
 
     ids: (batch,) of the rows; all_ids: of the columns.
     image_keys, text_keys: of the momentum model; None where alpha is 0.
-    kernels: triton_info_nce, which compares the batch; None = tiles.
     """
 
     images: torch.Tensor
@@ -255,11 +231,14 @@ class _Inputs:
     image_keys: torch.Tensor | None
     text_keys: torch.Tensor | None
     tile: int
-    kernels: "ModuleType | None"
 
     @property
     def batch(self) -> int:
         return len(self.images)
+
+    @property
+    def has_kernel(self) -> bool:
+        return isinstance(self.comparison, OfProducts) and self.comparison.kernel is not None
 
     def same_id(self, rows: slice, ids: torch.Tensor) -> torch.Tensor:
         """(rows, candidates) bool; a negative id equals no other."""
@@ -274,11 +253,11 @@ class _Inputs:
     @property
     def share(self) -> int:
         """How many columns of a tile each process has."""
-        return self.batch if self.kernels is not None else max(1, self.tile // world_size())
+        return max(1, self.tile // world_size())
 
     def column_tiles(self) -> list[slice]:
         """The local texts in each tile of columns, the same on all processes."""
-        return [] if self.kernels is not None else self.ranges(self.batch, self.share)
+        return self.ranges(self.batch, self.share)
 
     @property
     def places(self) -> torch.Tensor:
@@ -306,13 +285,9 @@ class _Inputs:
         """Operands of a tile's texts or text keys, on every process."""
         return None if embeddings is None else self.side(gather_without_gradient(embeddings[texts]), is_text=True)
 
-    def all_texts(self) -> tuple[torch.Tensor, ...]:
-        """Operands of the texts of all processes, in rank order."""
-        return self.side(gather_without_gradient(self.texts), is_text=True).values[0]
-
     def side(self, embeddings: torch.Tensor, is_text: bool) -> Side:
         """Operands as constants."""
-        return Side.of(self.comparison.operands(embeddings, is_text), needs_gradient=False)
+        return Side.of(self.comparison.stored(self.comparison.operands(embeddings, is_text)), needs_gradient=False)
 
     def logits(self, queries: Side, candidates: Side, is_text: bool = False) -> torch.Tensor:
         """Of constants."""
@@ -386,18 +361,20 @@ def _first_walk(inputs: _Inputs) -> tuple[torch.Tensor, _WalkSums]:
 
     columns, local = QuerySums(inputs.of_columns(partners), inputs.alpha), inputs.places[rank()]
     columns.put_(local, text_sums)
-    if inputs.kernels is not None:
-        of_batch = inputs.kernels.sums(images.values[0], inputs.all_texts(), rank() * inputs.batch)
-        for side_sums, others in zip((image_sums, columns), of_batch):
-            side_sums.others = torch.logaddexp(side_sums.others, others)
+    if inputs.has_kernel:
         for side_sums, at in ((image_sums, slice(None)), (columns, local)):
             side_sums.count[at] = 1  # the partner is the only positive
     for tile_texts in inputs.column_tiles():
         texts, text_keys = (inputs.received(side, tile_texts) for side in (inputs.texts, inputs.text_keys))
         at = slice(world_size() * tile_texts.start, world_size() * tile_texts.stop)
         for rows in inputs.ranges(inputs.batch):
-            logits, pseudo = inputs.logits(images[rows], texts), inputs.pseudo_logits(rows, text_keys)
             block = inputs.block(rows, tile_texts)
+            if inputs.has_kernel:
+                of_rows, of_columns = inputs.comparison.log_sums(images[rows], texts, inputs.multipliers, block)
+                image_sums.add_others(rows, of_rows)
+                columns.add_others(at, of_columns)
+                continue
+            logits, pseudo = inputs.logits(images[rows], texts), inputs.pseudo_logits(rows, text_keys)
             positive = inputs.positive(rows, at, block)
             if block is None:
                 image_sums.add(rows, logits, positive, pseudo)
@@ -450,32 +427,40 @@ def _second_walk(
     images = Side(inputs.side(inputs.images, is_text=False).values, totals(inputs.images, is_text=False))
     text_gradients = totals(inputs.texts, is_text=True)
     partner_residuals = torch.zeros_like(sums.partners)
-    partners_in_tiles = comparison.takes_partners and inputs.kernels is None
-
-    if inputs.kernels is not None:
-        partner_residuals = _add_gradients_of_kernels_(inputs, sums, images, text_gradients, weights)
+    if inputs.has_kernel:
+        everything = slice(0, inputs.batch)
+        for side in (sums.images, sums.texts):
+            partner_residuals += local_weight * side.partner_residuals(everything, None)
     for tile_texts in inputs.column_tiles():
         texts, text_keys = (inputs.received(side, tile_texts) for side in (inputs.texts, inputs.text_keys))
         if world_size() == 1:
             texts = Side(texts.values, text_gradients and tuple(total[tile_texts] for total in text_gradients))
         else:
-            texts = Side.of(texts.values, text_gradients is not None)
+            texts = Side.of(texts.values, text_gradients is not None, text_gradients and text_gradients[0].dtype)
         at = slice(world_size() * tile_texts.start, world_size() * tile_texts.stop)
         column_weights = weights[:, None].expand(-1, tile_texts.stop - tile_texts.start).flatten()
         for rows in inputs.ranges(inputs.batch):
-            tile = comparison.compare(images[rows], texts, multipliers)
             block = inputs.block(rows, tile_texts)
+            directions = (
+                Direction(sums.images, rows, local_weight),
+                Direction(sums.columns, at, column_weights, axis=1),
+            )
+            if inputs.has_kernel:
+                shifts = tuple(direction.shifts() for direction in directions)
+                comparison.pull_back(images[rows], texts, multipliers, shifts, block)
+                continue
+            tile = comparison.compare(images[rows], texts, multipliers)
             pseudo = inputs.pseudo_logits(rows, text_keys)
             partners = slice(0) if block is None else part_of(rows, block.queries)
             tile_residuals = residuals(
                 tile,
-                (Direction(sums.images, rows, local_weight), Direction(sums.columns, at, column_weights, axis=1)),
+                directions,
                 inputs.positive(rows, at, block),
                 pseudo,
                 None if pseudo is None else sums.pseudo_partners[partners],
                 block,
             )
-            if block is not None and not partners_in_tiles:
+            if block is not None and not comparison.takes_partners:
                 diagonal = block.diagonal(tile_residuals)
                 partner_residuals[partners] = diagonal
                 diagonal.zero_()
@@ -503,7 +488,7 @@ def _second_walk(
 
     # through the operands, and for the partners through `paired_similarity`, whose value stands on the diagonal
     sides = ((inputs.images, images.gradients), (inputs.texts, text_gradients))
-    if partners_in_tiles:
+    if comparison.takes_partners:
         for is_text, (embeddings, gradients) in enumerate(sides):
             if gradients is not None:
                 comparison.pull_back_operands_(embeddings, bool(is_text), gradients[0], of_operands, scalars)
@@ -527,28 +512,6 @@ def _second_walk(
     totals = [gradients and gradients[0].view_as(side).to(side.dtype) for side, gradients in sides]
     totals += [total.to(leaf.dtype) for leaf, total in scalars]
     return [total if needs else None for total, needs in zip(totals, needed)]
-
-
-def _add_gradients_of_kernels_(
-    inputs: _Inputs,
-    sums: _WalkSums,
-    images: Side,
-    text_gradients: tuple[torch.Tensor, ...] | None,
-    weights: torch.Tensor,
-) -> torch.Tensor:
-    """Adds what all tiles of the batch would add; returns the partners' residuals, (batch,)."""
-    texts, first = inputs.all_texts(), rank() * inputs.batch
-    lse = [torch.logaddexp(side.others, side.partners) for side in (sums.images, sums.columns)]
-    factors = [weights[rank()].expand(inputs.batch).contiguous(), weights.repeat_interleave(inputs.batch)]
-    if images.gradients is not None:
-        images.gradients[0].add_(inputs.kernels.gradients(images.values[0], texts, lse, factors, first))
-    if text_gradients is not None:
-        part = inputs.kernels.gradients(texts, images.values[0], lse[::-1], factors[::-1], -first)
-        if world_size() > 1:
-            dist.all_reduce(part)
-        text_gradients[0].add_(part[first : first + inputs.batch])
-    everything = slice(0, inputs.batch)
-    return weights[rank()] * sum(side.partner_residuals(everything, None) for side in (sums.images, sums.texts))
 
 
 def _transposed(matrix: torch.Tensor | None) -> torch.Tensor | None:

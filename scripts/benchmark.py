@@ -54,7 +54,7 @@ BENCHMARKS = (
 )
 
 # the most telling first; further rows of a GPU follow
-GPU_ROWS = ("training_gpu", "loss_gpu_32768", "loss_gpu_32768_triton")
+GPU_ROWS = ("training_gpu", "loss_gpu_32768", "loss_gpu_32768_torch")
 
 
 def default_rows() -> list[str]:

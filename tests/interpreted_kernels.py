@@ -10,25 +10,27 @@ import torch
 from comparison import Comparison
 from processes import in_processes
 
-from common import triton_info_nce
+from common import triton_tiles
 from common.distributed import mean_over_processes, rank, world_size
 from common.geometry import Sphere, unit
 from common.info_nce import QueuedPairs, contrastive_loss
 from common.oblique import Oblique
 from common.tiled import geometry_loss
-from euclip.geometry import Euclidean, Hyperbolic
+from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 from oblique_topology.geometry import L2
 
-BATCH, DIM = 76, 24  # neither a multiple of a block; half of them are no multiple either
+BATCH, DIM = 152, 24  # no multiple of a block; tiles of 140 rows and columns have whole and partial ones
 GEOMETRIES = {  # with a logit scale that spreads the logits
     "sphere": (Sphere(), 14.0),
     "oblique": (Oblique(4), 2.0),
+    "elliptic": (Elliptic(), 8.0),
     "euclidean": (Euclidean(squared=False), 14.0),
     "euclidean squared": (Euclidean(squared=True), 14.0),
     "l2": (L2(), 1.5),
     "hyperbolic": (Hyperbolic(DIM, squared=False), 14.0),
     "hyperbolic squared": (Hyperbolic(DIM, squared=True), 14.0),
 }
+KERNEL = {"tile": 140, "kernel": "triton"}
 
 
 def embeddings(geometry, batch=BATCH):
@@ -52,11 +54,6 @@ def of(loss, geometry, sides, logit_scale, dtype=torch.float32, **options):
     return [mean_over_processes(part.detach()) for part in (value, *gradients)]
 
 
-def kernel_of(geometry):
-    """Options that choose the geometry's kernel."""
-    return {"tile": 32, "kernel": "triton", "bf16_product": geometry.is_inner_product}
-
-
 def errors(actual, expected):
     return [
         float((one - other).abs().max() / other.abs().max().clamp(min=1e-30)) for one, other in zip(actual, expected)
@@ -67,11 +64,11 @@ def of_geometry(name):
     geometry, logit_scale = GEOMETRIES[name]
     sides = embeddings(geometry)
     exact = of(contrastive_loss, geometry, sides, logit_scale, torch.float64)
-    by_kernel, again = (of(geometry_loss, geometry, sides, logit_scale, **kernel_of(geometry)) for _ in range(2))
+    by_kernel, again = (of(geometry_loss, geometry, sides, logit_scale, **KERNEL) for _ in range(2))
     return {
         "is_repeated": all(torch.equal(*pair) for pair in zip(by_kernel, again)),
         "float64": errors(by_kernel, exact),
-        "tiles": errors(of(geometry_loss, geometry, sides, logit_scale, tile=32), exact),
+        "tiles": errors(of(geometry_loss, geometry, sides, logit_scale, tile=140), exact),
     }
 
 
@@ -80,21 +77,18 @@ def of_a_process(names):
     results = []
     for name in names:
         geometry, logit_scale = GEOMETRIES[name]
-        results.append(of(geometry_loss, geometry, embeddings(geometry), logit_scale, **kernel_of(geometry)))
+        results.append(of(geometry_loss, geometry, embeddings(geometry), logit_scale, **KERNEL))
     return results
 
 
 def in_half():
-    """float16 in place of bfloat16, which the interpreter cannot multiply."""
-    triton_info_nce.FACTORS = torch.float16
-    triton_info_nce.ROWS_AT_ONCE = 128  # of 140 rows
-    sides, scale = embeddings(Sphere(), 140), torch.tensor(14.0)
+    sides, scale = embeddings(Sphere()), torch.tensor(14.0)
 
     def rounded(x, y):  # the scale multiplies the texts before they are rounded
-        return Sphere().similarity(x.half(), (scale * y).half()) / scale
+        return Sphere().similarity(x.bfloat16(), (scale * y).bfloat16()) / scale
 
     same = Comparison(rounded, Sphere().paired_similarity)
-    by_kernel = of(geometry_loss, Sphere(), sides, 14.0, **kernel_of(Sphere()))
+    by_kernel = of(geometry_loss, Sphere(), sides, 14.0, bf16_product=True, **KERNEL)
     return {
         "loss": errors(by_kernel[:1], [contrastive_loss(*sides, same, scale)]),
         "gradients": errors(by_kernel, of(contrastive_loss, Sphere(), sides, 14.0))[1:],
@@ -106,8 +100,8 @@ def with_queue():
     sides, old = embeddings(geometry), embeddings(geometry, 9)
     queue = QueuedPairs(old[0], old[1].flip(0), torch.arange(9))
     exact = of(contrastive_loss, geometry, sides, logit_scale, torch.float64, queue=QueuedPairs(*map(_double, queue)))
-    by_kernel = of(geometry_loss, geometry, sides, logit_scale, queue=queue, **kernel_of(geometry))
-    by_tiles = of(geometry_loss, geometry, sides, logit_scale, tile=32, queue=queue)
+    by_kernel = of(geometry_loss, geometry, sides, logit_scale, queue=queue, **KERNEL)
+    by_tiles = of(geometry_loss, geometry, sides, logit_scale, tile=140, queue=queue)
     return {"float64": errors(by_kernel, exact), "tiles": errors(by_tiles, exact)}
 
 
@@ -123,9 +117,9 @@ def frozen():
         images, texts = embeddings(geometry)
         expected = of(geometry_loss, geometry, (images, texts), logit_scale, tile=32)
         scale = torch.tensor(logit_scale, requires_grad=True)
-        geometry_loss(images, texts, geometry, scale, **kernel_of(geometry)).backward()
+        geometry_loss(images, texts, geometry, scale, **KERNEL).backward()
         texts.requires_grad_()
-        geometry_loss(images, texts, geometry, scale.detach(), **kernel_of(geometry)).backward()
+        geometry_loss(images, texts, geometry, scale.detach(), **KERNEL).backward()
         results += errors([scale.grad, texts.grad], [expected[3], expected[2]])
     return results
 
@@ -134,7 +128,7 @@ def almost_solved():
     """Rows whose partner dominates: 1 - p and log sum exp - l."""
     images = unit(torch.randn(70, 256))
     sides = images, unit(images + 0.02 * torch.randn(70, 256))
-    by_kernel = of(geometry_loss, Sphere(), sides, 20.0, **kernel_of(Sphere()))
+    by_kernel = of(geometry_loss, Sphere(), sides, 20.0, **KERNEL)
     return errors(by_kernel, of(contrastive_loss, Sphere(), sides, 20.0, torch.float64))
 
 
@@ -142,14 +136,15 @@ def not_finite():
     """Of a batch with a NaN, and of one pair, which has no other candidates."""
     images, texts = embeddings(Sphere())
     images[3, 2] = torch.nan
-    one = of(geometry_loss, Sphere(), (images[:1], texts[:1]), 14.0, **kernel_of(Sphere()))
-    loss = geometry_loss(images, texts, Sphere(), torch.tensor(14.0), **kernel_of(Sphere()))
+    one = of(geometry_loss, Sphere(), (images[:1], texts[:1]), 14.0, **KERNEL)
+    loss = geometry_loss(images, texts, Sphere(), torch.tensor(14.0), **KERNEL)
     return {"nan": str(float(loss)), "one pair": [float(part.abs().max()) for part in one]}
 
 
 def main():
     torch.set_num_threads(1)
-    triton_info_nce.FACTORS = torch.float32  # the same code with all digits
+    # fewer programs: the interpreter takes its time for each
+    triton_tiles.SIZES, triton_tiles.STEPS = {"BM": 32, "BN": 128, "num_warps": 8}, 2
     results = {"geometries": {name: of_geometry(name) for name in GEOMETRIES}}
     names = ["sphere", "hyperbolic"]
     whole = []

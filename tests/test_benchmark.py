@@ -169,7 +169,7 @@ def test_every_row_runs_at_toy_size_and_is_written_twice(tmp_path, monkeypatch, 
     names = [row["name"] for row in content["rows"]]
     assert names == [name for name in benchmark.BENCHMARKS if name not in content["skipped"]]
     gpu = [name for name in benchmark.BENCHMARKS if "gpu" in name]
-    assert len(gpu) == 18
+    assert len(gpu) == 20
     assert content["skipped"] == dict.fromkeys(gpu, "no CUDA device")
     for row in content["rows"]:
         assert row["low"] <= row["ratio"] <= row["high"]

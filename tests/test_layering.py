@@ -144,7 +144,7 @@ print(*model)
 print(*sorted({"torch.distributed.tensor", "transformers", "accelerate"} & sys.modules.keys()))
 import common.losses
 import common.tiled
-print(*sorted({"triton", "common.triton_info_nce", "common.triton_chords"} & sys.modules.keys()))
+print(*sorted({"triton", "common.triton_tiles"} & sys.modules.keys()))
 """
 
 

@@ -50,12 +50,13 @@ BYTES_AT_ONCE = {
     "hyperbolic": 51,
     "hyperbolic_squared": 66,
 }
-WITH_KERNEL = ("euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared")  # in Triton
+WITH_KERNEL = [name for name in GEOMETRIES if name != "oblique_geodesic"]  # in Triton
 BATCH = dict.fromkeys(GEOMETRIES, 16_384) | {"oblique_geodesic": 8_192}
 # of a tiled loss; the oblique geodesic distance takes m arc cosines a pair, and goes through autograd
 TIMES_THE_PRODUCTS = dict.fromkeys(GEOMETRIES, 1.4) | {"oblique_geodesic": 10.0}
 GIGABYTES = 0.6  # that the tiled loss may take at a batch of 65,536: half of it is the gradient of the embeddings
 GPU_TILE = 8_192
+GPU_STEPS = 5  # in one go, as in training: the host issues the next one while the device computes
 
 
 def random_embeddings(geometry: Geometry, batch: int, device: str = "cpu") -> list[torch.Tensor]:
@@ -81,10 +82,19 @@ def loss_step(name: str, batch: int, tile: int, device: str = "cpu", kernel: str
         geometry_loss(*sides, geometry, scale, tile=tile, kernel=kernel).backward()
         for leaf in (*sides, scale, *geometry.parameters()):
             leaf.grad = None
-        if device == "cuda":
-            torch.cuda.synchronize()
 
-    return step
+    return several(step) if device == "cuda" else step
+
+
+def several(step: Callable[[], None]) -> Callable[[], None]:
+    """Steps of a CUDA device in one go."""
+
+    def steps() -> None:
+        for _ in range(GPU_STEPS):
+            step()
+        torch.cuda.synchronize()
+
+    return steps
 
 
 def usage(name: str, batch: int, tile: int) -> Usage:
@@ -185,31 +195,30 @@ def loss_limit(name: str, quick: bool, folder: Path, device: str = "cpu") -> Com
                 torch.mm(rows, columns.T, out=logits)
                 torch.mm(logits, columns, out=row_gradient)
                 torch.mm(logits.T, rows, out=column_gradient)
-        if device == "cuda":
-            torch.cuda.synchronize()
 
+    on_gpu = device == "cuda"
     return Comparison(
         f"InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}, {device}: tiles of {tile} / bare products, "
         "8 B^2 d operations",
         "time",
         TIMES_THE_PRODUCTS[name],
-        batch,
-        loss_step(name, batch, tile, device),
-        products,
+        batch * (GPU_STEPS if on_gpu else 1),
+        loss_step(name, batch, tile, device, "auto"),
+        several(products) if on_gpu else products,
         most_repeats=3,
     )
 
 
-def loss_chords(name: str, quick: bool, folder: Path) -> Comparison:
-    """Tiles whose distances a Triton kernel computes over tiles of torch operations, in float32, on a CUDA device."""
+def loss_kernel(name: str, quick: bool, folder: Path) -> Comparison:
+    """Tiles with Triton kernels between their products over tiles of torch operations, in float32."""
     needs("cuda")
     batch, tile = (512, 64) if quick else (BATCH[name], GPU_TILE)
     return Comparison(
-        f"InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}, cuda, tiles of {tile}: distances by a Triton "
-        "kernel / by torch",
+        f"InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}, cuda, tiles of {tile}: Triton kernels / torch "
+        "operations between the products",
         "time",
         1.0,
-        batch,
+        batch * GPU_STEPS,
         loss_step(name, batch, tile, "cuda", "triton"),
         loss_step(name, batch, tile, "cuda"),
     )
@@ -299,8 +308,8 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
 
     Args:
         reference: "matmul": as many operations of bare bfloat16 products with float32 results, the machine's peak for
-            this shape; "plain": our loss at once; "open_clip": its ClipLoss, on bfloat16 features; "triton": our
-            Triton kernels, which are then compared with the tiles.
+            this shape; "plain": our loss at once; "open_clip": its ClipLoss, on bfloat16 features; "torch": tiles
+            without Triton kernels.
         batch: B.
     """
     needs("cuda")
@@ -313,11 +322,12 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
             torch.cuda.reset_peak_memory_stats()
             before, start = torch.cuda.memory_allocated(), time.perf_counter()
             try:
-                loss().backward()
+                for _ in range(GPU_STEPS):
+                    loss().backward()
+                    images.grad = texts.grad = scale.grad = None
             except torch.OutOfMemoryError as error:
                 raise Skipped(f"{name} does not fit: {error}") from error
             torch.cuda.synchronize()
-            images.grad = texts.grad = scale.grad = None
             return Usage(time.perf_counter() - start, torch.cuda.max_memory_allocated() - before)
 
         return work
@@ -328,25 +338,24 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
             for columns in y.split(tile):
                 for _ in range(4):
                     torch.mm(rows, columns.T, out_dtype=torch.float32)
-        torch.cuda.synchronize()
 
-    ours = timed(
-        lambda: tiled_contrastive_loss(images, texts, Sphere(), scale, tile=tile, bf16_product=True), "the tiled loss"
-    )
+    def tiles(kernel: str) -> Callable[[], Usage]:
+        options = {"tile": tile, "bf16_product": True, "kernel": kernel}
+        return timed(lambda: tiled_contrastive_loss(images, texts, Sphere(), scale, **options), "the tiled loss")
+
+    ours, samples = tiles("auto"), batch * GPU_STEPS
     what = f"InfoNCE and its gradients, cosine, B = {batch:,}, d = {DIM}, CUDA: tiles of {tile}, bfloat16 product"
     if reference == "matmul":
-        return Comparison(f"{what} / bare products, 8 B^2 d operations each", "throughput", 0.55, batch, ours, products)
-    if reference == "triton":
-        kernels = timed(
-            lambda: tiled_contrastive_loss(images, texts, Sphere(), scale, None, None, None, tile, True, "triton"),
-            "the Triton kernel",
-        )
-        return Comparison(f"{what}: Triton kernels / tiles", "time", 1.0, batch, kernels, ours)
+        name = f"{what} / bare products, 8 B^2 d operations each"
+        return Comparison(name, "throughput", 0.55, samples, ours, several(products))
+    if reference == "torch":
+        name = f"{what}: Triton kernels / torch operations between the products"
+        return Comparison(name, "time", 1.0, samples, ours, tiles("torch"))
     losses = {
         "plain": lambda: contrastive_loss(images, texts, Sphere(), scale),
         "open_clip": lambda: open_clip.ClipLoss()(images.bfloat16(), texts.bfloat16(), scale.bfloat16()),
     }
-    return Comparison(f"{what} / {reference}", "memory", 1 / 8, batch, ours, timed(losses[reference], reference))
+    return Comparison(f"{what} / {reference}", "memory", 1 / 8, samples, ours, timed(losses[reference], reference))
 
 
 LOSS_BENCHMARKS = {
@@ -360,8 +369,8 @@ LOSS_BENCHMARKS = {
     "loss_gpu_32768": partial(loss_gpu, "matmul", 32_768),
     "loss_gpu_131072": partial(loss_gpu, "matmul", 131_072),
     "loss_gpu_32768_plain": partial(loss_gpu, "plain", 32_768),
-    "loss_gpu_32768_triton": partial(loss_gpu, "triton", 32_768),
+    "loss_gpu_32768_torch": partial(loss_gpu, "torch", 32_768),
     "loss_gpu_32768_open_clip": partial(loss_gpu, "open_clip", 32_768),
-    **{f"loss_chords_gpu_{name}": partial(loss_chords, name) for name in WITH_KERNEL},
+    **{f"loss_kernel_gpu_{name}": partial(loss_kernel, name) for name in WITH_KERNEL},
     **{f"loss_limit_gpu_{name}": partial(loss_limit, name, device="cuda") for name in GEOMETRIES},
 }
