@@ -4,7 +4,7 @@ A tile is a function of operands, which cost O(d) an embedding. Inner products a
 all other geometries go through autograd in every tile.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import TYPE_CHECKING
@@ -45,6 +45,7 @@ class Side:
         return Side(tuple(value[rows] for value in self.values), gradients)
 
 
+Tiles = Sequence[tuple[slice, Block | None]]  # rows that are compared at once, and where their partners are
 _Pullback = Callable[[torch.Tensor], None]  # residuals of a tile -> None; adds to the gradients of its sides
 
 
@@ -167,22 +168,29 @@ class OfProducts(Comparison):
         """Those of the operands, by what the kernel calls residuals."""
         raise NotImplementedError
 
-    def log_sums(self, x: Side, y: Side, multipliers: Side, block: Block | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log sum exp of rows and of columns of a tile, without the partners in `block`."""
-        offsets = (*x.values[1:], *y.values[1:])
-        return self.kernel.log_sums(self.products(x, y), offsets, multipliers.values, block)
+    def log_sums(self, x: Side, y: Side, multipliers: Side, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log sum exp of all rows, and of columns over these rows, without partners."""
+        parts = [
+            self.kernel.log_sums(*self._of_kernel(x[rows], y, multipliers), block) for rows, block in tiles
+        ]  # put together at once: each operation costs the host as much as a kernel takes
+        of_rows, of_columns = zip(*parts)
+        return torch.cat(of_rows, dim=1).logsumexp(0), torch.cat(of_columns).logsumexp(0)
 
     def pull_back(
-        self, x: Side, y: Side, multipliers: Side, shifts: tuple[torch.Tensor, torch.Tensor], block: Block | None
+        self, x: Side, y: Side, multipliers: Side, tiles: Tiles, row_shifts: torch.Tensor, column_shifts: torch.Tensor
     ) -> None:
         """Adds to the gradients of its sides what exp(logits + shift) give, of rows and columns, without partners."""
-        offsets, dtype = (*x.values[1:], *y.values[1:]), torch.bfloat16 if self.bf16 else torch.float32
-        residuals, of_multiplier = self.kernel.residuals(
-            self.products(x, y), offsets, multipliers.values, shifts, block, dtype
-        )
-        for total in multipliers.gradients or ():
-            total.add_(of_multiplier.sum(dtype=total.dtype))
-        self.add_gradients_(x, y, residuals)
+        dtype = torch.bfloat16 if self.bf16 else torch.float32
+        for rows, block in tiles:
+            shifts = row_shifts[rows], column_shifts
+            of_kernel = self._of_kernel(x[rows], y, multipliers)
+            residuals, of_multiplier = self.kernel.residuals(*of_kernel, shifts, block, dtype)
+            for total in multipliers.gradients or ():
+                total.add_(of_multiplier.sum(dtype=total.dtype))
+            self.add_gradients_(x[rows], y, residuals)
+
+    def _of_kernel(self, x: Side, y: Side, multipliers: Side) -> tuple:
+        return self.products(x, y), (*x.values[1:], *y.values[1:]), multipliers.values
 
 
 @dataclass(frozen=True)

@@ -281,6 +281,10 @@ class _Inputs:
             return None
         return Block(slice(first - rows.start, last - rows.start), slice(before + first, before + last))
 
+    def tiles(self, texts: slice) -> list[tuple[slice, Block | None]]:
+        """The rows of each tile of these columns, and where the partners are."""
+        return [(rows, self.block(rows, texts)) for rows in self.ranges(self.batch)]
+
     def received(self, embeddings: torch.Tensor | None, texts: slice) -> Side | None:
         """Operands of a tile's texts or text keys, on every process."""
         return None if embeddings is None else self.side(gather_without_gradient(embeddings[texts]), is_text=True)
@@ -367,13 +371,13 @@ def _first_walk(inputs: _Inputs) -> tuple[torch.Tensor, _WalkSums]:
     for tile_texts in inputs.column_tiles():
         texts, text_keys = (inputs.received(side, tile_texts) for side in (inputs.texts, inputs.text_keys))
         at = slice(world_size() * tile_texts.start, world_size() * tile_texts.stop)
-        for rows in inputs.ranges(inputs.batch):
-            block = inputs.block(rows, tile_texts)
-            if inputs.has_kernel:
-                of_rows, of_columns = inputs.comparison.log_sums(images[rows], texts, inputs.multipliers, block)
-                image_sums.add_others(rows, of_rows)
-                columns.add_others(at, of_columns)
-                continue
+        tiles = inputs.tiles(tile_texts)
+        if inputs.has_kernel:
+            of_rows, of_columns = inputs.comparison.log_sums(images, texts, inputs.multipliers, tiles)
+            image_sums.add_others(slice(0, inputs.batch), of_rows)
+            columns.add_others(at, of_columns)
+            continue
+        for rows, block in tiles:
             logits, pseudo = inputs.logits(images[rows], texts), inputs.pseudo_logits(rows, text_keys)
             positive = inputs.positive(rows, at, block)
             if block is None:
@@ -427,8 +431,8 @@ def _second_walk(
     images = Side(inputs.side(inputs.images, is_text=False).values, totals(inputs.images, is_text=False))
     text_gradients = totals(inputs.texts, is_text=True)
     partner_residuals = torch.zeros_like(sums.partners)
+    everything = slice(0, inputs.batch)
     if inputs.has_kernel:
-        everything = slice(0, inputs.batch)
         for side in (sums.images, sums.texts):
             partner_residuals += local_weight * side.partner_residuals(everything, None)
     for tile_texts in inputs.column_tiles():
@@ -439,22 +443,19 @@ def _second_walk(
             texts = Side.of(texts.values, text_gradients is not None, text_gradients and text_gradients[0].dtype)
         at = slice(world_size() * tile_texts.start, world_size() * tile_texts.stop)
         column_weights = weights[:, None].expand(-1, tile_texts.stop - tile_texts.start).flatten()
-        for rows in inputs.ranges(inputs.batch):
-            block = inputs.block(rows, tile_texts)
-            directions = (
-                Direction(sums.images, rows, local_weight),
-                Direction(sums.columns, at, column_weights, axis=1),
-            )
-            if inputs.has_kernel:
-                shifts = tuple(direction.shifts() for direction in directions)
-                comparison.pull_back(images[rows], texts, multipliers, shifts, block)
-                continue
+        of_columns = Direction(sums.columns, at, column_weights, axis=1)
+        tiles = inputs.tiles(tile_texts)
+        if inputs.has_kernel:
+            of_rows = Direction(sums.images, everything, local_weight)
+            comparison.pull_back(images, texts, multipliers, tiles, of_rows.shifts(), of_columns.shifts())
+            tiles = []
+        for rows, block in tiles:
             tile = comparison.compare(images[rows], texts, multipliers)
             pseudo = inputs.pseudo_logits(rows, text_keys)
             partners = slice(0) if block is None else part_of(rows, block.queries)
             tile_residuals = residuals(
                 tile,
-                directions,
+                (Direction(sums.images, rows, local_weight), of_columns),
                 inputs.positive(rows, at, block),
                 pseudo,
                 None if pseudo is None else sums.pseudo_partners[partners],

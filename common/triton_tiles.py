@@ -193,7 +193,7 @@ class TileKernel:
     def log_sums(
         self, products: torch.Tensor, offsets: Operands, multipliers: Operands, block: Block | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log sum exp of the logits of all but partners: (rows,) and (columns,).
+        """Log sum exp of the logits of all but partners, in parts: (parts, rows) and (other parts, columns).
 
         Args:
             products: (rows, columns), float32.
@@ -206,7 +206,7 @@ class TileKernel:
         column_sums = products.new_empty(triton.cdiv(n, SIZES["BM"] * STEPS), m)
         tensors = row_sums, column_sums
         self._launch(sums_kernel, len(column_sums), products, offsets, multipliers, tensors, block, STEPS=STEPS)
-        return row_sums.logsumexp(0), column_sums.logsumexp(0)
+        return tensors
 
     def residuals(
         self,
