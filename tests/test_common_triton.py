@@ -157,6 +157,32 @@ def test_a_gpu_computes_what_tiles_do(name):
         assert all(torch.equal(*pair) for pair in zip(kernels, again))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["sphere", "hyperbolic squared"])
+def test_the_loss_and_its_gradients_replay_as_a_cuda_graph(name):
+    geometry, logit_scale = GEOMETRIES[name]
+    leaves = [side.cuda().requires_grad_() for side in interpreted_kernels.embeddings(geometry)]
+    geometry, scale = geometry.cuda(), torch.tensor(logit_scale, device="cuda")
+
+    def gradients():
+        loss = geometry_loss(*leaves, geometry, scale, tile=140, kernel="triton")
+        return torch.autograd.grad(loss, leaves)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        gradients()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = gradients()
+    with torch.no_grad():
+        for leaf in leaves:
+            leaf.copy_(leaf.flip(0))
+    graph.replay()
+    assert all(torch.equal(*pair) for pair in zip(replayed, gradients()))
+
+
 # which runs
 
 

@@ -56,7 +56,6 @@ BATCH = dict.fromkeys(GEOMETRIES, 16_384) | {"oblique_geodesic": 8_192}
 TIMES_THE_PRODUCTS = dict.fromkeys(GEOMETRIES, 1.4) | {"oblique_geodesic": 10.0}
 GIGABYTES = 0.6  # that the tiled loss may take at a batch of 65,536: half of it is the gradient of the embeddings
 GPU_TILE = 8_192
-GPU_STEPS = 5  # in one go, as in training: the host issues the next one while the device computes
 
 
 def random_embeddings(geometry: Geometry, batch: int, device: str = "cpu") -> list[torch.Tensor]:
@@ -83,18 +82,26 @@ def loss_step(name: str, batch: int, tile: int, device: str = "cpu", kernel: str
         for leaf in (*sides, scale, *geometry.parameters()):
             leaf.grad = None
 
-    return several(step) if device == "cuda" else step
+    return of_device(step) if device == "cuda" else step
 
 
-def several(step: Callable[[], None]) -> Callable[[], None]:
-    """Steps of a CUDA device in one go."""
-
-    def steps() -> None:
-        for _ in range(GPU_STEPS):
+def of_device(step: Callable[[], None]) -> Callable[[], None]:
+    """As a CUDA graph: the time of the device alone; in training the host runs ahead."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
             step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+
+    def replay() -> None:
+        graph.replay()
         torch.cuda.synchronize()
 
-    return steps
+    return replay
 
 
 def usage(name: str, batch: int, tile: int) -> Usage:
@@ -196,15 +203,14 @@ def loss_limit(name: str, quick: bool, folder: Path, device: str = "cpu") -> Com
                 torch.mm(logits, columns, out=row_gradient)
                 torch.mm(logits.T, rows, out=column_gradient)
 
-    on_gpu = device == "cuda"
     return Comparison(
         f"InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}, {device}: tiles of {tile} / bare products, "
         "8 B^2 d operations",
         "time",
         TIMES_THE_PRODUCTS[name],
-        batch * (GPU_STEPS if on_gpu else 1),
+        batch,
         loss_step(name, batch, tile, device, "auto"),
-        several(products) if on_gpu else products,
+        of_device(products) if device == "cuda" else products,
         most_repeats=3,
     )
 
@@ -218,7 +224,7 @@ def loss_kernel(name: str, quick: bool, folder: Path) -> Comparison:
         "operations between the products",
         "time",
         1.0,
-        batch * GPU_STEPS,
+        batch,
         loss_step(name, batch, tile, "cuda", "triton"),
         loss_step(name, batch, tile, "cuda"),
     )
@@ -322,12 +328,11 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
             torch.cuda.reset_peak_memory_stats()
             before, start = torch.cuda.memory_allocated(), time.perf_counter()
             try:
-                for _ in range(GPU_STEPS):
-                    loss().backward()
-                    images.grad = texts.grad = scale.grad = None
+                loss().backward()
             except torch.OutOfMemoryError as error:
                 raise Skipped(f"{name} does not fit: {error}") from error
             torch.cuda.synchronize()
+            images.grad = texts.grad = scale.grad = None
             return Usage(time.perf_counter() - start, torch.cuda.max_memory_allocated() - before)
 
         return work
@@ -339,23 +344,35 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
                 for _ in range(4):
                     torch.mm(rows, columns.T, out_dtype=torch.float32)
 
-    def tiles(kernel: str) -> Callable[[], Usage]:
-        options = {"tile": tile, "bf16_product": True, "kernel": kernel}
-        return timed(lambda: tiled_contrastive_loss(images, texts, Sphere(), scale, **options), "the tiled loss")
+    def tiles(kernel: str = "auto") -> torch.Tensor:
+        return tiled_contrastive_loss(images, texts, Sphere(), scale, tile=tile, bf16_product=True, kernel=kernel)
 
-    ours, samples = tiles("auto"), batch * GPU_STEPS
+    def step(kernel: str) -> Callable[[], None]:
+        def work() -> None:
+            tiles(kernel).backward()
+            images.grad = texts.grad = scale.grad = None
+
+        return of_device(work)
+
     what = f"InfoNCE and its gradients, cosine, B = {batch:,}, d = {DIM}, CUDA: tiles of {tile}, bfloat16 product"
     if reference == "matmul":
         name = f"{what} / bare products, 8 B^2 d operations each"
-        return Comparison(name, "throughput", 0.55, samples, ours, several(products))
+        return Comparison(name, "throughput", 0.55, batch, step("auto"), of_device(products))
     if reference == "torch":
         name = f"{what}: Triton kernels / torch operations between the products"
-        return Comparison(name, "time", 1.0, samples, ours, tiles("torch"))
+        return Comparison(name, "time", 1.0, batch, step("triton"), step("torch"))
     losses = {
         "plain": lambda: contrastive_loss(images, texts, Sphere(), scale),
         "open_clip": lambda: open_clip.ClipLoss()(images.bfloat16(), texts.bfloat16(), scale.bfloat16()),
     }
-    return Comparison(f"{what} / {reference}", "memory", 1 / 8, samples, ours, timed(losses[reference], reference))
+    return Comparison(
+        f"{what} / {reference}",
+        "memory",
+        1 / 8,
+        batch,
+        timed(tiles, "the tiled loss"),
+        timed(losses[reference], reference),
+    )
 
 
 LOSS_BENCHMARKS = {
