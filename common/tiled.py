@@ -366,8 +366,8 @@ def _first_walk(inputs: _Inputs) -> tuple[torch.Tensor, _WalkSums]:
     columns, local = QuerySums(inputs.of_columns(partners), inputs.alpha), inputs.places[rank()]
     columns.put_(local, text_sums)
     if inputs.has_kernel:
-        for side_sums, at in ((image_sums, slice(None)), (columns, local)):
-            side_sums.count[at] = 1  # the partner is the only positive
+        image_sums.count.fill_(1)  # the partner is the only positive
+        columns.count.index_fill_(0, local, 1)
     for tile_texts in inputs.column_tiles():
         texts, text_keys = (inputs.received(side, tile_texts) for side in (inputs.texts, inputs.text_keys))
         at = slice(world_size() * tile_texts.start, world_size() * tile_texts.stop)

