@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 
 from common.base.config import ConfigError
 from common.base.fields import path_setting
@@ -187,28 +188,28 @@ def cone_scores(
     Returns:
         auc, and with K inside and inside_other, see NOTES; empty where no text has subjects of both kinds.
     """
-    from sklearn.metrics import roc_auc_score  # half a second, which tables that only import this file need not spend
-
     inputs = ({"images": subject[None], "texts": texts} for subject in subjects)
-    angles = torch.stack([geometry.entailment_residual(**arguments, min_radius=0.0) for arguments in inputs]).cpu()
-    inside = None if min_radius is None else entailed(geometry, subjects, texts, min_radius).cpu()
-    of_text: dict[int, list[int]] = {}
-    for number, chain in enumerate(known.chains):
-        for place in chain:
-            of_text.setdefault(place, []).append(number)
-    scores: dict[str, list[float]] = {}
-    weights = []
-    for place, true in of_text.items():
-        other = (~known.holds[:, place]).nonzero().squeeze(1).tolist()
-        if not other:
-            continue
-        weights.append(len(true))
-        is_true = [True] * len(true) + [False] * len(other)
-        scores.setdefault("auc", []).append(roc_auc_score(is_true, -angles[true + other, place].numpy()))
-        if inside is not None:
-            scores.setdefault("inside", []).append(float(inside[true, place].double().mean()))
-            scores.setdefault("inside_other", []).append(float(inside[other, place].double().mean()))
-    return {name: float(np.average(values, weights=weights)) for name, values in scores.items()}
+    angles = torch.stack([geometry.entailment_residual(**arguments, min_radius=0.0) for arguments in inputs])
+    other = ~known.holds.numpy()
+    true = np.zeros_like(other)
+    for subject, chain in enumerate(known.chains):
+        true[subject, list(chain)] = True
+    counted = true.any(axis=0) & other.any(axis=0)
+    if not counted.any():
+        return {}
+    true, other = true[:, counted], other[:, counted]
+    num_true, num_other = true.sum(axis=0), other.sum(axis=0)
+
+    # by ranks among these subjects, equal ones shared; a subject that is neither has none
+    closeness = np.where(true | other, -angles.cpu().double().numpy()[:, counted], np.nan)
+    ranks = stats.rankdata(closeness, axis=0, nan_policy="omit")
+    above = np.where(true, ranks, 0.0).sum(axis=0) - num_true * (num_true + 1) / 2
+    scores = {"auc": above / (num_true * num_other)}
+    if min_radius is not None:
+        inside = entailed(geometry, subjects, texts, min_radius).cpu().numpy()[:, counted]
+        scores["inside"] = (inside & true).sum(axis=0) / num_true
+        scores["inside_other"] = (inside & other).sum(axis=0) / num_other
+    return {name: float(np.average(values, weights=num_true)) for name, values in scores.items()}
 
 
 def text_scores(
