@@ -164,7 +164,7 @@ class OfProducts(Comparison):
         (vectors, *_), (other_vectors, *_) = x.values, y.values
         return (_bf16_matmul if self.bf16 else torch.mm)(vectors, other_vectors.T)
 
-    def add_gradients_(self, x: Side, y: Side, residuals: torch.Tensor) -> None:
+    def add_products_(self, x: Side, y: Side, residuals: torch.Tensor) -> None:
         """Those of the operands, by what the kernel calls residuals."""
         raise NotImplementedError
 
@@ -183,11 +183,13 @@ class OfProducts(Comparison):
         dtype = torch.bfloat16 if self.bf16 else torch.float32
         for rows, block in tiles:
             shifts = row_shifts[rows], column_shifts
-            of_kernel = self._of_kernel(x[rows], y, multipliers)
-            residuals, of_multiplier = self.kernel.residuals(*of_kernel, shifts, block, dtype)
+            residuals, of_multiplier = self.kernel.residuals(
+                *self._of_kernel(x[rows], y, multipliers), shifts, block, dtype
+            )
             for total in multipliers.gradients or ():
                 total.add_(of_multiplier.sum(dtype=total.dtype))
-            self.add_gradients_(x[rows], y, residuals)
+            self.add_products_(x[rows], y, residuals)
+            del residuals  # makes room for the next tile's products
 
     def _of_kernel(self, x: Side, y: Side, multipliers: Side) -> tuple:
         return self.products(x, y), (*x.values[1:], *y.values[1:]), multipliers.values
@@ -233,10 +235,10 @@ class _InnerProducts(OfProducts):
         return Tile(
             lambda: self.products(x, y),
             lambda matrix: self._add_product_(matrix, x.values[0], y.values[0].T),
-            lambda residuals: self.add_gradients_(x, y, residuals),
+            lambda residuals: self.add_products_(x, y, residuals),
         )
 
-    def add_gradients_(self, x: Side, y: Side, residuals: torch.Tensor) -> None:
+    def add_products_(self, x: Side, y: Side, residuals: torch.Tensor) -> None:
         residuals = residuals.bfloat16() if self.bf16 else residuals  # once for both products
         if x.gradients is not None:
             self._add_product_(x.gradients[0], residuals, y.values[0])
@@ -280,7 +282,7 @@ class _Chords(OfProducts):
             if multipliers.gradients is not None:
                 multipliers.gradients[0].add_(distances.mul_(residuals).sum(dtype=torch.float64))
             if needs_gradient:
-                self.add_gradients_(x, y, residuals.div_(inverse_slopes))
+                self.add_products_(x, y, residuals.div_(inverse_slopes))
 
         is_constant = multipliers.gradients is None  # then nothing needs the distances later
         return Tile(
@@ -289,7 +291,7 @@ class _Chords(OfProducts):
             pull_back,
         )
 
-    def add_gradients_(self, x: Side, y: Side, residuals: torch.Tensor) -> None:
+    def add_products_(self, x: Side, y: Side, residuals: torch.Tensor) -> None:
         # residuals by the chords
         (vectors, offsets), (other_vectors, other_offsets) = x.values, y.values
         coupling = self.geometry.coupling

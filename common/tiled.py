@@ -9,7 +9,7 @@ A tile is a function of operands (tile_comparison.py), which cost O(d) an embedd
 after the second walk.
 Partners are compared by the geometry's `paired_similarity`, which keeps the digits of close pairs, and all others by
 its `similarity` or its chords. The partners' values are written over the diagonal. In float32 the products of a tile
-are as good for the gradients of an inner product's partners, which stay in it.
+are as good for the gradients of an inner product's partners, which stay in it unless a kernel leaves them out.
 
 On CUDA what a tile takes between its products can be left to two Triton kernels (`kernel`; triton_tiles.py).
 

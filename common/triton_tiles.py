@@ -20,6 +20,7 @@ import functools
 import hashlib
 import linecache
 import math
+import re
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +41,7 @@ OPERATIONS = {  # torch -> Triton, with what torch does to NaN
     "square": "{0} * {0}",
     "sqrt": "tl.sqrt({0})",
     "log": "tl.log({0})",
-    "atan2": "quadrant_angle({0}, {1})",
+    "atan2": "angle_of({0}, {1})",
     "clone": "{0}",
     "relu": "tl.where({0} < 0.0, 0.0, {0})",
     "clamp": "tl.where({0} < {1}, {1}, tl.where({0} > {2}, {2}, {0}))",
@@ -68,7 +69,8 @@ def formula_source(geometry: ChordGeometry) -> str:
         else:
             operation = getattr(node.target, "__name__", node.target)
             expression = OPERATIONS.get(operation.rstrip("_"))
-            if expression is None or node.kwargs:
+            num_arguments = len(set(re.findall(r"{\d}", expression or "")))
+            if num_arguments != len(node.args) or None in node.args or node.kwargs:
                 raise ValueError(
                     f"geometry {geometry.name}, whose distance needs {operation}, which the kernel does not compute"
                 )
@@ -81,16 +83,20 @@ def formula_source(geometry: ChordGeometry) -> str:
 
 
 @triton.jit
-def quadrant_angle(y, x):
-    """atan2 of numbers that are at least 0, not both 0; the polynomial is that of Cephes' atanf, up to tan(pi / 8)."""
-    is_steep = y > x
-    ratio = tl.where(is_steep, x, y) / tl.where(is_steep, y, x)
+def angle_of(y, x):
+    """atan2, with 0 for (0, 0); the polynomial is that of Cephes' atanf, up to tan(pi / 8)."""
+    height, width = tl.abs(y), tl.abs(x)
+    is_steep = height > width
+    larger = tl.where(is_steep, height, width)
+    ratio = tl.where(is_steep, width, height) / tl.where(larger == 0.0, 1.0, larger)
     is_large = ratio > 0.4142135623730950
     part = tl.where(is_large, (ratio - 1.0) / (ratio + 1.0), ratio)
     square = part * part
     series = ((8.05374449538e-2 * square - 1.38776856032e-1) * square + 1.99777106478e-1) * square - 3.33329491539e-1
     angle = series * square * part + part + tl.where(is_large, 0.7853981633974483, 0.0)
-    return tl.where(is_steep, 1.5707963267948966 - angle, angle)
+    angle = tl.where(is_steep, 1.5707963267948966 - angle, angle)
+    angle = tl.where(x < 0.0, 3.141592653589793 - angle, angle)
+    return tl.where(y < 0.0, -angle, angle)
 
 
 @functools.cache
@@ -98,7 +104,7 @@ def _compiled(source: str) -> triton.JITFunction:
     """Triton reads the source of a function from its file, or from `linecache`."""
     file = f"<chords {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    scope = {"tl": tl, "quadrant_angle": quadrant_angle, "__name__": __name__}
+    scope = {"tl": tl, "angle_of": angle_of, "__name__": __name__}
     exec(compile(source, file, "exec"), scope)
     return triton.jit(scope["distance_and_inverse_slope"])
 
@@ -108,18 +114,19 @@ def _pairs(
     products, a, b, multiplier, row, n, m, first, last, shift,
     BM: tl.constexpr, BN: tl.constexpr, COUPLING: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
-    """The BM rows from `row` on: rows, columns, which are in the matrix and no partners, logits, distances, slopes."""
+    """The BM rows from `row` on: rows, columns, which pairs are in the matrix, which of them are no partners, logits,
+    distances, inverse slopes."""
     r, c = row + tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
     inside = (r < n)[:, None] & (c < m)[None, :]
     others = inside & (((r < first) | (r >= last))[:, None] | (r[:, None] + shift != c[None, :]))
     values = tl.load(products + _places(row, m, BM, BN), mask=inside, other=0.0)
     if FORMULA is None:
-        return r, c, others, values, values, values
+        return r, c, inside, others, values, values, values
     else:
         offsets = tl.load(a + r, mask=r < n, other=0.0)[:, None]
         other_offsets = tl.load(b + c, mask=c < m, other=0.0)[None, :]
         distances, inverse_slopes = FORMULA(offsets + (1.0 + COUPLING * offsets) * other_offsets - values)
-        return r, c, others, distances * tl.load(multiplier), distances, inverse_slopes
+        return r, c, inside, others, distances * tl.load(multiplier), distances, inverse_slopes
 
 
 @triton.jit
@@ -141,7 +148,7 @@ def sums_kernel(
     start = tl.program_id(1) * STEPS * BM
     for step in range(tl.minimum(STEPS, tl.cdiv(n - start, BM))):
         row = start + step * BM
-        r, c, others, logits, _, _ = _pairs(
+        r, c, _, others, logits, _, _ = _pairs(
             products, a, b, multiplier, row, n, m, first, last, shift, BM, BN, COUPLING, FORMULA
         )
         logits = tl.where(others, logits, float("-inf"))
@@ -164,7 +171,7 @@ def residuals_kernel(
 ):  # fmt: skip
     """The gradient by the logits, 0 for partners; with a formula by the chords, over the multiplier."""
     row = tl.program_id(1) * BM
-    r, c, others, logits, distances, inverse_slopes = _pairs(
+    r, c, inside, others, logits, distances, inverse_slopes = _pairs(
         products, a, b, multiplier, row, n, m, first, last, shift, BM, BN, COUPLING, FORMULA
     )
     of_rows = tl.load(row_shifts + r, mask=r < n, other=float("-inf"))[:, None]
@@ -174,7 +181,6 @@ def residuals_kernel(
         part = tl.sum(tl.sum(tl.where(others, distances * residuals, 0.0), 1), 0)
         tl.store(of_multiplier + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), part)
         residuals = tl.where(others, residuals / inverse_slopes, 0.0)
-    inside = (r < n)[:, None] & (c < m)[None, :]
     tl.store(result + _places(row, m, BM, BN), residuals.to(result.dtype.element_ty), mask=inside)
 
 
@@ -244,7 +250,8 @@ class TileKernel:
         **constants: int,
     ) -> None:
         n, m = products.shape
-        unused = (products,) * (0 if self.formula else 3)
+        unused = (products,) * (3 if self.formula is None else 0)
+        multipliers = tuple(multiplier.to(products) for multiplier in multipliers)  # an API's may be float64
         rows = slice(0, 0) if block is None else block.queries
         first_column = 0 if block is None else block.candidates.start
         with torch.cuda.device_of(products):

@@ -7,6 +7,8 @@ import copy
 import json
 
 import torch
+import triton
+import triton.language as tl
 from comparison import Comparison
 from processes import in_processes
 
@@ -141,6 +143,22 @@ def not_finite():
     return {"nan": str(float(loss)), "one pair": [float(part.abs().max()) for part in one]}
 
 
+@triton.jit
+def angles_kernel(y, x, angles, N: tl.constexpr):
+    places = tl.arange(0, N)
+    tl.store(angles + places, triton_tiles.angle_of(tl.load(y + places), tl.load(x + places)))
+
+
+def angles():
+    """Largest error of the angles of 1,024 points, on the axes and at the origin too."""
+    y, x = torch.randn(2, 1024)
+    y[:8], x[4:12], y[12], x[12] = 0, 0, torch.nan, 1
+    result = torch.empty(1024)
+    angles_kernel[1,](y, x, result, N=1024)
+    torch.testing.assert_close(result.isnan(), y.isnan())
+    return float((result.double() - torch.atan2(y.double(), x.double())).abs().nan_to_num().max())
+
+
 def main():
     torch.set_num_threads(1)
     # fewer programs: the interpreter takes its time for each
@@ -152,6 +170,6 @@ def main():
         whole.append(of(contrastive_loss, geometry, embeddings(geometry), logit_scale, torch.float64))
     shares = in_processes(2, of_a_process, names, method="fork")
     results["processes"] = [errors(*pair) for share in shares for pair in zip(share, whole)]
-    for function in (with_queue, frozen, almost_solved, not_finite, in_half):
+    for function in (with_queue, frozen, almost_solved, not_finite, in_half, angles):
         results[function.__name__] = function()
     print(json.dumps(results))

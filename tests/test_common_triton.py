@@ -83,6 +83,10 @@ def test_nan_stays_and_one_pair_has_no_loss(interpreted):
     assert interpreted["not_finite"] == {"nan": "nan", "one pair": [0.0, 0.0, 0.0, 0.0]}
 
 
+def test_angles_are_those_of_atan2(interpreted):
+    assert interpreted["angles"] < 5e-7
+
+
 def test_half_precision_rounds_the_factors_and_nothing_else(interpreted):
     assert interpreted["in_half"]["loss"][0] < 1e-6
     assert 1e-5 < max(interpreted["in_half"]["gradients"]) < 1e-2
@@ -95,7 +99,7 @@ def test_half_precision_rounds_the_factors_and_nothing_else(interpreted):
 def test_a_traced_formula_is_the_torch_formula_on_every_chord(name):
     geometry = CLOSED[name]()
     functions = SimpleNamespace(where=torch.where, sqrt=torch.sqrt, log=torch.log)
-    scope = {"tl": functions, "quadrant_angle": torch.atan2}
+    scope = {"tl": functions, "angle_of": torch.atan2}
     exec(formula_source(geometry), scope)
     chords = torch.tensor([-1e-7, 0.0, 1e-8, 0.3, 2.0, 50.0, torch.nan])
     expected = geometry.distance_of_chords(chords.clone(), True)
@@ -200,11 +204,17 @@ class Sine(Elliptic):
         return chords.sin(), chords
 
 
+class OneBound(Elliptic):
+    def distance_of_chords(self, chords, with_slope):
+        return chords.clamp(0), chords
+
+
 REFUSED = {
     "device": (Sphere(), {}, {}, "embeddings on cpu; the kernel runs on CUDA"),
     "ids": (Sphere(), {}, {"ids": torch.arange(6)}, "ids or distillation; the kernel has one positive a row"),
     "dtype": (Sphere(), {"dtype": torch.float64}, {}, "embeddings in float64; the kernel computes in float32"),
     "no chords": (ObliqueGeodesic(4), {}, {}, "geometry oblique_geodesic, which has no formula for its distance"),
+    "bound": (OneBound(), {}, {}, "geometry elliptic, whose distance needs clamp, which the kernel does not compute"),
     "formula": (Sine(), {}, {}, "geometry elliptic, whose distance needs sin, which the kernel does not compute"),
 }
 

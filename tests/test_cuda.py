@@ -15,6 +15,7 @@ from accelerate.state import AcceleratorState
 from test_geomm_pool import BATCH, DIM, draw, full_pool
 from test_info_nce_matrix import GEOMETRIES, Pairs
 
+from common import tiled
 from common.geometry import unit
 from common.pool import pool_info_nce
 from common.reproduce.rows import Job, run_row
@@ -212,3 +213,29 @@ def test_waits_and_work_are_counted():
         torch.ones(2).to(DEVICE)
         torch.ones(2).to(DEVICE, non_blocking=True)
     assert work.num_waits == 2
+
+
+@on_cuda
+@pytest.mark.skipif(not fake_cuda, reason="counts on the device in host memory: tests/test_fake_cuda.py")
+def test_rows_of_the_benchmark_run_and_their_losses_wait_for_nothing(tmp_path, monkeypatch):
+    """As CUDA graphs demand. Without what only a GPU has: Triton's kernels, the graphs, statistics of its memory."""
+    pytest.importorskip("triton")
+    triton_tiles = importlib.import_module("common.triton_tiles")
+    loss = importlib.import_module("scripts.benchmarks.loss")
+    monkeypatch.setattr(triton_tiles.TileKernel, "_launch", lambda *arguments, **constants: None)
+    monkeypatch.setattr(loss, "of_device", lambda step: step)
+    for name in ("memory_allocated", "max_memory_allocated", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 1)
+
+    def kernel_for(kernel, geometry, *_):
+        return None if kernel == "torch" or geometry.name == "oblique_geodesic" else triton_tiles.tile_kernel(geometry)
+
+    monkeypatch.setattr(tiled, "_kernel_for", kernel_for)
+    rows = {name: row for name, row in loss.LOSS_BENCHMARKS.items() if "gpu" in name}
+    assert len(rows) == 18
+    for name, row in rows.items():
+        compared = row(True, tmp_path)
+        compared.reference()
+        with fake_cuda.counted() as work:
+            compared.ours()
+        assert not work.waits, name

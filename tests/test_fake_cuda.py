@@ -68,13 +68,3 @@ def test_the_maths_and_rows_of_two_methods_pass_on_a_cuda_device(tmp_path):
 @pytest.mark.slow
 def test_the_tests_of_a_cuda_device_pass_and_none_is_skipped(tmp_path):
     assert len(passed_on_a_device(tmp_path / "results.txt")) > 40
-
-
-@pytest.mark.slow
-def test_rows_of_the_benchmark_run_on_a_cuda_device(tmp_path):
-    path = os.pathsep.join((str(FOLDER), os.environ.get("PYTHONPATH", "")))
-    names = ["training_gpu", "loss_gpu_32768"]
-    command = ["scripts/benchmark.py", "--quick", "--repeats", "1", "--output", str(tmp_path), "--only", *names]
-    run(*command, PYTHONPATH=path)
-    (written,) = tmp_path.glob("*.json")
-    assert [row["name"] for row in json.loads(written.read_text())["rows"]] == names
