@@ -84,7 +84,10 @@ class FeatureQueue(nn.Module):
         slots = self.next_slots(num_rows)
         written = slots[num_rows - kept :]
         self.features[written] = features[num_rows - kept :].to(self.features)
-        self.ids[written] = NO_ID if ids is None else ids[num_rows - kept :].to(device)
+        if ids is None:
+            self.ids.index_fill_(0, written, NO_ID)  # assigned, the number would be copied from the host
+        else:
+            self.ids[written] = ids[num_rows - kept :].to(device)
         self.pointer.copy_((self.pointer + num_rows) % self.capacity)
         write_number_(self.fill_level, min(host_number(self.fill_level) + num_rows, self.capacity))
         slots[: num_rows - kept] = -1

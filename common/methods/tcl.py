@@ -118,7 +118,7 @@ def local_contrast(
     positives = logits[samples, samples + rank() * batch]  # (batch, parts)
     # every part is a positive once, against the parts of all other samples; padding is left out
     is_negative = real[None].expand(batch, -1, -1).clone()
-    is_negative[samples, samples + rank() * batch] = False
+    is_negative.diagonal(rank() * batch).fill_(False)
     negatives = logits.masked_fill(~is_negative, -torch.inf).flatten(1).logsumexp(dim=1, keepdim=True)
     losses = torch.logaddexp(positives, negatives) - positives
     return (losses.masked_fill(~mask, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).mean()

@@ -271,6 +271,7 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (by_mask) report_wait(name + " by a mask");
     if (by_host_index) report_wait(name + " by an index on the host");
   }
+  if (name == "aten::_index_put_impl_" && arguments[2].toTensor().is_cpu()) report_wait("copy to the device");
   if (name == "aten::copy_") {
     bool to_device = arguments[0].toTensor().is_cuda(), from_device = arguments[1].toTensor().is_cuda();
     if (to_device != from_device && !arguments[2].toBool())
