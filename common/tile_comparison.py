@@ -4,6 +4,7 @@ A tile is a function of operands, which cost O(d) an embedding. Inner products a
 all other geometries go through autograd in every tile.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import methodcaller
@@ -149,7 +150,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class OfProducts(Comparison):
+class OfProducts(Comparison, ABC):
     """Whose tiles are functions of one matrix product; what lies between it and the gradients can be left to Triton.
 
     kernel: for `log_sums` and `pull_back`; None = `compare` alone.
@@ -164,9 +165,9 @@ class OfProducts(Comparison):
         (vectors, *_), (other_vectors, *_) = x.values, y.values
         return (_bf16_matmul if self.bf16 else torch.mm)(vectors, other_vectors.T)
 
+    @abstractmethod
     def add_products_(self, x: Side, y: Side, residuals: torch.Tensor) -> None:
         """Those of the operands, by what the kernel calls residuals."""
-        raise NotImplementedError
 
     def log_sums(self, x: Side, y: Side, multipliers: Side, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor]:
         """Log sum exp of all rows, and of columns over these rows, without partners."""

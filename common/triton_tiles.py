@@ -48,7 +48,7 @@ OPERATIONS = {  # torch -> Triton, with what torch does to NaN
     "sign": "tl.where({0} > 0.0, 1.0, tl.where({0} < 0.0, -1.0, 0.0))",
     "threshold": "tl.where({0} <= {1}, {2}, {0})",
 }
-SIZES = {"BM": 8, "BN": 128, "num_warps": 4}  # rows and columns of a step
+SIZES = {"BM": 16, "BN": 128, "num_warps": 4}  # rows and columns of a step
 STEPS = 16  # of a program of the first kernel
 
 

@@ -21,7 +21,7 @@ from common.tiled import geometry_loss
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 from oblique_topology.geometry import L2
 
-BATCH, DIM = 152, 24  # no multiple of a block; tiles of 140 rows and columns have whole and partial ones
+BATCH, DIM = 76, 24  # no multiple of a block; tiles of 50 rows and columns have whole and partial ones
 GEOMETRIES = {  # with a logit scale that spreads the logits
     "sphere": (Sphere(), 14.0),
     "oblique": (Oblique(4), 2.0),
@@ -32,7 +32,7 @@ GEOMETRIES = {  # with a logit scale that spreads the logits
     "hyperbolic": (Hyperbolic(DIM, squared=False), 14.0),
     "hyperbolic squared": (Hyperbolic(DIM, squared=True), 14.0),
 }
-KERNEL = {"tile": 140, "kernel": "triton"}
+KERNEL = {"tile": 50, "kernel": "triton"}
 
 
 def embeddings(geometry, batch=BATCH):
@@ -70,7 +70,7 @@ def of_geometry(name):
     return {
         "is_repeated": all(torch.equal(*pair) for pair in zip(by_kernel, again)),
         "float64": errors(by_kernel, exact),
-        "tiles": errors(of(geometry_loss, geometry, sides, logit_scale, tile=140), exact),
+        "tiles": errors(of(geometry_loss, geometry, sides, logit_scale, tile=50), exact),
     }
 
 
@@ -102,8 +102,8 @@ def with_queue():
     sides, old = embeddings(geometry), embeddings(geometry, 9)
     queue = QueuedPairs(old[0], old[1].flip(0), torch.arange(9))
     exact = of(contrastive_loss, geometry, sides, logit_scale, torch.float64, queue=QueuedPairs(*map(_double, queue)))
-    by_kernel = of(geometry_loss, geometry, sides, logit_scale, queue=queue, **KERNEL)
-    by_tiles = of(geometry_loss, geometry, sides, logit_scale, tile=140, queue=queue)
+    by_kernel = of(geometry_loss, geometry, sides, logit_scale, queue=queue, **KERNEL | {"tile": 32})
+    by_tiles = of(geometry_loss, geometry, sides, logit_scale, tile=32, queue=queue)
     return {"float64": errors(by_kernel, exact), "tiles": errors(by_tiles, exact)}
 
 
@@ -117,7 +117,7 @@ def frozen():
     for name in ("sphere", "euclidean"):
         geometry, logit_scale = GEOMETRIES[name]
         images, texts = embeddings(geometry)
-        expected = of(geometry_loss, geometry, (images, texts), logit_scale, tile=32)
+        expected = of(geometry_loss, geometry, (images, texts), logit_scale, tile=50)
         scale = torch.tensor(logit_scale, requires_grad=True)
         geometry_loss(images, texts, geometry, scale, **KERNEL).backward()
         texts.requires_grad_()
@@ -162,7 +162,7 @@ def angles():
 def main():
     torch.set_num_threads(1)
     # fewer programs: the interpreter takes its time for each
-    triton_tiles.SIZES, triton_tiles.STEPS = {"BM": 32, "BN": 256, "num_warps": 8}, 3
+    triton_tiles.SIZES, triton_tiles.STEPS = {"BM": 16, "BN": 32, "num_warps": 4}, 3
     results = {"geometries": {name: of_geometry(name) for name in GEOMETRIES}}
     names = ["sphere", "hyperbolic"]
     whole = []

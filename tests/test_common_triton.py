@@ -53,9 +53,8 @@ def test_value_and_every_gradient_are_those_of_the_plain_loss(interpreted):
     """Those by squared Lorentz distances have lost digits in tiles of torch operations, too."""
     assert len(interpreted["geometries"]) == 8
     for result in interpreted["geometries"].values():
-        kernels, tiles = result["float64"], result["tiles"]
-        assert kernels[0] < max(1e-6, 2 * tiles[0])
-        assert max(kernels) < max(1e-5, 2 * max(tiles))
+        assert result["float64"][0] < 1e-6
+        assert max(result["float64"]) < max(1e-5, *result["tiles"])
         assert result["is_repeated"]  # to the last bit
 
 
@@ -68,7 +67,7 @@ def test_two_processes_give_the_gradients_of_the_whole_batch(interpreted):
 
 def test_a_queue_is_added_in_tiles(interpreted):
     result = interpreted["with_queue"]
-    assert max(result["float64"]) < max(1e-5, 2 * max(result["tiles"]))
+    assert max(result["float64"]) < max(1e-5, *result["tiles"])
 
 
 def test_what_is_frozen_changes_nothing_for_the_rest(interpreted):
@@ -131,7 +130,7 @@ def compiled(kernel, capability, types, constants, options, folder):
 @pytest.mark.parametrize("kernel", [sums_kernel, residuals_kernel], ids=["sums", "residuals"])
 @pytest.mark.parametrize("geometry", [Sphere(), Elliptic(), Hyperbolic(512, squared=True)], ids=lambda each: each.name)
 def test_kernels_keep_a_block_in_registers(geometry, kernel, capability, tmp_path, monkeypatch):
-    """Of inner products and of the two longest formulas; the assembler may spill some numbers to the stack."""
+    """Of inner products and of the two longest formulas. Spilt registers lie on the stack."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     of_geometry, sizes = tile_kernel(geometry), dict(SIZES)
     options = {"num_warps": sizes.pop("num_warps")}
@@ -141,8 +140,7 @@ def test_kernels_keep_a_block_in_registers(geometry, kernel, capability, tmp_pat
     types = dict.fromkeys(("n", "m", "first", "last", "shift"), "i32")
     _, (registers, stack, local) = compiled(kernel, capability, types, constants, options, tmp_path)
     assert 0 < registers <= 128
-    assert stack <= 64
-    assert local == 0
+    assert (stack, local) == (0, 0)
 
 
 # on a GPU
@@ -160,7 +158,7 @@ def test_a_gpu_computes_what_tiles_do(name):
     for half in {False, geometry.is_inner_product}:
         options = {"logit_scale": logit_scale, "tile": 140, "bf16_product": half}
         tiles, kernels, again = (of(geometry_loss, kernel=name, **options) for name in ("torch", "triton", "triton"))
-        assert max(errors(kernels, exact)) < max(1e-5, 2 * max(errors(tiles, exact)))
+        assert max(errors(kernels, exact)) < max(1e-5, *errors(tiles, exact))
         assert all(torch.equal(*pair) for pair in zip(kernels, again))
 
 

@@ -142,12 +142,11 @@ def test_a_row_of_each_method_trains_and_evaluates(row, trained, tmp_path, monke
     bf16 = trained(row, tmp_path / "bf16", "run.mixed_precision=bf16")
     assert bf16[0] == pytest.approx(expected[0], rel=0.05)
     assert (tmp_path / "bf16" / "evaluation.json").exists()
-    compared = slice(2 if "_geo" in row else STEPS)
+    compared = slice(2 if "_geo" in row and not fake_cuda else STEPS)  # in host memory the kernels are the CPU's
     float32 = trained(row, tmp_path / "float32")
     draws_elsewhere = not fake_cuda and any(name in row for name in DRAWS)
     assert float32[compared] == pytest.approx(expected[compared], rel=0.05 if draws_elsewhere else 2e-3, abs=1e-5)
-    if fake_cuda:  # whose kernels are the CPU's
-        assert float32 == pytest.approx(expected, rel=0.02)
+    if fake_cuda:
         works = watched_steps(monkeypatch)
         trained(row, tmp_path / "watched", f"run.log_every={STEPS}")
         plain = works[3]
