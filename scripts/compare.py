@@ -21,7 +21,6 @@ import datetime
 import importlib
 import itertools
 import math
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ import numpy as np
 import yaml
 
 from common.base.arguments import Parser
-from common.base.config import SCALES, ConfigError
+from common.base.config import ConfigError
 from common.base.files import read_json, shown
 from common.base.places import PAPERS, outputs
 from common.base.provenance import hash_of
@@ -50,7 +49,7 @@ from common.reproduce.tables import measured_cell, trained_on
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import evaluate_checkpoint, hits_beside
 from common.run.evaluation_files import read_evaluations
-from common.run.folder import RunFiles
+from common.run.folder import RunFiles, RunName
 from common.run.launch import run_or_explain
 
 SCALE = "as trained"  # models of unlike scales may be compared on one test set
@@ -101,8 +100,8 @@ def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
         files = replace(files, identity={"seed": config["run"]["seed"]})
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError) as error:
         raise ConfigError(f"{files.config} is torn; expected the resolved config of a run") from error
-    name = files.folder.parent.name if re.fullmatch(r"seed\d+", files.folder.name) else files.folder.name
-    label = re.sub(rf"-({'|'.join(SCALES)})-[0-9a-f]+$", r", \1", name)
+    name = RunName.of(files.folder)
+    label = f"{name.row}, {name.scale}" if name.scale else name.row
     content, hits = (None if overrides else read_evaluations(files)) or (None, None)
     if content is None or (step and int(step.rpartition("-")[2]) != content["step"]):
         checkpoint = named_checkpoint(folder)

@@ -17,7 +17,6 @@ import base64
 import importlib
 import io
 import itertools
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from PIL import Image
 from torch.utils.data import Subset
 
 from common.base.arguments import Parser
-from common.base.config import SCALES, ConfigError
+from common.base.config import ConfigError
 from common.base.files import read_repository_yaml, shown
 from common.base.places import PAPERS, ROOT, outputs
 from common.data.pairs import open_retrieval_sets
@@ -44,6 +43,7 @@ from common.report.map_picture import draw_map
 from common.reproduce.tables import ran_as
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import this_device
+from common.run.folder import RunName
 from common.run.launch import run_or_explain
 from common.vectors import unit
 from euclip.distributions import training_sample
@@ -65,13 +65,12 @@ def opened(text: str, overrides: Sequence[str]) -> tuple[str, Any, Encoder, Root
         raise ConfigError(f"{checkpoint.path} belongs to {paper!r}; expected one of: {', '.join(PAPERS)}")
     models = importlib.import_module(f"{paper}.evaluate").MODELS
     config, encoder = models.load_encoder(checkpoint, this_device(), overrides)
-    folders = [part for part in checkpoint.path.resolve().parts if not re.fullmatch(r"checkpoints|step-\d+", part)]
-    seed = folders.pop() if re.fullmatch(r"seed\d+", folders[-1]) else "seed0"
-    name = title_of(paper, re.sub(rf"-({'|'.join(SCALES)})-[0-9a-f]+$", "", folders[-1]), config)
+    run = RunName.of(checkpoint.path)
+    name = title_of(paper, run.row, config)
     geometry = encoder.model.geometry
     if not has_root(geometry):  # of sets of tokens, for example
         raise ConfigError(f"{checkpoint.path}: geometry {geometry.name!r} has no root, and so no map")
-    return name + ("" if seed == "seed0" else f", seed {seed[4:]}"), config, encoder, geometry
+    return name + (f", seed {run.seed}" if run.seed else ""), config, encoder, geometry
 
 
 def title_of(paper: str, row: str, config: Any) -> str:

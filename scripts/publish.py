@@ -8,7 +8,6 @@ Nothing leaves the machine without --to, which creates the repository if there i
 A model on the hub is named by its repository in the place of the folder.
 """
 
-import re
 import shutil
 import statistics
 import sys
@@ -22,16 +21,14 @@ if not __package__:
 import yaml
 
 from common.base.arguments import Parser
-from common.base.config import SCALES, ConfigError
+from common.base.config import ConfigError
 from common.base.files import write_atomically
 from common.data.text import tokenizer_from_json
 from common.evaluation.protocol import HEADLINES
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint, write_published
 from common.run.evaluation_files import read_evaluations
-from common.run.folder import RunFiles
+from common.run.folder import RunFiles, RunName
 from common.run.launch import run_or_explain
-
-ROW_FOLDER = rf"(.+)-({'|'.join(SCALES)})-[0-9a-f]+"  # row, scale
 
 
 def publish(run: Path, folder: Path, licence: str) -> None:
@@ -70,8 +67,8 @@ def _measured(run: Path, step: int) -> list[dict[str, Any]]:
     #
     # Empty without its own, as its files were written and of these weights. Another seed is another folder:
     # table4_clip-demo-0a1b/seed0, table4_clip-demo-2c3d/seed1.
-    row = re.fullmatch(ROW_FOLDER, run.resolve().parent.name)
-    configs = run.resolve().parents[1].glob(f"{row[1]}-{row[2]}-*/seed*/config.yaml") if row else []
+    name = RunName.of(run)
+    configs = run.resolve().parents[1].glob(f"{name.row}-{name.scale}-*/seed*/config.yaml") if name.scale else []
     settings = _settings(run / "config.yaml")
     others = sorted(file.parent for file in configs if file.parent != run.resolve() and _settings(file) == settings)
     saved = [read_evaluations(RunFiles(folder)) for folder in [run, *others]]
@@ -92,10 +89,10 @@ def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], lice
     """The model card, in Markdown with the hub's header."""
     state = checkpoint.state
     config, paper = state["config"], state["paper"]
-    row = re.fullmatch(ROW_FOLDER, run.parent.name)
+    row = RunName.of(run)
     has_towers = any(tensor.startswith("image_tower.") for tensor in checkpoint.model_tensors())
     start = f"\npython {paper}/train.py model.init={name}" if has_towers else ""  # GeoMM's encoders start no other run
-    what = f"row {row[1]} at {row[2]} scale" if row else "settings of its own"
+    what = f"row {row.row} at {row.scale} scale" if row.scale else "settings of its own"
     made_of = "".join(f"\n- started from {key}: {value}" for key, value in state.get("initial_weights", {}).items())
     recipe = yaml.safe_dump({part: config[part] for part in ("method", "model", "optim")}, sort_keys=False)
     lines = []

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import itertools
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import filelock
 import yaml
 
 from common.base.arguments import some
-from common.base.config import ConfigError, to_dict
+from common.base.config import SCALES, ConfigError, to_dict
 from common.base.dependencies import changed_files, loaded_files
 from common.base.fields import Decides, deciding, stated_by_weights
 from common.base.files import NoLocks, locked, read_json, utf8, write_json
@@ -135,6 +136,27 @@ def run_files(
     key = run_key(paper, config, data_fingerprint)
     folder = (outputs() / "runs" if runs is None else runs) / paper / f"{row}-{scale}-{key}" / f"seed{config.run.seed}"
     return RunFiles(folder, _identity(row, scale, config) | {"key": key})
+
+
+@dataclass(frozen=True)
+class RunName:
+    """What a run's folder is named after: table4_clip-demo-0a1b2c3d4e5f/seed0.
+
+    scale: None in a folder with another name, which `row` then holds. seed: None without a folder seed<number>.
+    """
+
+    row: str
+    scale: str | None
+    seed: int | None
+
+    @classmethod
+    def of(cls, folder: Path) -> "RunName":
+        """The name of a run's folder, or of a checkpoint in it."""
+        parts = [part for part in folder.resolve().parts if not re.fullmatch(r"checkpoints|step-\d+", part)]
+        seed = re.fullmatch(r"seed(\d+)", parts[-1])
+        name = parts[-2] if seed else parts[-1]
+        made = re.fullmatch(rf"(.+)-({'|'.join(SCALES)})-[0-9a-f]+", name)
+        return cls(*(made.groups() if made else (name, None)), int(seed[1]) if seed else None)
 
 
 def _identity(row: str, scale: str, config: Any) -> dict[str, Any]:
