@@ -1,12 +1,12 @@
 """A batch larger than memory, in micro-batches, with the gradient of the whole batch (cached embeddings).
 
-InfoNCE does not split: each pair's loss needs all others as negatives, so averaging the losses of micro-batches is
-another, easier task, and is not offered. Instead, for one step:
+InfoNCE does not split: each pair needs all others as negatives, so the mean loss of micro-batches is another, easier
+task. For one step instead:
     1. embed the micro-batches one after the other without a graph, and keep only the embeddings;
-    2. take the loss of all embeddings at once, and its gradient with respect to them and to the scalars it uses;
-    3. embed each micro-batch again, with the random draws of the first time, and back-propagate its part of 2.
-Loss and gradients are those of one pass over the whole batch; the price is one more forward pass (Gao, Zhang, Han,
-Callan 2021, "Scaling deep contrastive learning batch size under memory limited setup").
+    2. take the loss of all embeddings, and its gradient with respect to them and to the scalars;
+    3. embed each micro-batch again, with the same random draws, and back-propagate its part.
+Loss and gradients are those of one pass over the whole batch, for one more forward pass (Gao, Zhang, Han, Callan 2021,
+"Scaling deep contrastive learning batch size under memory limited setup").
 """
 
 from contextlib import nullcontext
@@ -19,20 +19,14 @@ from torch import nn
 class MicroBatches:
     """Takes the place of the model and of `accelerator.backward` in a training loop.
 
-        image_embeddings, text_embeddings, logit_scale = micro_batches.embed(images, token_ids)
-        loss = contrastive_loss(image_embeddings, text_embeddings, geometry, logit_scale)
-        micro_batches.backward(loss)
-
     Args:
-        accelerator: that prepared the model. Under DDP and FSDP2 gradients are exchanged once, with the last part.
-        model: (batch, ...) tensors -> tuple of tensors. Those with a batch axis are put together over the
-            micro-batches; those without an axis (the logit scale) are the same for all of them.
-        size: rows of one micro-batch on this process; None = all at once, which is `model` and `accelerator.backward`
-            and nothing else.
+        accelerator: that prepared the model. DDP and FSDP2 exchange gradients once, with the last part.
+        model: (batch, ...) tensors -> tuple of tensors. Those with a batch axis are concatenated over micro-batches;
+            those without an axis (the logit scale) are the same for all.
+        size: rows of one micro-batch on this process; None = all at once.
     Raises:
-        ValueError: if the model normalises over the batch in training: statistics of a micro-batch are not those of
-            the batch, and the second pass would count each twice. If Accelerate was launched to average the gradients
-            of several batches: it would divide ours, and mean the easier task.
+        ValueError: if the model normalises over the batch in training: statistics of a micro-batch are not those of the
+            batch. If Accelerate averages the gradients of several batches.
     """
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, size: int | None) -> None:
@@ -61,8 +55,7 @@ class MicroBatches:
         Args:
             inputs: (batch, ...) each; the last micro-batch may be smaller.
         Returns:
-            As the model returns them. In micro-batches they are leaves of the graph: give what is computed from them
-            to `backward`.
+            In micro-batches, leaves of the graph: only `backward` reaches the weights.
         """
         self._parts = []
         if self.size is None or self.size >= len(inputs[0]):
@@ -82,8 +75,7 @@ class MicroBatches:
     def backward(self, loss: torch.Tensor) -> None:
         """Adds the gradient of the loss to the parameters; call once after each `embed`.
 
-        A parameter that the loss uses directly (a geometry's scalar in the similarity) may get a gradient from there
-        and one through the embeddings; both are counted, once.
+        A parameter that the loss also uses directly (a geometry's scalar in the similarity) gets both gradients.
 
         Args:
             loss: scalar, from the outputs of `embed`.

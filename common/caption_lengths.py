@@ -1,7 +1,7 @@
 """Where captions end, and towers that compute no padding.
 
-On a CPU time goes with the tokens, and captions fill half of their context or less. A GPU would wait for the lengths;
-there all captions go through together.
+On a CPU time goes with the tokens, and captions fill half of their context or less. A GPU would wait for the lengths,
+so there all captions go through together.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,12 @@ from torch import nn
 
 
 def encode_by_length(tower: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
-    """tower(token_ids) without most of the padding: captions of like length go through the tower together.
-
-    For a tower that does not end captions at an end token it is the plain call.
+    """tower(token_ids), up to rounding, where captions of like length go through together, without most of the padding.
 
     Args:
-        tower: ids up to and with the first end token decide what it gives for a row.
+        tower: ids up to and with the first end token decide what it gives for a row; without end tokens it is called
+            once.
         token_ids: (batch, length <= context_length).
-    Returns:
-        What tower(token_ids) gives, up to rounding.
     """
     end_id, positions = getattr(tower, "end_id", None), getattr(tower, "end_positions", None)
     if token_ids.device.type != "cpu" or (end_id is None and positions is None):
@@ -38,10 +35,10 @@ def tokens_by_length(
     """compute(texts, text_mask, *others) without most of the padding, whose tokens come out as zeros.
 
     Args:
-        compute: (rows, length, width) or (rows, 1, width); a row of it depends on its words and others only.
+        compute: gives (rows, length, width) or (rows, 1, width); a row depends on its words and others only.
         texts: (num_rows, length, ...) ids or tokens.
         text_mask: (num_rows, length), False at padding.
-        others: any tensors with a row for each text.
+        others: tensors with a row for each text.
     """
     if text_mask.device.type != "cpu" or not len(text_mask):
         return compute(texts, text_mask, *others)
@@ -61,15 +58,15 @@ def parts_of_like_length(
 
     Args:
         lengths: (num_rows,) int, on the CPU.
-        num_parts: parts of about equal size, at most, at least 1; None = up to four, of at least 16 rows.
+        num_parts: at most so many, of about equal size; None = up to four, of at least 16 rows.
     Returns:
-        Of each part, shortest first, its rows and its greatest length; and the permutation that puts the parts' rows,
-        one part after the other, back in their order.
+        Rows and greatest length of each part, shortest first; the permutation that restores the order of all rows.
     """
     if num_parts is None:
         num_parts = min(4, max(1, len(lengths) // 16))
     order = lengths.argsort(stable=True)
-    return [(rows, int(lengths[rows].max())) for rows in order.chunk(num_parts)], order.argsort()
+    parts = [(rows, int(lengths[rows].max()) if len(rows) else 1) for rows in order.chunk(num_parts)]
+    return parts, order.argsort()
 
 
 def up_to_first(token_ids: torch.Tensor, end_id: int) -> torch.Tensor:

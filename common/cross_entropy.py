@@ -11,13 +11,12 @@ def info_nce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
     Args:
         logits: (num_queries, num_candidates); half precision is cast up. -inf = the candidate is missing.
-        targets: (num_queries,) int64 index of each row's positive, or (num_queries, num_candidates) row-stochastic
-            (`check_row_stochastic` checks the sums; here they are not checked).
+        targets: (num_queries,) int64 index of each row's positive, or (num_queries, num_candidates) row-stochastic,
+            whose sums only `check_row_stochastic` checks.
     Returns:
         Scalar in nats, >= 0 for index targets. Equal logits give ln(num_candidates).
     Raises:
-        ValueError: shapes or dtypes that do not fit; the message gives them. On the CPU also an index out of range, or
-            a positive that is missing.
+        ValueError: shapes or dtypes that do not fit; on the CPU also an index out of range, or a missing positive.
     """
     if logits.ndim != 2 or not len(logits):
         raise ValueError(
@@ -52,14 +51,14 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def symmetric_info_nce(logits: torch.Tensor) -> torch.Tensor:
     """Mean of both directions for a square matrix whose diagonal holds the positives (contrastive basics Eq. 6 to 8).
 
-    (1/2B) sum_i [ log sum_k exp l_ik + log sum_k exp l_ki - 2 l_ii ]
+        (1/2B) sum_i [ log sum_k exp l_ik + log sum_k exp l_ki - 2 l_ii ]
 
     Args:
         logits: (batch, batch), rows are images, columns are texts.
     Returns:
         Scalar in nats.
     Raises:
-        ValueError: if the matrix is not square; the message gives its shape.
+        ValueError: if the matrix is not square.
     """
     if logits.ndim != 2 or logits.shape[0] != logits.shape[1]:
         raise ValueError(f"in-batch InfoNCE needs a square matrix of logits, got {tuple(logits.shape)}")
@@ -75,19 +74,18 @@ def positives_from_ids(
 ) -> torch.Tensor:
     """Targets with equal mass on all candidates of the query's id: t_ij = [id_i = id_j] / sum_k [id_i = id_k].
 
-    A negative id is not known and equals no other.
+    A negative id is unknown and equals no other.
 
     Args:
-        query_ids: (num_queries,) int64.
-        candidate_ids: (num_candidates,) int64.
-        partner_columns: (num_queries,) int64 column of each query's partner, a positive for any ids; None = positives
-            are those of equal ids only.
+        query_ids, candidate_ids: (num_queries,) and (num_candidates,) int64.
+        partner_columns: (num_queries,) int64 column of each query's partner, a positive for any ids; None = only equal
+            ids.
         dtype: of the result; float64 where the loss is.
     Returns:
-        (num_queries, num_candidates), row-stochastic, for `info_nce`.
+        (num_queries, num_candidates), row-stochastic.
     Raises:
-        ValueError: ids that are not int64 vectors; on the CPU also a query without any positive, naming rows and ids.
-            On an accelerator such a row is NaN.
+        ValueError: ids that are not int64 vectors; on the CPU also a query without a positive, whose row is NaN
+            elsewhere.
     """
     for name, vector in (("query_ids", query_ids), ("candidate_ids", candidate_ids)):
         if vector.ndim != 1 or vector.dtype != torch.int64:
@@ -105,9 +103,9 @@ def distilled_targets(pseudo_logits: torch.Tensor, targets: torch.Tensor, alpha:
     """Pseudo-targets mixed with hard ones: alpha softmax(pseudo_logits) + (1 - alpha) one_hot (ALBEF, Eq. 6).
 
     Args:
-        pseudo_logits: (num_queries, num_candidates), scaled similarities of the momentum model; -inf = missing.
-        targets: as in `info_nce`, by index or row-stochastic.
-        alpha: distillation weight in [0, 1].
+        pseudo_logits: (num_queries, num_candidates), logits of the momentum model; -inf = missing.
+        targets: as in `info_nce`.
+        alpha: in [0, 1].
     Returns:
         (num_queries, num_candidates), row-stochastic, float32 or better, without gradient.
     Raises:
@@ -127,10 +125,7 @@ def mask_absent(logits: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
     """-inf where a candidate is missing (padding, a queue that is not full); its probability and gradient are 0.
 
     Args:
-        logits: (num_queries, num_candidates).
         present: bool, (num_candidates,) or (num_queries, num_candidates).
-    Returns:
-        Like logits.
     Raises:
         ValueError: a shape or dtype that does not fit; on the CPU also a row with all candidates masked.
     """
@@ -144,18 +139,14 @@ def mask_absent(logits: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
 
 
 def check_row_stochastic(targets: torch.Tensor, tolerance: float = 1e-5) -> None:
-    """Raises ValueError, naming the rows, unless entries are >= 0 and every row sums to 1. Reads all of a matrix.
-
-    Args:
-        targets: (num_queries, num_candidates).
-    """
+    """Raises ValueError, naming the rows, unless entries are >= 0 and every row sums to 1. Reads the whole matrix."""
     sums = targets.double().sum(dim=1)
     wrong = ~((sums - 1).abs() <= tolerance) | (targets < 0).any(dim=1)  # a NaN is wrong too
     _refuse_rows(wrong.cpu(), "targets must be >= 0 and sum to 1 in each row", sums)
 
 
 def _refuse_rows(bad: torch.Tensor, problem: str, values: torch.Tensor | None = None) -> None:
-    """ValueError that names the first bad rows (and their values); only on the CPU, see the module's docstring."""
+    # only on the CPU: elsewhere the host would wait for the device
     if bad.device.type == "cpu" and bad.any():
         rows = bad.nonzero()[:, 0].tolist()
         shown = ", ".join(str(row) if values is None else f"{row} ({values[row].item()})" for row in rows[:4])

@@ -3,12 +3,12 @@
 In every line:
 loss_over_chance                     loss / its chance level: 1 is the plateau of a model that separates nothing
 logit_scale_bound_share              share of the steps since the last line at which it sat at a bound
-In a line every run.diagnose_every steps, since it costs time:
-{image,text}_effective_rank          directions that the embeddings use, see common/diagnosis.py
+In a line every run.diagnose_every steps:
+{image,text}_effective_rank          directions that the embeddings use, see `collapse_statistics`
 {image,text}_mean_cosine             between different samples; near 1 = collapsed, or all share an offset
-{image,text}_logit_std               spread of the logits over the images of one caption (over the captions of one
-                                     image), on average; near 0 = collapsed, in any geometry
-matched_similarity, unmatched_...    means over the pairs that belong together, and over those that do not
+{image,text}_logit_std               mean spread of the logits over the images of one caption (the captions of one
+                                     image); near 0 = collapsed, in any geometry
+matched_similarity, unmatched_...    means over pairs that belong together, and over those that do not
 duplicate_ids, duplicate_captions    share of the batch that occurs more than once: false negatives
 gradient_norm_<scalar>               of trainable parameters: the logarithms of logit scale, curvature, ...; the bias
 """
@@ -33,7 +33,7 @@ DECIDES = "nothing"
 
 @torch.no_grad()
 def collapse_statistics(features: torch.Tensor) -> dict[str, float]:
-    """Signs of a collapsed representation, to be logged together (SimSiam, Sec. 4.1, has the first).
+    """Signs of a collapsed representation (SimSiam, Sec. 4.1, has the first).
 
     Computed on the CPU in float64. Behind a batch normalisation, which forces it, the spread proves nothing.
 
@@ -41,11 +41,11 @@ def collapse_statistics(features: torch.Tensor) -> dict[str, float]:
         features: (batch, dim), any norm; batch at least 2.
     Returns:
         channel_std: standard deviation over the batch of the unit features' channels, averaged; 0 when all are equal,
-            about 1 / sqrt(dim) when they are spread over the sphere.
+            about 1 / sqrt(dim) when spread over the sphere.
         mean_cosine: of different samples; 1 when all are equal, about 0 when spread.
-        effective_rank: exp of the entropy of the shares that the principal directions have in the variance of the unit
-            features, in [1, dim]: how many directions are used, however small the spread is. 1 for a constant.
-        All NaN where a feature is not finite: a figure for the log is no reason to stop a run.
+        effective_rank: exp of the entropy of the principal directions' shares in the variance of the unit features, in
+            [1, dim]: how many directions are used. 1 for a constant.
+        All NaN where a feature is not finite.
     Raises:
         ValueError: for fewer than two features.
     """
@@ -86,17 +86,16 @@ def diagnose(
     token_ids: torch.Tensor | None = None,
     ids: torch.Tensor | None = None,
 ) -> dict[str, float]:
-    """Statistics of one step that take time. Call between backward and the optimiser's step, on every process.
+    """Statistics of one step. Call between backward and the optimiser's step, on every process.
 
-    Nothing is drawn and nothing changes; the values are those of the global batch, of its
-    embeddings those of the first SAMPLE / processes pairs of each process.
+    Nothing is drawn and nothing changes. The values are those of the global batch; of embeddings, those of its first
+    SAMPLE / processes pairs on each process.
 
     Args:
-        scalars: of the model, the logit scale among them.
-        image_embeddings, text_embeddings: (local_batch, ...) of this process; tokens are taken as one long vector.
+        image_embeddings, text_embeddings: (local_batch, ...); tokens are taken as one long vector.
         token_ids: (local_batch, context_length) of the captions; None = duplicates are not counted.
-        ids: (local_batch,) int64 of the images, negative = not known; None = none is known. Pairs of one id do not
-            count as unmatched.
+        ids: (local_batch,) int64 of the images, negative = unknown; None = all unknown. Pairs of one id do not count as
+            unmatched.
     """
     device, per_process = image_embeddings.device, math.ceil(SAMPLE / world_size())
     images, texts = (gather_without_gradient(rows[:per_process]) for rows in (image_embeddings, text_embeddings))
@@ -130,21 +129,17 @@ def at_bound(logit_scale: LogitScale, value: float) -> bool:
 
 
 def gradient_norms(scalars: Iterable[Scalar]) -> dict[str, float]:
-    """Of the parameters of trainable scalars; call on every process.
-
-    Returns:
-        "gradient_norm_<scalar>" -> absolute value of what backward left; scalars without a gradient are left out.
-    """
+    """Absolute gradients of the scalars that have one, as "gradient_norm_<scalar>"; call on every process."""
     gradients = {scalar.name: scalar.parameter.grad for scalar in scalars if scalar.parameter.grad is not None}
     return {f"gradient_norm_{name}": float(whole(gradient).norm()) for name, gradient in gradients.items()}
 
 
 class Watch:
-    """Statistics over steps: the share of steps at a bound, and warnings, each of which comes once.
+    """The share of steps at a bound, and warnings, each of which comes once.
 
     Args:
-        warmup_steps: of the learning rate; before their end no warning comes.
-        state: `state()` of a checkpoint, for a run that resumes; None = a fresh run.
+        warmup_steps: of the learning rate; no warning comes before their end.
+        state: `state()` of a checkpoint; None = a fresh run.
     """
 
     def __init__(self, warmup_steps: int, state: dict[str, Any] | None = None) -> None:
@@ -156,7 +151,6 @@ class Watch:
             self.steps_at_plateau, self.warned = state["steps_at_plateau"], set(state["warned"])
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint: steps since the last reading, how many of them at a bound, those at the plateau."""
         return {
             "steps": self.steps,
             "steps_at_bound": self.steps_at_bound,
@@ -165,30 +159,20 @@ class Watch:
         }
 
     def count(self, done: int, ratio: float, is_at_bound: bool) -> None:
-        """Takes in one step.
-
-        Args:
-            done: updates made, this step's among them.
-            ratio: loss over its chance level.
-        """
+        """Counts one step, the last of `done` updates; `ratio` is the loss over its chance level."""
         self.steps += 1
         self.steps_at_bound += is_at_bound
         at_plateau = done > self.warmup_steps and abs(ratio - 1) <= PLATEAU
         self.steps_at_plateau = self.steps_at_plateau + 1 if at_plateau else 0
 
     def read(self) -> dict[str, float]:
-        """The share since the last reading."""
+        """The share of steps at a bound since the last reading."""
         share = self.steps_at_bound / self.steps
         self.steps = self.steps_at_bound = 0
         return {"logit_scale_bound_share": share}
 
     def warnings(self, done: int, loss: float, values: dict[str, float]) -> list[str]:
-        """Lines for the user, after each step; none before the warm-up's end.
-
-        Args:
-            done: updates made.
-            values: of `diagnose`, in steps that were diagnosed.
-        """
+        """New lines for the user, after `done` updates; `values` are those of `diagnose`, if the step was diagnosed."""
         if done <= self.warmup_steps:
             return []
         causes = {}
@@ -213,6 +197,6 @@ class Watch:
 
 
 def _repeated(rows: torch.Tensor) -> torch.Tensor:
-    """(num_rows,) bool: whether a row occurs more than once."""
+    # (num_rows,) bool: whether a row occurs more than once
     _, which, counts = rows.unique(dim=0, return_inverse=True, return_counts=True)
     return counts[which] > 1

@@ -1,7 +1,4 @@
-"""Distances of all pairs by one matrix product, of matched pairs from differences; and distances of chords.
-
-A chord q is the number per pair of which a `ChordGeometry` computes distance and slope in a tile of the tiled loss.
-"""
+"""Distances of all pairs by one matrix product, of matched pairs from differences, and of chords (`ChordGeometry`)."""
 
 import math
 from typing import NamedTuple
@@ -13,18 +10,17 @@ from common.vectors import at_least_float32, check_same_dim, full_precision, nor
 
 
 def squared_distances(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-    """Squared Euclidean distances of all pairs by one matrix product, never negative.
+    """Squared Euclidean distances of all pairs by one matrix product.
 
     The error is about eps * (|x|^2 + |y|^2) at any distance, so pairs that nearly coincide lose their digits;
-    `paired_squared_distances` keeps them, for the pairs that are close because they belong together.
+    `paired_squared_distances` keeps those of matched pairs.
 
     Args:
-        image_embeddings: (num_images, dim).
-        text_embeddings: (num_texts, dim).
+        image_embeddings, text_embeddings: (num_images, dim) and (num_texts, dim).
     Returns:
         (num_images, num_texts), >= 0, float32 or better; smaller is closer.
     Raises:
-        ValueError: if the two dims differ; the message gives both shapes.
+        ValueError: if the two dims differ.
     """
     check_same_dim(image_embeddings, text_embeddings)
     with full_precision(image_embeddings):
@@ -34,7 +30,7 @@ def squared_distances(image_embeddings: torch.Tensor, text_embeddings: torch.Ten
 
 
 def paired_squared_distances(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """The diagonal of squared_distances, from differences, to full accuracy: (batch, dim) twice -> (batch,)."""
+    """The diagonal of `squared_distances`, accurate by differences: (batch, dim) twice -> (batch,)."""
     check_same_dim(first, second)
     with full_precision(first):
         return (at_least_float32(first) - at_least_float32(second)).square().sum(dim=-1)
@@ -43,19 +39,13 @@ def paired_squared_distances(first: torch.Tensor, second: torch.Tensor) -> torch
 def euclidean_distance(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
     """Euclidean distances of all pairs, not squared (oblique paper, Table 1, "l2"; EuCLIP).
 
-    Args:
-        image_embeddings: (num_images, dim).
-        text_embeddings: (num_texts, dim).
-    Returns:
-        (num_images, num_texts), >= 0, float32 or better; smaller is closer. The gradient is 0 for pairs at distance 0.
-    Raises:
-        ValueError: if the two dims differ; the message gives both shapes.
+    Shapes and Raises as `squared_distances`. The gradient is 0 for pairs at distance 0.
     """
     return safe_sqrt(squared_distances(image_embeddings, text_embeddings))
 
 
 def paired_euclidean_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """The diagonal of euclidean_distance, from differences, to full accuracy: (batch, dim) twice -> (batch,)."""
+    """The diagonal of `euclidean_distance`, accurate by differences: (batch, dim) twice -> (batch,)."""
     check_same_dim(first, second)
     with full_precision(first):
         return norm(at_least_float32(first) - at_least_float32(second))
@@ -64,27 +54,27 @@ def paired_euclidean_distance(first: torch.Tensor, second: torch.Tensor) -> torc
 def safe_sqrt(values: torch.Tensor) -> torch.Tensor:
     """Square root whose value and gradient are 0 where rounding has left nothing positive; NaN stays. Same shape.
 
-    Squared distances from a matrix product are 0 or at least one rounding step of their terms, so that the slope of
-    the root, though it has no bound in itself, amplifies their error by no more than about a thousand.
+    A squared distance from a matrix product is 0 or at least one rounding step of its terms, so the slope of the root
+    amplifies its error by no more than about a thousand.
     """
     nothing = values <= 0  # not `~(values > 0)`: NaN must stay NaN and not become the distance of a perfect match
     return torch.where(nothing, 0.0, torch.where(nothing, 1.0, values).sqrt())  # both: where(n, 0, sqrt(0)) is NaN
 
 
 def squared_arccos(cosines: torch.Tensor) -> torch.Tensor:
-    """Square of the arc cosine, which is smooth at 1 (slope -2) where the arc cosine itself has no slope.
+    """Square of the arc cosine, which is smooth at 1 (slope -2).
 
     Args:
         cosines: any shape, float32 or better; above 1 by rounding gives a value just below 0.
     Returns:
-        Squared radians, at most pi**2. Near -1, where the slope grows without bound, cosines within 1e-7 of -1 count
-        as -1 + 1e-7 with gradient 0: the slope stays below 1.5e4, and angles stop 4.5e-4 short of pi.
+        Squared radians, at most pi**2. Cosines within 1e-7 of -1 count as -1 + 1e-7 with gradient 0: the slope stays
+        below 1.5e4, and angles stop 4.5e-4 short of pi.
     """
     return _SquaredArccos.apply(cosines)
 
 
 class _SquaredArccos(torch.autograd.Function):
-    """Keeps only its input for the backward pass: a product of spheres has one such matrix for each of them."""
+    # keeps only its input for the backward pass: a product of spheres has one such matrix for each of them
 
     generate_vmap_rule = True
 
@@ -112,7 +102,7 @@ class _SquaredArccos(torch.autograd.Function):
 
 
 class ChordFactors(NamedTuple):
-    """What the chords of embeddings are made of: vectors (batch, dim) and offsets (batch,)."""
+    """What chords are made of: vectors (batch, dim) and offsets (batch,)."""
 
     vectors: torch.Tensor
     offsets: torch.Tensor
@@ -126,7 +116,7 @@ def euclidean_chord_factors(embeddings: torch.Tensor) -> ChordFactors:
 
 
 def squared_distance_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """d^2 / 2 = q, with slope 1; slope 0 where rounding has left q <= 0. The chords are overwritten."""
+    """d^2 / 2 = q, with slope 1; slope 0 where rounding has left q <= 0. Overwrites chords."""
     halves = chords.relu_()
     return halves, halves.sign().reciprocal_() if with_slope else None
 
@@ -140,8 +130,8 @@ def distance_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Te
 def half_angle_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """theta / 2 as atan2(sqrt(q), sqrt(2 - q)), with slope 1 / (2 sin(theta)), where sin^2(theta) = q (2 - q).
 
-    Near pi as `squared_arccos`: cosines within 1e-7 of -1 count as -1 + 1e-7, with slope 0. So is the slope where
-    rounding has left q <= 0. The chords are overwritten.
+    Cosines within 1e-7 of -1 count as -1 + 1e-7, with slope 0; so is the slope where rounding has left q <= 0.
+    Overwrites chords.
     """
     chords = chords.clamp_(0, 2 - 1.0e-7)
     others = 2 - chords

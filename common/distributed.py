@@ -20,19 +20,17 @@ def is_main_process() -> bool:
 
 
 def wait_for_everyone() -> None:
-    """Barrier; returns at once without a process group."""
+    """Barrier; nothing without a process group."""
     if world_size() > 1:
         dist.barrier()
 
 
 def local_rows(local_batch: int) -> slice:
-    """Where the rows of this process stand among those of all processes, in rank order."""
+    """Where this process's rows stand among those of all processes, in rank order."""
     return slice(rank() * local_batch, (rank() + 1) * local_batch)
 
 
 class _GatherWithGradient(torch.autograd.Function):
-    """All-gather whose backward sums over processes the gradients that each holds for our rows."""
-
     @staticmethod
     def forward(ctx, tensor: torch.Tensor) -> torch.Tensor:
         ctx.num_rows = tensor.shape[0]
@@ -55,8 +53,8 @@ class _GatherWithGradient(torch.autograd.Function):
 def gather_with_gradient(tensor: torch.Tensor) -> torch.Tensor:
     """Concatenates a tensor over processes, in rank order, and lets the gradient flow back to every process.
 
-    `accelerator.gather` has no gradient. With it each process would see the others' embeddings as constants and the
-    summed gradient of InfoNCE would lack the terms in which our rows serve as the others' negatives.
+    Without it, as with `accelerator.gather`, the gradient of InfoNCE lacks the terms in which our rows are the others'
+    negatives.
 
     Args:
         tensor: (local_batch, ...), the same shape on every process.
@@ -69,14 +67,12 @@ def gather_with_gradient(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather_without_gradient(rows: torch.Tensor) -> torch.Tensor:
-    """Concatenates rows over processes in rank order, as constants: row i of rank r is row r * local_batch + i.
-
-    For what the loss treats as given: momentum keys, sample ids, masks. Online embeddings need `gather_with_gradient`.
+    """Concatenates over processes what the loss treats as given: momentum keys, sample ids, masks.
 
     Args:
         rows: (local_batch, ...), any dtype, the same shape on every process.
     Returns:
-        (world_size * local_batch, ...), detached, the same on every process.
+        (world_size * local_batch, ...), detached; row i of rank r is row r * local_batch + i.
     """
     return gather_with_gradient(rows.detach())
 
@@ -84,10 +80,8 @@ def gather_without_gradient(rows: torch.Tensor) -> torch.Tensor:
 def gather_rows(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
     """Puts together rows that were dealt out in turn: process r holds rows r, r + W, r + 2W, ... of num_rows.
 
-    Where num_rows is no multiple of the world size, the last rows are padding and are cut by position.
-
     Args:
-        rows: (share, ...) on each process, as many on each, no gradient needed.
+        rows: (share, ...), as many on each process, no gradient needed; those beyond num_rows are padding.
     Returns:
         (num_rows, ...) in their original order, on every process.
     """
@@ -108,13 +102,13 @@ def mean_over_processes(value: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast_(tensor: torch.Tensor) -> None:
-    """Writes the main process's tensor into that of every process; nothing without a process group."""
+    """Writes the main process's tensor into that of every process."""
     if world_size() > 1:
         dist.broadcast(tensor, 0)
 
 
 def gather_objects(item: object) -> list:
-    """The items of all processes in rank order (for small Python objects, such as messages)."""
+    """The items of all processes in rank order, for small Python objects."""
     if world_size() == 1:
         return [item]
     items: list = [None] * world_size()
@@ -125,7 +119,7 @@ def gather_objects(item: object) -> list:
 def leave_process_group() -> None:
     """Last call of an entry script: waits for all processes, then closes the group.
 
-    Without it a process of a gloo group may abort at exit, its threads still running ("terminate called ...").
+    Without it a process of a gloo group may abort at exit ("terminate called ...").
     """
     if dist.is_available() and dist.is_initialized():
         dist.barrier()
@@ -133,6 +127,6 @@ def leave_process_group() -> None:
 
 
 def wait_for_device(device: torch.device) -> None:
-    """Until an accelerator has done what it was given; a CPU has."""
+    """Waits until an accelerator has done what it was given."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

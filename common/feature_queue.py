@@ -1,8 +1,7 @@
 """Feature queue: the newest keys of past steps in a ring of fixed size, as further candidates of InfoNCE.
 
-Every process holds the same queue: keys are gathered in rank order before they are written, and a random start comes
-from a seed. Under DDP pass broadcast_buffers=False: by default all buffers, this one included, are sent from rank 0 in
-each forward pass.
+Every process holds the same queue: keys are gathered in rank order, and a random start comes from a seed. Under DDP
+pass broadcast_buffers=False, or each forward pass sends the queue from rank 0.
 """
 
 import torch
@@ -19,18 +18,17 @@ NO_ID = -1  # of rows whose sample is not known: random rows, and keys that came
 class FeatureQueue(nn.Module):
     """Ring buffer of features and the ids of their samples; part of the model's checkpoint.
 
-    Rows are written at the pointer and wrap around. The batch size need not divide the capacity. Features
-    are stored as they are given: the caller has normalised them. They stay float32 where a model is cast to half
-    precision, and follow `double()`.
+    The caller normalises the features. They stay float32 where a model is cast to half precision, and follow
+    `double()`.
 
     Args:
-        capacity: rows kept, at least 1.
-        dim: entries of a feature; keys with more axes are flattened by the caller.
+        capacity: rows kept, at least 1; the batch size need not divide it.
+        dim: entries of a feature; the caller flattens keys with more axes.
         start: "random_rows": random directions of norm 1 fill the queue until keys replace them (MoCo, ALBEF);
-            "fill_level": it starts empty and only rows that were written take part.
-        seed: of the random rows; the global random state is neither used nor moved.
+            "fill_level": it starts empty and only written rows take part.
+        seed: of the random rows; the global random state is not used.
     Attributes:
-        features: (capacity, dim) float32; logits are formed from `rows()`.
+        features: (capacity, dim) float32.
         ids: (capacity,) int64; NO_ID = -1 = none.
         pointer: () int64, the slot of the next row.
         fill_level: () int64, slots that hold keys (not random rows), at most capacity.
@@ -56,18 +54,16 @@ class FeatureQueue(nn.Module):
 
     @torch.no_grad()
     def enqueue(self, features: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Writes rows that are already the same on every process, oldest first; no gradient is kept.
-
-        As if they were written one after the other: of more rows than the capacity the newest stay.
+        """Writes rows that are the same on every process, oldest first; of more rows than the capacity the newest stay.
 
         Args:
             features: (num_rows, dim), floating and not finer than the queue.
             ids: (num_rows,) int64, or None = NO_ID.
         Returns:
-            (num_rows,) int64: the slot of each row, which is its column in `rows()`; -1 for a row that was overwritten
-            within this call.
+            (num_rows,) int64: the slot of each row, its column in `rows()`; -1 for a row that this call overwrites
+            again.
         Raises:
-            ValueError: shape or dtype; the message has both.
+            ValueError: a shape or dtype that does not fit.
         """
         num_rows = len(features) if features.ndim else 0
         if features.ndim != 2 or features.shape[1] != self.dim:
@@ -94,15 +90,14 @@ class FeatureQueue(nn.Module):
         return slots
 
     def next_slots(self, num_rows: int) -> torch.Tensor:
-        """(num_rows,) int64: where the next rows would be written one after the other."""
+        """(num_rows,) int64: where the next rows would be written."""
         return (self.pointer + torch.arange(num_rows, device=self.pointer.device)) % self.capacity
 
     def enqueue_from_all_processes(self, features: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Gathers this process's rows with those of all others in rank order, and writes them. Call on every process.
+        """Gathers the rows of all processes in rank order, and writes them. Call on every process.
 
         Args:
             features: (local_batch, dim), as many rows on each process.
-            ids: (local_batch,) int64, or None.
         Returns:
             (world_size * local_batch,) slots as in `enqueue`; this process's begin at rank * local_batch.
         """
@@ -115,10 +110,10 @@ class FeatureQueue(nn.Module):
         return torch.arange(self.capacity, device=self.ids.device) < self.fill_level
 
     def rows(self) -> torch.Tensor:
-        """The features that take part, for logits: row j is slot j. Not a copy, whose cost would be that of a product.
+        """The features that take part, as a view, since a copy would cost as much as a product: row j is slot j.
 
-        The next `enqueue` writes into them, so it comes after the backward pass of logits formed from them. If it comes
-        before, autograd refuses that backward pass (RuntimeError: "modified by an inplace operation").
+        `enqueue` writes into them and must wait for the backward pass of logits formed from them; otherwise autograd
+        raises a RuntimeError ("modified by an inplace operation").
 
         Returns:
             (num_rows, dim); num_rows is the capacity with random rows, else the fill level.
@@ -131,14 +126,13 @@ class FeatureQueue(nn.Module):
 
     @property
     def is_full(self) -> bool:
-        """Whether every slot holds a key."""
         return host_number(self.fill_level) == self.capacity
 
     def _num_rows(self) -> int:
         return self.capacity if self.start == "random_rows" else host_number(self.fill_level)
 
     def _apply(self, fn, recurse: bool = True):
-        """A cast of the whole model to half precision moves the keys but does not round them."""
+        # a cast of the whole model to half precision moves the keys but does not round them
         before = self.features
         super()._apply(fn, recurse)
         if self.features.dtype in (torch.float16, torch.bfloat16):

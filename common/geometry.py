@@ -1,17 +1,12 @@
 """The seam: how an image embedding and a text embedding are compared.
 
-Conventions, for every geometry in this repository:
+Conventions, for every geometry:
     features     tower output after the projection, before any geometry, (batch, dim)
     embeddings   features after the geometry's map; what is gathered over processes, cached and compared
-    similarity   (num_images, num_texts), rows are images, larger means closer; distances are negated in here, once
-Training and every evaluation call the same `similarity`. Nothing asks which geometry it has, what its class is or how
-its parameters are called: protocols state what a geometry offers. Three of them, each more than the one before:
-    Geometry         compares
-    RootedGeometry   has a most generic point, and ways to it
-    ConeGeometry     has entailment cones
-One is apart, and saves time only:
-    ChordGeometry    has its similarity and the slope as formulas of one matrix product, for the tiled loss
-The maths is in vectors.py, distances.py and scalars.py, which know no protocol; all of it can be imported from here.
+    similarity   (num_images, num_texts), larger means closer; distances are negated in here, once
+Training and every evaluation call the same `similarity`. Protocols state what a geometry offers, and nothing asks for
+its class: `Geometry` compares, `RootedGeometry` and `ConeGeometry` offer more, `ChordGeometry` saves time.
+The maths is in vectors.py, distances.py and scalars.py; all of it can be imported from here.
 """
 
 from typing import Protocol, runtime_checkable
@@ -55,7 +50,7 @@ from common.vectors import (  # noqa: F401
 class Geometry(Protocol):
     """How images and texts are compared. It is an nn.Module, so that its scalars train and travel with the model.
 
-    Implementations do not inherit from each other; they compose the pure functions of their file.
+    Implementations compose the pure functions of their file; they do not inherit from each other.
 
     name: as in configs and checkpoints.
     is_inner_product: whether `similarity` is the inner product of flattened embeddings.
@@ -68,7 +63,7 @@ class Geometry(Protocol):
         """(batch, dim) -> embeddings, first axis kept."""
 
     def embed_text(self, text_features: torch.Tensor) -> torch.Tensor:
-        """(batch, dim) -> embeddings, first axis kept. Differs from the image side only where a paper has it so."""
+        """(batch, dim) -> embeddings. Differs from the image side only where a paper has it so."""
 
     def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         """(num_images, num_texts), larger is closer: by it images rank texts."""
@@ -78,29 +73,29 @@ class Geometry(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """By which images rank texts, (num_images, num_texts), and texts images, (num_texts, num_images).
 
-        The first is `similarity`. For nearly all geometries the second is its transpose: return
-        `both_ways(similarity)`, by which losses and evaluations know it.
+        The first is `similarity`. Where the second is its transpose, return `both_ways(similarity)`: losses and
+        evaluations know it by that.
         """
 
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        """(batch,): the diagonal of `similarity` for rows that belong together.
+        """(batch,): the diagonal of `similarity` for matched pairs.
 
-        These pairs are the close ones. A matrix of distances from one product loses the digits of close pairs;
-        differences keep them, at a cost that only batch, not batch squared, pairs can pay.
+        These are close, and a matrix of distances from one product loses the digits of close pairs; differences keep
+        them.
         """
 
     def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Mean over the first axis as this geometry defines it: of the prompts of a class, or for a root."""
+        """Mean over the first axis as this geometry defines it, of prompts or for a root."""
 
     def scalars(self) -> list[Scalar]:
-        """What trains in it, if anything: read for the log, the bounds, the learning rate and the diagnosis."""
+        """What trains in it, if anything."""
 
 
 @runtime_checkable
 class RootedGeometry(Geometry, Protocol):
-    """A geometry of points, (dim,) each, with a root: the most generic point of the space (EuCLIP, traversals).
+    """A geometry of points with a root: the most generic point of the space (EuCLIP, traversals).
 
-    A point of a product of spheres is (num_spheres, sphere_dim).
+    A point is (dim,); on a product of spheres it is (num_spheres, sphere_dim).
 
     space: "sphere", "product" (of spheres), "euclidean" or "hyperbolic": what the distances and ways are of, and how a
         map draws it. In the last two the root is the origin, and an embedding is its tangent vector there.
@@ -119,19 +114,18 @@ class RootedGeometry(Geometry, Protocol):
     def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
         """Geodesic distance in the space, never squared or scaled: (batch, dim), (dim,) -> (batch,).
 
-        On a sphere the angle in radians, in Euclidean space |x - y|, in hyperbolic space d_L: a metric, whatever
-        decreasing function of it the similarity is.
+        On a sphere the angle in radians, in Euclidean space |x - y|, in hyperbolic space d_L.
         """
 
 
 def has_root(candidate: Geometry) -> bool:
-    """Whether it is a RootedGeometry, for commands that take any model; late interaction is none."""
+    """Whether it is a RootedGeometry; late interaction is none."""
     return isinstance(candidate, RootedGeometry)
 
 
 @runtime_checkable
 class ConeGeometry(RootedGeometry, Protocol):
-    """A rooted geometry in which every text has a cone behind it, where the images lie that it entails (EuCLIP).
+    """A rooted geometry in which every text has a cone behind it that holds the images it entails (EuCLIP).
 
     A rotation about the origin changes no residual, and on the way to the origin an image only leaves cones.
     """
@@ -148,9 +142,7 @@ class ChordGeometry(Geometry, Protocol):
         similarity_ij = -distance_unit() * distance(q_ij)
 
     On a sphere a = 1/2 gives q = 1 - cos(theta), in Euclidean space a = |x|^2 / 2 gives q = |x - y|^2 / 2: half the
-    squared chord. A tile of the tiled loss is then one matrix product, `distance_of_chords` and two products for the
-    gradients; autograd goes through `chord_factors` and `distance_unit` once a batch. An inner product needs no
-    formula. All other geometries go through autograd in every tile, which is as right and slower.
+    squared chord.
 
     coupling: a number without gradient.
     """
@@ -167,7 +159,7 @@ class ChordGeometry(Geometry, Protocol):
         """The distance and, if needed, dq / d distance: the inverse of its slope. Free of scalars.
 
         The inverse slope is infinite where `similarity` has no gradient. The chords, of any shape, may be overwritten;
-        the two results share no memory. Rounding leaves some chords below 0.
+        rounding leaves some below 0. The two results share no memory.
         """
 
 
@@ -185,7 +177,6 @@ class Sphere(nn.Module):
         return unit(text_features)
 
     def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        """The cosine, in [-1, 1] up to rounding."""
         return inner_product_similarity(image_embeddings, text_embeddings)
 
     def directions(
@@ -211,9 +202,7 @@ class Sphere(nn.Module):
         return self.mean(embeddings)
 
     def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
-        """Points of the straight path, normalised."""
         return unit(straight_path(start, end, num_points))
 
     def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
-        """The angle, in [0, pi]."""
         return paired_angles(embeddings, point[None])

@@ -1,8 +1,7 @@
 """Numbers in buffers that the host needs: read from the device once, not in every step.
 
-A number such as the fill level of a queue is part of a checkpoint, so it is a buffer on the device. The host waits for
-the device when it reads one. It therefore remembers what it wrote, and reads again only after another write, such as
-that of a loaded checkpoint.
+The fill level of a queue, for example, is part of a checkpoint, so it is a buffer on the device, and reading it makes
+the host wait. The host therefore remembers what it wrote, and reads only after another write, such as a checkpoint's.
 """
 
 from torch import Tensor

@@ -1,7 +1,7 @@
 """InfoNCE: one loss for every geometry, kind of target and source of negatives, in one process or many.
 
-The loss of a matrix of logits is in cross_entropy.py; its functions can be imported from here. Here embeddings of all
-processes become logits, logit_scale * similarity, in float32 or better.
+Here embeddings of all processes become logits, logit_scale * similarity, in float32 or better. The loss of a matrix of
+logits is in cross_entropy.py, whose functions can be imported from here.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class QueuedPairs(NamedTuple):
-    """Pairs of past steps, as constant candidates until the backward pass: row k of all three belongs to one pair.
+    """Pairs of past steps, as constants until the backward pass: row k of all three belongs to one pair.
 
     image_embeddings, text_embeddings: (num_rows, ...), shaped like those of the step (`FeatureQueue.rows`).
-    ids: (num_rows,) int64, negative = not known (`FeatureQueue.row_ids`).
+    ids: (num_rows,) int64, negative = unknown (`FeatureQueue.row_ids`).
     """
 
     image_embeddings: torch.Tensor
@@ -48,8 +48,7 @@ class Distillation:
 
     The candidates in the batch are keys too here; a queue's rows stand for themselves.
 
-    image_keys, text_keys: (local_batch, ...) embeddings of the momentum model for this process's pairs, in their order;
-        constants.
+    image_keys, text_keys: (local_batch, ...) momentum embeddings of this process's pairs, in their order; constants.
     alpha: in [0, 1].
     """
 
@@ -65,7 +64,7 @@ def info_nce_chance(local_batch: int, queue: QueuedPairs | None = None) -> float
     """InfoNCE of a model to which all candidates are equal, ln(candidates), in nats.
 
     Args:
-        local_batch: pairs of this process, as many as of each other process.
+        local_batch: pairs of each process.
     """
     return math.log(world_size() * local_batch + (0 if queue is None else len(queue.ids)))
 
@@ -84,26 +83,25 @@ def contrastive_loss(
         1/2 mean_i [ info_nce of image i against all B texts, then the queue's texts ]
       + 1/2 mean_i [ info_nce of text i against all B images, then the queue's images ]
 
-    The positive of a row is its partner; with ids, its partner and all candidates of the same id, with equal mass
-    (as in ALBEF's fine-tuning): a sample drawn twice is no negative. With distillation, alpha
-    of each row's mass follows a momentum model instead.
+    The positive of a row is its partner; with ids, also all candidates of the same id, with equal mass (as in ALBEF's
+    fine-tuning). With distillation, alpha of each row's mass follows a momentum model instead.
 
-    With W processes each computes its local rows and columns against all candidates: B/W x B similarities instead of
-    B x B. The mean of the returned values over processes is the global loss, and since gradients are averaged over
-    processes (DDP, FSDP) every parameter gets the gradient of the global loss, trainable scalars included.
+    With W processes each computes its rows and columns against all candidates: B/W x B similarities. The mean of the
+    returned values over processes is the global loss, and gradients that are averaged over processes (DDP, FSDP) are
+    its gradients, also for scalars.
 
     Args:
         image_embeddings, text_embeddings: (local_batch, ...), the same shape on every process.
-        geometry: compares all pairs by its `directions`, and partners by its `paired_similarity`, which keeps the
-            digits of close pairs. Two matrices (late interaction) keep their own diagonals.
-        logit_scale: scalar tensor, the multiplier.
-        ids: (local_batch,) int64 of the samples, negative = not known; None = partners are the only positives.
-        queue: pairs of past steps, the same on every process; they get no gradient.
-        distillation: what the momentum model made of this process's pairs.
+        geometry: compares all pairs by `directions`, and partners by `paired_similarity`. Two matrices (late
+            interaction) keep their own diagonals.
+        logit_scale: scalar tensor.
+        ids: (local_batch,) int64 of the samples, negative = unknown; None = partners are the only positives.
+        queue: the same on every process; its pairs get no gradient.
+        distillation: of this process's pairs.
     Returns:
         Scalar in nats: this process's share of the global loss.
     Raises:
-        ValueError: no geometry, but its similarity; shapes of texts, ids, queue or keys that do not fit the images.
+        ValueError: a function in place of a geometry; shapes of texts, ids, queue or keys that do not fit the images.
     """
     check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
@@ -155,25 +153,24 @@ def nt_xent(
     geometry: Geometry,
     logit_scale: torch.Tensor,
 ) -> torch.Tensor:
-    """SimCLR's loss: each of the 2N views against the other 2N - 1, its partner being the positive.
+    """SimCLR's loss: each of the 2N views against the other 2N - 1, its partner being the positive (SimCLR, Eq. 1).
 
     With z the 2N views, l_ij = logit_scale * similarity(z_i, z_j), l_ii = -inf and p(i) the other view of the same
-    image (SimCLR, Eq. 1):
+    image:
 
         mean over the 2N rows of  log sum_j exp l_ij - l_i,p(i)
 
-    Half of what the published code returns, which sums the means of both halves. Processes share the work as in
-    `contrastive_loss`, and all gradients are those of the global batch.
+    The published code returns twice as much, as it sums the means of both halves. Processes share the work as in
+    `contrastive_loss`.
 
     Args:
         first_embeddings, second_embeddings: (local_batch, ...), the same shape on every process; row k of both shows
             one image.
-        geometry: compares views, by its `similarity`.
-        logit_scale: scalar tensor, the multiplier.
+        logit_scale: scalar tensor.
     Returns:
         Scalar in nats: this process's share. Equal logits give ln(2N - 1).
     Raises:
-        ValueError: no geometry, but its similarity; shapes that differ, the message gives both.
+        ValueError: a function in place of a geometry; shapes that differ.
     """
     check_geometry(geometry)
     if first_embeddings.shape != second_embeddings.shape:
@@ -191,7 +188,7 @@ def nt_xent(
 
 
 def check_geometry(geometry: Geometry) -> None:
-    """Raises ValueError for a function: losses take the geometry itself, as its partners keep more digits."""
+    """Raises ValueError for a function: losses take the geometry itself, whose paired similarity keeps more digits."""
     if inspect.isroutine(geometry):
         raise ValueError(f"a loss takes a geometry, such as Sphere() of common/geometry.py, not {geometry!r}")
 
@@ -203,7 +200,7 @@ def check_pairs(
     queue: QueuedPairs | None,
     distillation: Distillation | None,
 ) -> None:
-    """Raises ValueError, with the shapes, unless the arguments of `contrastive_loss` fit each other."""
+    """Raises ValueError unless the arguments of `contrastive_loss` fit each other."""
     batch = len(image_embeddings)
     if len(text_embeddings) != batch:
         raise ValueError(f"row k of images and texts is one pair: got {batch} images and {len(text_embeddings)} texts")

@@ -1,14 +1,13 @@
-"""Token-wise late interaction (FILIP): every token looks for its best partner, and the matches are averaged.
+"""Token-wise late interaction (FILIP, Sec. 3.1): every token looks for its best partner, and the matches are averaged.
 
     s_i2t(I, T) = mean over image tokens k of max over words r of <u_k, w_r>
     s_t2i(I, T) = mean over words r of max over image tokens k of <u_k, w_r>
-(FILIP, Sec. 3.1). Two different matrices: the loss takes the first for its rows and the second for its columns, and
-retrieval ranks captions by the first and images by the second. With one token on either side both are the inner
-product. A block of pairs costs num_image_tokens * num_words times a cosine.
+Two different matrices: in loss and retrieval, images rank captions by the first and captions rank images by the second.
+With one token on each side both are the inner product. A block of pairs costs num_image_tokens * num_words times a
+cosine.
 
-Padding words are zero vectors, so that embeddings can be gathered, cached and stored like any others; they take part
-neither in a maximum nor in a mean. Where every text has the same number of tokens (padded = False) a zero vector is a
-token like others.
+Padding words are zero vectors, so embeddings can be gathered, cached and stored like others; they take part in no
+maximum and no mean. With padded = False a zero vector is a token like others.
 """
 
 from collections.abc import Callable
@@ -36,7 +35,7 @@ def late_interaction(
         s_i2t and s_t2i, each (num_images, num_texts), float32 or better, in [-1, 1]; higher is closer. For a text of
         padding only they are -inf and 0.
     Raises:
-        ValueError: if the dims differ; the message gives both shapes.
+        ValueError: if the dims differ.
     """
     if image_tokens.ndim != 3 or text_tokens.ndim != 3 or image_tokens.shape[2] != text_tokens.shape[2]:
         raise ValueError(
@@ -67,16 +66,16 @@ def _block(image_tokens: torch.Tensor, text_tokens: torch.Tensor, padded: bool) 
 
 
 def _real(text_tokens: torch.Tensor, padded: bool) -> torch.Tensor:
-    """(texts, words) bool: False for padding."""
+    # (texts, words) bool: False for padding
     return (text_tokens != 0).any(dim=2) | (not padded)
 
 
 class LateInteraction(nn.Module):
-    """The geometry: images rank captions by s_i2t, captions rank images by s_t2i.
+    """Late interaction as a geometry.
 
     Args:
         embed: features of either side -> (batch, tokens, dim) of unit norm, zero where padded.
-        padded: whether zero vectors are padding.
+        padded: as in `late_interaction`.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class LateInteraction(nn.Module):
     def directions(
         self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """s_i2t, and s_t2i with a row for each text."""
         image_to_text, text_to_image = late_interaction(image_embeddings, text_embeddings, self.padded)
         return image_to_text, text_to_image.T
 
@@ -112,11 +110,7 @@ class LateInteraction(nn.Module):
             return products.masked_fill(~real[:, None], -torch.inf).amax(dim=2).mean(dim=1)
 
     def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Tokens of unlike prompts do not correspond.
-
-        Raises:
-            ValueError: always; scores can be averaged.
-        """
+        """Raises ValueError: tokens of unlike prompts do not correspond; scores can be averaged."""
         raise ValueError(f"{self.name} has no mean of embeddings; expected: method.prompt_average = scores")
 
     def scalars(self) -> list[Scalar]:

@@ -12,13 +12,12 @@ from common.scalars import Scalar, clamp_scalars_
 class LogitScale(nn.Module):
     """exp of a learned scalar, with bounds on the multiplier itself.
 
-    The bound is applied to the parameter after the optimiser's step (`clamp_`), as CLIP does. A clamp in the forward
-    pass would give the parameter a gradient of exactly 0 above the bound and freeze it there.
+    The bounds act after the optimiser's step (`clamp_`), as in CLIP; see `Scalar.absorbing` for the other way.
 
     Args:
-        init: multiplier at the start; CLIP's is the default. Moved into the bounds if it trains and is outside.
+        init: multiplier at the start, by default CLIP's; moved into the bounds if it trains.
         minimum, maximum: bounds of the multiplier; None = none. CLIP: at most 100.
-        trainable: False keeps the multiplier at its start for the whole run.
+        trainable: False keeps the multiplier at its start.
         dtype: of the parameter; None = PyTorch's default. `double()` afterwards keeps only the digits of float32.
     Raises:
         ValueError: unless 0 < minimum <= maximum and init > 0; a fixed multiplier outside its bounds.
@@ -48,7 +47,7 @@ class LogitScale(nn.Module):
 
     @classmethod
     def from_config(cls, method: Any) -> "LogitScale":
-        """From the section of a config with the fields logit_scale_init, _min, _max and _trainable."""
+        """From a config's section `method`."""
         return cls(
             method.logit_scale_init, method.logit_scale_min, method.logit_scale_max, method.logit_scale_trainable
         )
@@ -58,20 +57,15 @@ class LogitScale(nn.Module):
         return self.scalars()[0].value()
 
     def scalars(self) -> list[Scalar]:
-        """Itself, as a geometry offers its own."""
         return [Scalar("logit_scale", self.log_logit_scale, self.minimum, self.maximum, in_loss=True)]
 
     def clamp_(self) -> None:
-        """Moves the parameter back into its bounds; call once after every optimiser step."""
+        """Call after every optimiser step."""
         clamp_scalars_(self.scalars())
 
 
 class LogitBias(nn.Module):
-    """A learned number that is added to all logits (SigLIP).
-
-    Args:
-        init: at the start; the paper's default.
-    """
+    """A learned number that is added to all logits (SigLIP); it starts at the paper's -10 by default."""
 
     def __init__(self, init: float = -10.0) -> None:
         super().__init__()
@@ -79,21 +73,17 @@ class LogitBias(nn.Module):
         self.logit_bias = nn.Parameter(torch.tensor([float(init)]))
 
     def forward(self) -> torch.Tensor:
-        """The number, a scalar tensor."""
         return self.scalars()[0].value()
 
     def scalars(self) -> list[Scalar]:
-        """Itself, as a geometry offers its own."""
         return [Scalar("logit_bias", self.logit_bias, in_loss=True, is_logarithm=False)]
 
 
 def check_bounds(method: Any) -> None:
-    """Refuses bounds in the wrong order, and a fixed multiplier outside them; for a config section's __post_init__.
-
-    A learned one that starts outside is moved to the bound, as training would do after the first step.
+    """Checks a config section in its __post_init__; a learned multiplier may start outside, `LogitScale` moves it.
 
     Raises:
-        ValueError: names the settings.
+        ValueError: bounds in the wrong order, or a fixed multiplier outside them.
     """
     low, high = method.logit_scale_min, method.logit_scale_max
     if low is not None and high is not None and low > high:

@@ -14,7 +14,7 @@ class Loss(NamedTuple):
     """A loss of matched pairs.
 
     of: (image_embeddings, text_embeddings, geometry, *scalars of the model, **options) -> scalar, of this process.
-    chance: (local_batch, ...) -> value for a model to which all pairs are alike; the log shows the loss over it.
+    chance: (local_batch, ...) -> value for a model to which all pairs are alike.
     """
 
     of: Callable[..., torch.Tensor]

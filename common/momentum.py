@@ -2,13 +2,12 @@
 
     theta_m <- m theta_m + (1 - m) theta          over parameters, m = ema_momentum in [0, 1]
 
-Buffers (running statistics of batch normalisation, position indices) are not averaged: the copy runs in train mode on
-its own inputs (as in MoCo's code).
+Buffers (running statistics, position indices) are not averaged: the copy runs in train mode on its own inputs (as in
+MoCo's code).
 
-Kinds of model: plain, wrapped in DDP (pass the unwrapped module), compiled in place. FSDP2: make the MomentumEncoder
-before sharding and give `fully_shard` the copy in the same way as the online module; both then hold DTensors with the
-same placements and each process averages its own shards. A pair of which one side only is sharded, or which is sharded
-differently, is refused. FSDP1's flattened parameters are not supported.
+The module may be compiled in place. DDP: pass the unwrapped module. FSDP2: make the MomentumEncoder before sharding and
+give `fully_shard` the copy in the same way as the online module; each process then averages its own shards. Pairs that
+are sharded differently are refused. FSDP1's flattened parameters are not supported.
 """
 
 import copy
@@ -22,9 +21,8 @@ from torch import nn
 class MomentumEncoder(nn.Module):
     """An exact copy of a module that gets no gradient and changes only by `update_`.
 
-    Its parameters have requires_grad False, so an optimiser built from trainable parameters leaves them out, and its
-    state is saved with the model that holds it. Train and eval mode follow that model. Parameters that share memory in
-    the module (tied weights) share it in the copy and are averaged once.
+    Its parameters have requires_grad False, for optimisers to leave them out. It is saved with the model that holds it,
+    and follows its train and eval mode. Tied weights stay tied and are averaged once.
 
     Args:
         module: trained; neither wrapped nor sharded yet.
@@ -36,11 +34,9 @@ class MomentumEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """The copy's output, without a graph."""
         return self.encoder(*inputs, **options)
 
     def update_(self, online: nn.Module, ema_momentum: float) -> None:
-        """One averaging step over the parameters, see `update_momentum_`."""
         update_momentum_(self.encoder, online, ema_momentum)
 
 
@@ -48,16 +44,15 @@ class MomentumEncoder(nn.Module):
 def update_momentum_(momentum_module: nn.Module, online: nn.Module, ema_momentum: float) -> None:
     """theta_m <- m theta_m + (1 - m) theta for every parameter, in place; buffers do not change.
 
-    Computed as theta_m + (1 - m)(theta - theta_m): a parameter equal to its online one stays equal to the last bit,
+    Computed as theta_m + (1 - m)(theta - theta_m): a parameter equal to its online one stays so to the last bit,
     m = 1 changes nothing and m = 0 copies.
 
     Args:
         online: read; the same architecture, unwrapped.
         ema_momentum: m in [0, 1].
     Raises:
-        ValueError: m is out of range; or the modules differ, naming the first parameter that is missing, left over, or
-            of another shape, dtype, device or sharding; or the copy is kept in half precision, where a step of
-            (1 - m) theta is rounded away and the copy would never move.
+        ValueError: m is out of range; the names, shapes, dtypes, devices or shardings of the parameters differ; the
+            copy is in half precision, where (1 - m) theta is rounded away and the copy would never move.
     """
     if not 0 <= ema_momentum <= 1:
         raise ValueError(f"ema_momentum must lie in [0, 1], got {ema_momentum}")
@@ -74,7 +69,6 @@ def update_momentum_(momentum_module: nn.Module, online: nn.Module, ema_momentum
 
 
 def _check_alike(ours: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter]) -> None:
-    """ValueError that names the first parameter which one side lacks or holds in another form."""
     different = "momentum encoder and online module differ"
     if ours.keys() != theirs.keys():
         only = [f"{name} only in the momentum encoder" for name in sorted(ours.keys() - theirs.keys())[:1]]
@@ -89,19 +83,19 @@ def _check_alike(ours: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter])
 
 
 def _layout(tensor: torch.Tensor) -> tuple:
-    """What must agree: shape, dtype, device and, of a DTensor, how it is sharded."""
+    # placements: how a DTensor is sharded
     return tuple(tensor.shape), tensor.dtype, str(tensor.device), getattr(tensor, "placements", None)
 
 
 def ema_momentum_at(step: int, total_steps: int, start: float, schedule: str = "constant") -> float:
-    """m of one step, a pure function of the step.
+    """m of one step.
 
     constant:     m = start                                                           MoCo v1, v2: 0.999; ALBEF: 0.995
     half_cosine:  m = 1 - (1 - start) (1 + cos(pi step / total_steps)) / 2            MoCo v3: 0.99 rising to 1
 
     Args:
         step: optimiser updates already made; from total_steps on the value is that of the end.
-        total_steps: of the run, at least 1.
+        total_steps: at least 1.
         start: m at step 0, in [0, 1].
     Raises:
         ValueError: unknown schedule, or a value out of range.

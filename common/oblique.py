@@ -1,8 +1,7 @@
 """A product of spheres compared by the inner product: the oblique paper's proposal, and TCL on two spheres.
 
 An embedding on Ob(n, m) is m unit vectors of n numbers: (batch, num_spheres, sphere_dim), unit norm on the last axis.
-The paper writes Ob(n, m) with n = sphere_dim and m = num_spheres, and in places the two the other way round; the names
-here cannot be swapped. Everything runs in float32 or better.
+Here n = sphere_dim and m = num_spheres; the paper swaps the two in places.
 """
 
 import torch
@@ -26,7 +25,7 @@ def to_spheres(features: torch.Tensor, sphere_dim: int) -> torch.Tensor:
 
     Args:
         features: (batch, num_spheres * sphere_dim).
-        sphere_dim: numbers per sphere, n in Ob(n, m).
+        sphere_dim: n in Ob(n, m).
     Returns:
         (batch, num_spheres, sphere_dim), unit norm on the last axis; a zero chunk stays zero.
     Raises:
@@ -43,12 +42,11 @@ def oblique_similarity(image_embeddings: torch.Tensor, text_embeddings: torch.Te
     One matrix product of flattened embeddings: as cheap as the cosine.
 
     Args:
-        image_embeddings: (num_images, num_spheres, sphere_dim).
-        text_embeddings: (num_texts, num_spheres, sphere_dim).
+        image_embeddings, text_embeddings: (num_images or num_texts, num_spheres, sphere_dim).
     Returns:
         (num_images, num_texts) in [-num_spheres, num_spheres]; higher is closer.
     Raises:
-        ValueError: if the last two axes differ; the message gives both shapes.
+        ValueError: if the last two axes differ.
     """
     check_same_dim(image_embeddings, text_embeddings)
     return inner_product_similarity(image_embeddings.flatten(1), text_embeddings.flatten(1))
@@ -63,10 +61,7 @@ def paired_oblique_similarity(image_embeddings: torch.Tensor, text_embeddings: t
 def paired_oblique_geodesic_distance(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
     """sqrt of the sum of squared angles of row k and row k (Table 1, "Geo"), from differences: exact for close pairs.
 
-    Args:
-        image_embeddings, text_embeddings: (batch, num_spheres, sphere_dim).
-    Returns:
-        (batch,), radians in [0, sqrt(num_spheres) * pi].
+    (batch, num_spheres, sphere_dim) twice -> (batch,) radians in [0, sqrt(num_spheres) * pi].
     """
     return norm(paired_angles(image_embeddings, text_embeddings))
 
@@ -74,15 +69,15 @@ def paired_oblique_geodesic_distance(image_embeddings: torch.Tensor, text_embedd
 def log_map(points: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
     """Tangent vectors at the root of a sphere, or of each sphere: (batch, ..., dim), (..., dim) -> (batch, ..., dim).
 
-    Direction and length (radians) of the geodesic from the root; 0 at the root and, where no direction is the shorter,
-    opposite to it.
+    Direction and length (radians) of the geodesic from the root; 0 at the root, and opposite to it, where no direction
+    is the shorter.
     """
     away = points - (points * root).sum(dim=-1, keepdim=True) * root
     return unit(away) * paired_angles(points, root.expand_as(points))[..., None]
 
 
 def product_path(start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
-    """Equally spaced points of the geodesic on a product of spheres, a great circle on each, both ends included.
+    """Equally spaced points of the geodesic, a great circle on each sphere, both ends included.
 
     Args:
         start, end: (num_spheres, sphere_dim), unit norm on the last axis, nowhere opposite.
@@ -99,11 +94,11 @@ def product_path(start: torch.Tensor, end: torch.Tensor, num_points: int) -> tor
 class Oblique(nn.Module):
     """A product of spheres, compared by the summed inner product.
 
-    Features of one class token, (batch, dim), are cut into spheres; those of several class tokens, (batch, num_tokens,
+    Features of one class token, (batch, dim), are cut into spheres; several class tokens, (batch, num_tokens,
     sphere_dim), give one sphere each.
 
     Args:
-        sphere_dim: numbers per sphere, n in Ob(n, m).
+        sphere_dim: n in Ob(n, m).
     """
 
     name, space = "oblique", "product"
@@ -139,13 +134,10 @@ class Oblique(nn.Module):
         return []
 
     def root(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Normalised mean on each sphere."""
         return self.mean(embeddings)
 
     def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
-        """Points of the geodesic; see product_path."""
         return product_path(start, end, num_points)
 
     def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
-        """Of the geodesic, whatever the similarity; see paired_oblique_geodesic_distance."""
         return paired_oblique_geodesic_distance(embeddings, point[None].expand_as(embeddings))

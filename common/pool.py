@@ -7,7 +7,7 @@
     pool.insert(keys, ids)                                           # once, after the step, on every process
 
 The pool decides where this step's keys stand among the columns: a queue puts them in front of its rows, GeoMM's graph
-where they will be written. So nothing assumes column 0 or a diagonal; `columns` names the column of each positive.
+where they will be written.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Candidates(Protocol):
     """What the queries of one step are compared with; constants.
 
     columns: (batch,) int64, the column of each query's positive, the key of the same sample.
-    ids: (num_columns,) int64 sample ids, NO_ID = not known; None if the keys have none.
+    ids: (num_columns,) int64 sample ids, NO_ID = unknown; None if the keys have none.
     tile: queries that `pool_info_nce` compares at once. It forms their gradient at once too, so no logits wait for the
         backward pass; only the queries get a gradient. None = all, by plain autograd, where others may get one.
     is_linear: whether the gradient of a similarity does not depend on its value, so that it may overwrite it.
     floor: similarity of a key that no path reaches, read where `tile` is a number; None = all are reached. No logit
-        scale brings a positive at the floor nearer, so such rows give the scale no gradient.
+        scale brings such a positive nearer, so its row gives the scale no gradient.
     """
 
     columns: torch.Tensor
@@ -49,14 +49,14 @@ class Candidates(Protocol):
     floor: float | None
 
     def similarity(self, queries: torch.Tensor) -> torch.Tensor:
-        """(batch, ...) embeddings -> (batch, num_columns), larger is closer; only the queries get a gradient."""
+        """(batch, ...) embeddings -> (batch, num_columns), larger is closer."""
 
 
 class Pool(Protocol):
     """Keys of past steps, the same on every process; an nn.Module, so that it is saved with its model."""
 
     def rebuild(self, step: int) -> bool:
-        """Before `open`, on every process: rebuilds what the pool derives from its keys if due; returns whether."""
+        """Rebuilds what the pool derives from its keys if due; returns whether. Before `open`, on every process."""
 
     def open(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> Candidates:
         """The candidates of a step with keys (batch, ...) and (batch,) int64 ids; writes nothing."""
@@ -69,9 +69,9 @@ class Pool(Protocol):
 class QueueCandidates:
     """Keys of a step, then rows of a queue; compared separately, so that no step copies the queue.
 
-    compare: (queries, keys) -> similarity, queries first.
+    compare: (queries, keys) -> similarity.
     keys: (num_keys, ...) of the step, without gradient.
-    rows: (num_rows, ...), a view of the queue: its next write must wait for the backward pass.
+    rows: (num_rows, ...), see `FeatureQueue.rows`.
     ids: as in Candidates.
     matched_key_only: key k is a candidate of query k only, in column 0; otherwise all keys are candidates of all
         queries, and those of this process begin at column rank * batch.
@@ -106,10 +106,7 @@ class QueueCandidates:
 
 
 class _InnerProducts(torch.autograd.Function):
-    """Inner products with keys and with rows, written side by side into one matrix (num_queries, columns).
-
-    To concatenate two matrices would copy them, for an eighth of a product's time. Only the queries get a gradient.
-    """
+    # written side by side into one matrix: to concatenate two would copy them, for an eighth of a product's time
 
     @staticmethod
     def forward(ctx, queries, keys, rows, matched_key_only):
@@ -143,7 +140,7 @@ def pool_info_nce(
 
     Args:
         queries: (batch, ...) embeddings.
-        targets: as in `info_nce`: index of each query's column, or (batch, num_columns) row-stochastic.
+        targets: as in `info_nce`.
         keys: (batch, ...) what the momentum model makes of the same samples; needed where alpha > 0.
         alpha: share of the target mass that follows softmax(logit_scale * similarity) of the keys (ALBEF, Eq. 6).
     Returns:
@@ -180,7 +177,7 @@ def pool_info_nce(
 def _scale_of_rows(
     scale: torch.Tensor, similarity: torch.Tensor, columns: torch.Tensor, floor: float | None
 ) -> torch.Tensor:
-    """The logit scale, (batch, 1) with a floor: without gradient in rows whose positive is there."""
+    # with a floor (batch, 1), without gradient in rows whose positive is there
     if floor is None:
         return scale
     at_floor = similarity.detach().gather(1, columns[:, None]) <= floor
@@ -199,7 +196,6 @@ def _distilled_info_nce(
     logit_scale: torch.Tensor,
     alpha: float,
 ) -> torch.Tensor:
-    """InfoNCE of similarities; pseudo = those of the momentum model's keys, None without distillation."""
     if pseudo is not None:
         targets = distilled_targets(logit_scale * pseudo, targets, alpha)
     return info_nce(logit_scale * similarity, targets)
@@ -210,7 +206,7 @@ def _slices(length: int, step: int) -> list[slice]:
 
 
 class _KnownGradients(torch.autograd.Function):
-    """A loss whose gradients with respect to queries and logit scale are known."""
+    # of a loss with respect to queries and logit scale
 
     @staticmethod
     def forward(ctx, loss, queries, logit_scale, of_queries, of_scale):
@@ -228,8 +224,7 @@ class QueuePool(nn.Module):
 
     Args:
         queue: of keys that are flattened.
-        similarity: (queries, keys) -> (num_queries, num_keys), a function or a geometry's method. With
-            inner_product_similarity itself the products are written side by side without a copy.
+        similarity: (queries, keys) -> (num_queries, num_keys). inner_product_similarity itself needs no copy.
         matched_key_only: the keys of other queries of the step are no candidates (MoCo); otherwise those of all
             processes are. ALBEF's code takes those of one process, so that its loss depends on their number.
     """
@@ -239,15 +234,10 @@ class QueuePool(nn.Module):
         self.queue, self.similarity, self.matched_key_only = queue, similarity, matched_key_only
 
     def rebuild(self, step: int) -> bool:
-        """Nothing is derived from the keys."""
         return False
 
     def open(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> QueueCandidates:
-        """The keys of this step and the rows of the queue that take part.
-
-        The backward pass reads the rows in place: if `insert` comes before it, autograd raises a RuntimeError
-        ("modified by an inplace operation").
-        """
+        """This step's keys and the queue's rows, which the backward pass reads in place: `insert` comes after it."""
         rows, row_ids = self.queue.rows().view(-1, *keys.shape[1:]), self.queue.row_ids()
         if self.matched_key_only:  # column 0 belongs to another sample in each row
             ids = None if ids is None else torch.cat([row_ids.new_full((1,), NO_ID), row_ids])
@@ -256,7 +246,6 @@ class QueuePool(nn.Module):
         return QueueCandidates(self.similarity, gather_without_gradient(keys), rows, ids)
 
     def insert(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """As in Pool; slots as `FeatureQueue.enqueue` gives them."""
         return self.queue.enqueue_from_all_processes(keys.flatten(1), ids)
 
 
@@ -266,7 +255,6 @@ def image_and_text_pools(
     """A queue of image keys, which texts query, and a queue of text keys, which images query.
 
     Args:
-        capacity: keys of each modality.
         dim: of the features; random rows are mapped to where embeddings lie (oblique: norm sqrt(num_spheres)).
     """
     queues = [FeatureQueue(capacity, dim, start, seed) for seed in (0, 1)]
@@ -280,5 +268,4 @@ def image_and_text_pools(
 
 
 def _texts_first(similarity: PairSimilarity, texts: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """(num_texts, num_images) of a similarity that takes images first."""
     return similarity(images, texts).T

@@ -1,4 +1,4 @@
-"""Running sums of InfoNCE over tiles of candidates: log-sum-exp, positives, soft targets; losses and residuals."""
+"""Running sums of InfoNCE over tiles of candidates, and the losses and residuals that they give."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -63,7 +63,7 @@ class QuerySums:
 
         Args:
             logits: (queries, candidates); the partners' are overwritten.
-            positive: (queries, candidates) bool, False at partners; None = no candidate but a partner is a positive.
+            positive: (queries, candidates) bool, False at partners; None = only partners are positives.
             pseudo: (queries, candidates) pseudo-logits; None without distillation.
             block: where the partners are, if the tile has some.
         """
@@ -91,7 +91,7 @@ class QuerySums:
         self.others[at] = torch.logaddexp(self.others[at], log_sums)
 
     def combine(self) -> None:
-        """Puts together what all processes added to the same queries."""
+        """Combines what all processes added to the same queries."""
         if world_size() == 1:
             return
         self.others = _logsumexp_over_processes(self.others)
@@ -102,14 +102,12 @@ class QuerySums:
             dist.all_reduce(total)
 
     def take(self, places: torch.Tensor) -> "QuerySums":
-        """The sums of some queries, copied."""
         taken = QuerySums(self.partners[places], self.alpha)
         for name in _SUMS:
             setattr(taken, name, getattr(self, name)[places])
         return taken
 
     def put_(self, places: torch.Tensor, taken: "QuerySums") -> None:
-        """Writes the sums of some queries over those that stand here."""
         for name in _SUMS:
             getattr(self, name)[places] = getattr(taken, name)
 
@@ -144,7 +142,6 @@ class Direction(NamedTuple):
     axis: int = 0
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """A value of each query in a shape that fits the tile."""
         return values[:, None] if self.axis == 0 else values
 
     def shifts(self) -> torch.Tensor:
@@ -167,7 +164,7 @@ def residuals(
     pseudo_partners: torch.Tensor | None = None,
     block: Block | None = None,
 ) -> torch.Tensor:
-    """Softmax minus targets: the gradient of the weighted losses of one or both directions by the logits of a tile.
+    """Softmax minus targets: the gradient of the weighted losses of `directions` by the logits of a tile.
 
     Args:
         positive, pseudo, block: as in `QuerySums.add` of the first direction.
@@ -201,7 +198,7 @@ def _sum_of_exp(
     add_to_: Callable[[torch.Tensor], torch.Tensor],
     shifts: list[torch.Tensor],
 ) -> torch.Tensor:
-    """exp(logits + shift), added up over shifts that broadcast."""
+    # exp(logits + shift), added up over shifts that broadcast
     if shifts[0].is_cuda and len(shifts) == 2:  # bound by memory: one exponential, and few passes over the tile
         return add_to_(torch.logaddexp(*shifts)).exp_()
     values = logits()  # on a CPU logaddexp takes as long as the tile's product
@@ -210,7 +207,7 @@ def _sum_of_exp(
 
 
 def _logsumexp_of_rows(logits: torch.Tensor) -> torch.Tensor:
-    """logsumexp(dim=1) as top - log p(top), with the fused log-softmax."""
+    # logsumexp(dim=1) as top - log p(top), with the fused log-softmax;
     # of a transposed tile along its memory: log_softmax copies what is not contiguous
     matrix, axis = (logits, 1) if logits.is_contiguous() else (logits.T, 0)
     if logits.is_cuda and axis == 0:  # there log-softmax is fast along the rows of the memory only
@@ -225,7 +222,7 @@ def _logsumexp_of_rows(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _logsumexp_over_processes(values: torch.Tensor) -> torch.Tensor:
-    """Element by element, of a vector that every process has."""
+    # element by element, of a vector that every process has
     top = values.clone()
     dist.all_reduce(top, dist.ReduceOp.MAX)
     total = (values - top).exp_()

@@ -1,4 +1,4 @@
-"""Numbers that train beside the weights: of a geometry, the logit scale and bias. Their values and bounds."""
+"""Numbers that train beside the weights, their values and bounds."""
 
 import math
 from collections.abc import Iterable
@@ -16,10 +16,10 @@ class Scalar(NamedTuple):
     name: of the number, in logs.
     parameter: of one entry.
     minimum, maximum: bounds of the number, None = none.
-    in_loss: it acts in the loss, on embeddings of any kind, and not in the embeddings themselves. Such scalars learn at
-        the rate of the logit scale (optim.logit_scale_rate).
+    in_loss: it acts in the loss and not in the embeddings. Such scalars learn at the rate of the logit scale
+        (optim.logit_scale_rate).
     absorbing: its bounds act in the forward pass, as in EuCLIP's code: beyond a bound its gradient is 0 and it never
-        comes back. Otherwise it is moved back after each step (`clamp_scalars_`), and keeps its gradient at the bound.
+        comes back. Otherwise `clamp_scalars_` moves it back after each step, and it keeps its gradient at the bound.
     is_logarithm: the parameter is the logarithm of the number, which is then positive; otherwise it is the number.
     """
 
@@ -55,12 +55,8 @@ def scalar_values(scalars: Iterable[Scalar]) -> dict[str, float]:
 def clamp_scalars_(scalars: Iterable[Scalar]) -> int | torch.Tensor:
     """Moves trainable scalars back into their bounds; call once after every optimiser step.
 
-    In place and after the step: a clamp in the forward pass has no gradient beyond the bound and holds the scalar there
-    (`Scalar.absorbing` does that, on purpose).
-
     Returns:
-        How many of them the step had carried out of their bounds: 0, or a tensor without axes that is not read here, so
-        that the host does not wait for the device.
+        How many of them were out of their bounds: 0, or a tensor without axes, so that the host does not wait.
     """
     outside = 0
     for scalar in scalars:

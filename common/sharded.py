@@ -9,10 +9,9 @@ from torch import nn
 
 
 def whole(parameter: torch.Tensor) -> torch.Tensor:
-    """A parameter as it is, or put together where FSDP2 has sharded it, for use outside of the model's forward pass.
+    """A parameter that FSDP2 has sharded, put together, for use outside of the model's forward pass, as in the loss.
 
-    Inside of it FSDP2 does so itself. A geometry's scalars are used in the loss, after it. The gradient of the whole is
-    averaged over processes, as FSDP2 does, and goes to the shards. Call it on every process.
+    Its gradient is averaged over processes, as FSDP2 does, and goes to the shards. Call it on every process.
     """
     if "torch.distributed.tensor" not in sys.modules:  # nothing is sharded; to import it takes half a second
         return parameter
@@ -29,7 +28,7 @@ def whole(parameter: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def copy_whole_(target: nn.Module, sharded: nn.Module) -> None:
-    """Copies parameters and buffers of a model that FSDP2 has sharded into a plain one. Call on every process."""
+    """Copies parameters and buffers of a sharded model into a plain one. Call on every process."""
     values = target.state_dict(keep_vars=True)
     for name, value in sharded.state_dict().items():
         values[name].copy_(whole(value))
@@ -37,9 +36,9 @@ def copy_whole_(target: nn.Module, sharded: nn.Module) -> None:
 
 @contextmanager
 def whole_weights(model: nn.Module) -> Iterator[None]:
-    """Within it the weights of a model are whole where FSDP2 has sharded them, for calls outside of its forward pass.
+    """Within it the weights of a model are whole, for calls outside of its forward pass. Call on every process.
 
-    They have the precision of the forward pass, and so have products within. Call on every process.
+    They have the precision of the forward pass, and so have products within.
     """
     if "torch.distributed.fsdp" not in sys.modules:
         yield

@@ -22,12 +22,11 @@ def sigmoid_loss(
 
     Args:
         image_embeddings, text_embeddings: (local_batch, ...), the same shape on every process; row k of both is a pair.
-        geometry: compares all pairs by its `directions`, and matched pairs by its `paired_similarity`.
         logit_scale, logit_bias: scalar tensors; the paper starts from 10 and -10.
     Returns:
         Scalar in nats: this process's share; its mean over processes is the loss of the global batch.
     Raises:
-        ValueError: no geometry, but its similarity; another number of texts than of images.
+        ValueError: a function in place of a geometry; another number of texts than of images.
     """
     check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids=None, queue=None, distillation=None)
@@ -50,7 +49,7 @@ def sigmoid_chance(local_batch: int) -> float:
     """Loss of the best logit that all pairs can share, sigmoid(logit) = 1/B: ln B + (B - 1) ln(B / (B - 1)).
 
     Args:
-        local_batch: pairs of this process, as many as of each other process; at least 2 over all.
+        local_batch: pairs of each process; at least 2 over all.
     """
     batch = world_size() * local_batch
     return math.log(batch) + (batch - 1) * math.log(batch / (batch - 1))

@@ -71,7 +71,7 @@ class Tile:
 
 
 class _Methods(nn.Module):
-    """A geometry's methods in the form whose parameters `functional_call` can replace by other tensors."""
+    # `functional_call` replaces the parameters of the geometry by other tensors
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Methods(nn.Module):
 class Comparison:
     """Through the geometry's `similarity`, with autograd in every tile.
 
-    scalars: the logit scale, then the values of the geometry's parameters, at which its methods are called.
+    scalars: the logit scale, then the geometry's parameters, at which its methods are called.
     """
 
     methods: _Methods
@@ -104,7 +104,6 @@ class Comparison:
         return (at_least_float32(embeddings),)
 
     def stored(self, operands: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """As tiles read them."""
         return operands
 
     def multipliers(self) -> tuple[torch.Tensor, ...]:
@@ -117,7 +116,7 @@ class Comparison:
         return False
 
     def operand_factor(self) -> torch.Tensor | None:
-        """By which tiles leave it to the second walk to multiply the operands' gradients; None = 1."""
+        """What the second walk multiplies the operands' gradients by, in place of every tile; None = 1."""
         return None
 
     def compare(self, x: Side, y: Side, multipliers: Side) -> Tile:
@@ -151,7 +150,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class OfProducts(Comparison, ABC):
-    """Whose tiles are functions of one matrix product; what lies between it and the gradients can be left to Triton.
+    """Tiles that are functions of one matrix product; what lies between it and the gradients can be left to Triton.
 
     kernel: for `log_sums` and `pull_back`; None = `compare` alone.
     bf16: multiply in bfloat16, and add in float32.
@@ -161,13 +160,13 @@ class OfProducts(Comparison, ABC):
     bf16: bool = False
 
     def products(self, x: Side, y: Side) -> torch.Tensor:
-        """(rows, columns), of the first operands."""
+        # (rows, columns), of the first operands
         (vectors, *_), (other_vectors, *_) = x.values, y.values
         return (_bf16_matmul if self.bf16 else torch.mm)(vectors, other_vectors.T)
 
     @abstractmethod
     def add_products_(self, x: Side, y: Side, residuals: torch.Tensor) -> None:
-        """Those of the operands, by what the kernel calls residuals."""
+        """Adds to the operands' gradients, from what the kernel calls residuals."""
 
     def log_sums(self, x: Side, y: Side, multipliers: Side, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor]:
         """Log sum exp of all rows, and of columns over these rows, without partners."""
@@ -180,7 +179,7 @@ class OfProducts(Comparison, ABC):
     def pull_back(
         self, x: Side, y: Side, multipliers: Side, tiles: Tiles, row_shifts: torch.Tensor, column_shifts: torch.Tensor
     ) -> None:
-        """Adds to the gradients of its sides what exp(logits + shift) give, of rows and columns, without partners."""
+        """Adds the gradients that exp(logits + shift) give, of rows and columns, without partners."""
         dtype = torch.bfloat16 if self.bf16 else torch.float32
         for rows, block in tiles:
             shifts = row_shifts[rows], column_shifts
@@ -198,7 +197,7 @@ class OfProducts(Comparison, ABC):
 
 @dataclass(frozen=True)
 class _InnerProducts(OfProducts):
-    """logit_scale x . y. The scale multiplies the texts, and not the tile."""
+    # logit_scale x . y; the scale multiplies the texts, and not the tile
 
     def operands(self, embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...]:
         vectors = at_least_float32(embeddings).flatten(1)
@@ -222,7 +221,7 @@ class _InnerProducts(OfProducts):
         factor: torch.Tensor,
         scalars: list[tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
-        """Makes the operands' gradient, times the factor, that of the embeddings, and adds that of the logit scale."""
+        # makes the operands' gradient, times the factor, that of the embeddings, and adds that of the logit scale
         if not is_text:
             gradient.mul_(factor)
             return
@@ -253,7 +252,7 @@ class _InnerProducts(OfProducts):
 
 @dataclass(frozen=True)
 class _Chords(OfProducts):
-    """scale * distance(q), with the chords q and the slope of the distance as `ChordGeometry` defines them."""
+    # scale * distance(q)
 
     @property
     def geometry(self) -> ChordGeometry:
@@ -310,7 +309,7 @@ def comparison_of(
     bf16_product: bool,
     kernel: "TileKernel | None" = None,
 ) -> Comparison:
-    """The fastest way that the geometry offers; kernel: of this geometry, an inner product or one with chords."""
+    """The fastest way that the geometry offers. The kernel, if any, is that of this geometry."""
     if geometry.is_inner_product:
         return _InnerProducts(_Methods(geometry), scalars, kernel, bf16_product)
     if isinstance(geometry, ChordGeometry):
@@ -346,12 +345,11 @@ def add_to_totals(parts: Iterable[torch.Tensor | None], leaves: Iterable[tuple[t
 def add_gradients_(
     outputs: Iterable[tuple[torch.Tensor, torch.Tensor]], leaves: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> None:
-    """Adds to the total beside every leaf what the gradients beside the outputs give for it."""
+    """Adds `gradients_by` to the total beside every leaf."""
     add_to_totals(gradients_by(outputs, [leaf for leaf, _ in leaves]), leaves)
 
 
 def _bf16_matmul(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """A product with factors in bfloat16 and sums in float32."""
     first, second = first.bfloat16(), second.bfloat16()
     if first.device.type == "cuda":
         return torch.mm(first, second, out_dtype=torch.float32)
@@ -359,7 +357,6 @@ def _bf16_matmul(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def _bf16_addmm_(total: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Adds `_bf16_matmul` to a float32 matrix in place."""
     first, second = first.bfloat16(), second.bfloat16()
     if first.device.type == "cuda":
         return torch.addmm(total, first, second, out_dtype=torch.float32, out=total)

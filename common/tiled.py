@@ -1,25 +1,19 @@
 """InfoNCE without the B x B matrix: any geometry, any batch, any number of processes, exact gradients.
 
 The matrix of logits is walked in tiles. One walk gives the log-sum-exp of rows and of columns together; the backward
-pass walks again, forms each tile once more and adds up its part of the gradients:
+pass walks again, forms each tile once more and adds up the gradients:
     products        2 B^2 d forward, 2 B^2 d to form the tiles again, 4 B^2 d for both gradients: 8 B^2 d in all
                     (with distillation the keys' tiles too, twice: 12 B^2 d)
     memory          embeddings, their gradients, some vectors of length B, some matrices of one tile
-A tile is a function of operands (tile_comparison.py), which cost O(d) an embedding; autograd goes through them once,
-after the second walk.
-Partners are compared by the geometry's `paired_similarity`, which keeps the digits of close pairs, and all others by
-its `similarity` or its chords. The partners' values are written over the diagonal. In float32 the products of a tile
-are as good for the gradients of an inner product's partners, which stay in it unless a kernel leaves them out.
+A tile is a function of operands (tile_comparison.py); autograd goes through them once, after the second walk. Partners
+are compared by the geometry's `paired_similarity`, whose values are written over the diagonal.
 
-On CUDA what a tile takes between its products can be left to two Triton kernels (`kernel`; triton_tiles.py).
+With W processes each walks its rows against the columns of all, which arrive one tile at a time, with tile / W columns
+of each process: one all_gather a tile, and one reduce_scatter for each operand's gradients. No process holds more than
+its share, its gradient and a tile.
 
-With W processes each has its rows and walks them against the columns of all, which arrive one tile at a time, with
-tile / W columns of each process: one all_gather a tile, and one reduce_scatter for each operand's gradients. No process
-holds more than its share, its gradient and a tile. Column sums are combined over processes.
-
-With several processes the gradients of scalars (logit scale, curvature) agree with those of `contrastive_loss` after
-averaging over processes, as DDP and FSDP2 do it, and not before: tiles and operands count on the process that adds them
-up. A loop without DDP must average them itself.
+The gradients of scalars (logit scale, curvature) then agree with those of `contrastive_loss` only after averaging over
+processes. A loop without DDP or FSDP2 must average them itself.
 """
 
 import functools
@@ -100,20 +94,19 @@ def tiled_contrastive_loss(
     Args:
         image_embeddings, text_embeddings: (local_batch, ...), the same shape on every process; half precision is
             exchanged as it is and compared in float32.
-        geometry: a module; its parameters get their gradients, averaged over processes those of the global batch.
-        logit_scale: scalar tensor, the multiplier.
-        ids, queue, distillation: as in `contrastive_loss`.
+        geometry: a module; its parameters get gradients.
+        logit_scale, ids, queue, distillation: as in `contrastive_loss`.
         tile: rows and columns of a tile, at least 1.
-        bf16_product: for geometries that are an inner product: multiply in bfloat16, forward and backward, and add in
-            float32. An inner product of unit vectors is then off by up to 0.004, a gradient by some parts in a
-            thousand; partners are still compared in float32. Faster on CUDA only.
-        kernel: "triton": Triton kernels compute the sums and residuals of the batch's tiles, not of a queue's. "auto":
-            where they have the case. "torch": never.
+        bf16_product: for inner products: multiply in bfloat16 and add in float32, forward and backward. An inner
+            product of unit vectors is then off by up to 0.004, a gradient by some parts in a thousand; partners are
+            still compared in float32. Faster on CUDA only.
+        kernel: "triton": on CUDA, Triton kernels compute the sums and residuals of the batch's tiles, not of a queue's.
+            "auto": where they have the case. "torch": never.
     Returns:
         Scalar in nats: this process's share of the global loss.
     Raises:
         ValueError: a tile below 1, bf16_product for another geometry, a geometry of two matrices, shapes that do not
-            fit; kernel "triton" for what it does not have, the message names it.
+            fit; kernel "triton" for what it does not have.
     """
     check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
@@ -175,11 +168,7 @@ def _kernel_for(
     ids: torch.Tensor | None,
     alpha: float,
 ) -> "TileKernel | None":
-    """The geometry's, if `kernel` asks for it and there is one; None = torch operations.
-
-    Raises:
-        ValueError: kernel "triton" for another case, or no kernel of that name.
-    """
+    # None = torch operations
     if kernel not in KERNELS:
         raise ValueError(f"kernel = {kernel!r}; expected one of: {', '.join(KERNELS)}")
     if kernel == "torch":
@@ -215,11 +204,9 @@ def _kernel_for(
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What both walks read of this process's rows; all tensors without gradient.
-
-    ids: (batch,) of the rows; all_ids: of the columns.
-    image_keys, text_keys: of the momentum model; None where alpha is 0.
-    """
+    # What both walks read of this process's rows; all tensors without gradient.
+    # ids: (batch,) of the rows; all_ids: of the columns.
+    # image_keys, text_keys: of the momentum model; None where alpha is 0.
 
     images: torch.Tensor
     texts: torch.Tensor
@@ -241,7 +228,7 @@ class _Inputs:
         return isinstance(self.comparison, OfProducts) and self.comparison.kernel is not None
 
     def same_id(self, rows: slice, ids: torch.Tensor) -> torch.Tensor:
-        """(rows, candidates) bool; a negative id equals no other."""
+        # (rows, candidates) bool; a negative id equals no other
         return (self.ids[rows, None] == ids) & (self.ids[rows, None] >= 0)
 
     def ranges(self, length: int, step: int | None = None) -> list[slice]:
@@ -252,16 +239,16 @@ class _Inputs:
 
     @property
     def share(self) -> int:
-        """How many columns of a tile each process has."""
+        # how many columns of a tile each process has
         return max(1, self.tile // world_size())
 
     def column_tiles(self) -> list[slice]:
-        """The local texts in each tile of columns, the same on all processes."""
+        # the local texts in each tile of columns, the same on all processes
         return self.ranges(self.batch, self.share)
 
     @property
     def places(self) -> torch.Tensor:
-        """(processes, batch) int64: the column of every text of every process."""
+        # (processes, batch) int64: the column of every text of every process
         texts = torch.arange(self.batch, device=self.images.device)
         first = texts // self.share * self.share
         width = (self.batch - first).clamp(max=self.share)
@@ -269,12 +256,12 @@ class _Inputs:
         return world_size() * first + processes * width + texts - first
 
     def of_columns(self, values: torch.Tensor) -> torch.Tensor:
-        """A number of each local text, of all columns."""
+        # a number of each local text -> of all columns
         gathered = gather_without_gradient(values)
         return torch.empty_like(gathered).index_put_((self.places.flatten(),), gathered)
 
     def block(self, rows: slice, texts: slice) -> Block | None:
-        """Where the local partners are in the tile of these rows and of the columns that these local texts are in."""
+        # where the local partners are in the tile of these rows and of the columns that these local texts are in
         first, last = max(rows.start, texts.start), min(rows.stop, texts.stop)
         before = rank() * (texts.stop - texts.start) - texts.start
         if first >= last:
@@ -282,23 +269,21 @@ class _Inputs:
         return Block(slice(first - rows.start, last - rows.start), slice(before + first, before + last))
 
     def tiles(self, texts: slice) -> list[tuple[slice, Block | None]]:
-        """The rows of each tile of these columns, and where the partners are."""
+        # the rows of each tile of these columns, and where the partners are
         return [(rows, self.block(rows, texts)) for rows in self.ranges(self.batch)]
 
     def received(self, embeddings: torch.Tensor | None, texts: slice) -> Side | None:
-        """Operands of a tile's texts or text keys, on every process."""
+        # of a tile's texts or text keys, on every process
         return None if embeddings is None else self.side(gather_without_gradient(embeddings[texts]), is_text=True)
 
     def side(self, embeddings: torch.Tensor, is_text: bool) -> Side:
-        """Operands as constants."""
+        # operands as constants
         return Side.of(self.comparison.stored(self.comparison.operands(embeddings, is_text)), needs_gradient=False)
 
     def logits(self, queries: Side, candidates: Side, is_text: bool = False) -> torch.Tensor:
-        """Of constants."""
         return self.comparison.compare_queries(is_text, queries, candidates, self.multipliers).logits()
 
     def pseudo_logits(self, rows: slice, candidates: Side | None, is_text: bool = False) -> torch.Tensor | None:
-        """Of the keys of some rows; None without distillation."""
         keys = self.text_keys if is_text else self.image_keys
         if keys is None:
             return None
@@ -309,7 +294,7 @@ class _Inputs:
         return self.of_columns(self.ids)
 
     def positive(self, rows: slice, columns: slice, block: Block | None) -> torch.Tensor | None:
-        """(rows, columns) bool: other samples of the same id; None without ids."""
+        # (rows, columns) bool: other samples of the same id
         if self.ids is None:
             return None
         positive = self.same_id(rows, self.all_ids[columns])
@@ -318,7 +303,7 @@ class _Inputs:
         return positive
 
     def queue_tiles(self) -> Iterator[tuple[bool, slice, torch.Tensor]]:
-        """(whether texts query it, rows of the queue, their embeddings)."""
+        # (whether texts query it, rows of the queue, their embeddings)
         for cols in [] if self.queue is None else self.ranges(len(self.queue.ids)):
             yield False, cols, self.queue.text_embeddings[cols].detach()
             yield True, cols, self.queue.image_embeddings[cols].detach()
@@ -329,11 +314,9 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _WalkSums:
-    """What the first walk leaves for the second.
-
-    partners, pseudo_partners: (batch,) logits of this process's pairs, and of their keys (None without distillation).
-    images, texts, columns: of this process's images and texts, and of the texts of all processes.
-    """
+    # What the first walk leaves for the second.
+    # partners, pseudo_partners: (batch,) logits of this process's pairs, and of their keys (None without distillation).
+    # images, texts, columns: of this process's images and texts, and of the texts of all processes.
 
     partners: torch.Tensor
     pseudo_partners: torch.Tensor | None
@@ -343,8 +326,6 @@ class _WalkSums:
 
 
 def _first_walk(inputs: _Inputs) -> tuple[torch.Tensor, _WalkSums]:
-    """The loss, and the sums from which the second walk forms residuals."""
-
     def compared(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
         logits = inputs.comparison.paired_logits
         return torch.cat([logits(images[rows], texts[rows]) for rows in inputs.ranges(inputs.batch)])
@@ -398,7 +379,7 @@ def _first_walk(inputs: _Inputs) -> tuple[torch.Tensor, _WalkSums]:
 def _second_walk(
     inputs: _Inputs, sums: _WalkSums, gradient: torch.Tensor, needed: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
-    """Gradients of images, texts, logit scale and the geometry's parameters, where `needed`."""
+    # Returns the gradients of images, texts, logit scale and the geometry's parameters, where `needed`.
     # Weights of each process's rows and columns. Tiles take their logarithms, so sign and size are left to the end: the
     # weights are 1 where all processes have the same, and no logarithm is rounded.
     weights = gather_without_gradient(gradient[None]) / (2 * inputs.batch)
@@ -416,13 +397,13 @@ def _second_walk(
     of_operands = unit if factor is None else unit * factor
 
     def trained_operands(embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Embeddings as the start of a graph, and their operands."""
+        # embeddings as the start of a graph
         leaf = at_least_float32(embeddings).detach().requires_grad_(needed[is_text])
         with torch.enable_grad():
             return leaf, comparison.operands(leaf, is_text)
 
     def totals(embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...] | None:
-        """Zeros for the gradients of all operands; None if nothing that trains leads to them."""
+        # zeros for the gradients of all operands; None if nothing that trains leads to them
         _, first = trained_operands(embeddings[:1], is_text)
         if require_gradients(first):
             return tuple(operand.new_zeros(len(embeddings), *operand.shape[1:]) for operand in first)
@@ -520,7 +501,7 @@ def _transposed(matrix: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _scattered_sum(rows: torch.Tensor) -> torch.Tensor:
-    """This process's share of the sum over processes of rows that come in rank order."""
+    # this process's share of the sum over processes of rows that come in rank order
     parts = list(rows.chunk(world_size()))
     total = torch.empty_like(parts[0])
     dist.reduce_scatter(total, parts)

@@ -3,14 +3,13 @@
 The products are cuBLAS's. torch operations read and write the tile for every step; a kernel reads the products once:
     sums_kernel         log sum exp of rows and of columns; writes nothing of the size of the tile
     residuals_kernel    softmax of both directions, the gradient by the logits or by the chords; writes it once
-That is 28 bytes an entry in all, 22 with bfloat16 products, 36 with distances, where torch operations move 194 to 716
-(results/device).
+They move 28 bytes an entry, 22 with bfloat16 products, 36 with distances; torch operations 194 to 716 (results/device).
 
 Of an inner product the logits are the products. Of a `ChordGeometry` they are a formula of them:
     logits_ij = multiplier * distance(q_ij),    q_ij = a_i + b_j + coupling a_i b_j - x_i . y_j
-The geometry's torch formula is the only source: `formula_source` traces it and writes it in Triton's language.
+`formula_source` translates the geometry's torch formula into Triton's language.
 
-Partners are left out: the tiled loss compares them by differences. Programs write sums of their own, which torch adds
+Partners are left out: the tiled loss compares them by differences. Each program writes separate sums, which torch adds
 in one order, without atomics, so that a run resumes exactly.
 
 With TRITON_INTERPRET=1 the kernels run on CPU tensors, as the tests do.
@@ -56,7 +55,7 @@ def formula_source(geometry: ChordGeometry) -> str:
     """`distance_of_chords` with its slope as the source of a Triton function, (q) -> (distance, inverse slope).
 
     Raises:
-        ValueError: an operation that is not in OPERATIONS; the message names it.
+        ValueError: an operation that is not in OPERATIONS.
     """
     graph = torch.fx.Tracer().trace(lambda chords: geometry.distance_of_chords(chords, True))
     names: dict[torch.fx.Node, str] = {}
@@ -101,7 +100,7 @@ def angle_of(y, x):
 
 @functools.cache
 def _compiled(source: str) -> triton.JITFunction:
-    """Triton reads the source of a function from its file, or from `linecache`."""
+    # Triton reads the source of a function from its file, or from `linecache`
     file = f"<chords {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     scope = {"tl": tl, "angle_of": angle_of, "__name__": __name__}
@@ -114,8 +113,8 @@ def _pairs(
     products, a, b, multiplier, row, n, m, first, last, shift,
     BM: tl.constexpr, BN: tl.constexpr, COUPLING: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
-    """The BM rows from `row` on: rows, columns, which pairs are in the matrix, which of them are no partners, logits,
-    distances, inverse slopes."""
+    # The BM rows from `row` on: rows, columns, which pairs are in the matrix, which of them are no partners, logits,
+    # distances, inverse slopes.
     r, c = row + tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
     inside = (r < n)[:, None] & (c < m)[None, :]
     others = inside & (((r < first) | (r >= last))[:, None] | (r[:, None] + shift != c[None, :]))
@@ -204,9 +203,7 @@ class TileKernel:
 
         Args:
             products: (rows, columns), float32.
-            offsets: of rows and of columns; none without a formula.
-            multipliers: one; none without a formula.
-            block: where the partners are.
+            offsets: of rows and of columns. multipliers: one. Both empty without a formula.
         """
         n, m = products.shape
         row_sums = products.new_empty(triton.cdiv(m, SIZES["BN"]), n)
@@ -227,7 +224,7 @@ class TileKernel:
         """The gradient by the products, or by the chords over the multiplier, and parts of that of the multiplier.
 
         Args:
-            products, offsets, multipliers, block: as above; float32 products are overwritten.
+            products, offsets, multipliers: as above; float32 products are overwritten.
             shifts: added to the logits of rows, and of columns, before the exponential.
             dtype: of the first result.
         """

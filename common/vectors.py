@@ -1,7 +1,6 @@
 """Vectors in float32 or better: norms, inner products, angles and straight paths.
 
-All comparisons run in float32 or better, under autocast too: the close pairs are the positives, and half
-precision ties them (2,000 cosines around 0.25 leave 2.4 candidates at the top score in bfloat16).
+All comparisons run so, under autocast too: half precision ties the close pairs, and these are the positives.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def full_precision(tensor: torch.Tensor):
-    """Context that switches autocast off on the tensor's device, for maths that must not run in half precision."""
+    """Context that switches autocast off on the tensor's device."""
     if tensor.device.type == "meta":  # has no autocast, and refuses to switch it off
         return nullcontext()
     return torch.autocast(device_type=tensor.device.type, enabled=False)
@@ -49,12 +48,11 @@ def inner_product_similarity(image_embeddings: torch.Tensor, text_embeddings: to
     """Inner products of all pairs; on unit vectors the cosine, in [-1, 1] up to rounding.
 
     Args:
-        image_embeddings: (num_images, dim).
-        text_embeddings: (num_texts, dim).
+        image_embeddings, text_embeddings: (num_images, dim) and (num_texts, dim).
     Returns:
         (num_images, num_texts), float32 or better, higher is closer.
     Raises:
-        ValueError: if the two dims differ; the message gives both shapes.
+        ValueError: if the two dims differ.
     """
     check_same_dim(image_embeddings, text_embeddings)
     with full_precision(image_embeddings):
@@ -72,11 +70,10 @@ def paired_angles(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Angle of unit vector k and unit vector k as 2 atan2(|x - y|, |x + y|): accurate at 0 and at pi.
 
     Args:
-        first: (batch, ..., dim), unit norm on the last axis.
-        second: the same shape.
+        first, second: (batch, ..., dim), unit norm on the last axis.
     Returns:
         (batch, ...) radians in [0, pi]; the gradient is 0 where the vectors coincide or are opposite. The zero vector
-        is at pi / 2 to every vector, by its cosine of 0.
+        is at pi / 2 to every vector.
     """
     check_same_dim(first, second)
     with full_precision(first):
@@ -87,7 +84,7 @@ def paired_angles(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def straight_path(start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
-    """Equally spaced points on the line from start to end, both of them included exactly.
+    """Equally spaced points on the line from start to end, both included exactly.
 
     Args:
         start, end: (..., dim).
@@ -107,12 +104,12 @@ class OneMatrix(NamedTuple):
 
 
 def both_ways(similarity: torch.Tensor) -> OneMatrix:
-    """Both directions of a symmetric comparison, from its matrix (num_images, num_texts)."""
+    """`OneMatrix` of a matrix (num_images, num_texts)."""
     return OneMatrix(similarity, similarity.T)
 
 
 def one_matrix(directions: tuple[torch.Tensor, torch.Tensor]) -> bool:
-    """Whether two directions are one matrix and its view: then its numbers need be kept, scaled and filled in once.
+    """Whether two directions are one matrix and its view, whose numbers are kept, scaled and filled in once.
 
     Their type shows it (`both_ways`): a compiler that asks for storage breaks the graph.
     """

@@ -86,7 +86,7 @@ def test_winogavil_ties_go_to_the_last_candidates_as_in_the_reference():
 
 
 def test_winogavil_prompts_and_groups():
-    assert winogavil_prompt("Apple") == "An apple"
+    assert winogavil_prompt("Apple") == winogavil_prompt(" Apple ") == "An apple"
     assert winogavil_prompt("horse") == "A horse"
     metrics = winogavil_metrics([0.0, 0.2, 0.4, 1.0], [5, 6, 10, 12])
     assert metrics["jaccard_score_10-12"] == pytest.approx(0.7)

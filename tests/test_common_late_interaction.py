@@ -86,6 +86,13 @@ def test_half_precision_tokens_are_compared_in_float32():
     torch.testing.assert_close(i2t, late_interaction(images.float(), texts.float())[0])
 
 
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize(("images", "texts"), [(2, 0), (0, 2)])
+def test_no_images_or_no_texts_give_empty_matrices(images, texts, padded):
+    matrices = late_interaction(torch.randn(images, 3, 4), torch.zeros(texts, 5, 4), padded)
+    assert [matrix.shape for matrix in matrices] == [(images, texts)] * 2
+
+
 def test_dims_that_differ_are_refused_with_both_shapes():
     with pytest.raises(ValueError, match=r"\(2, 3, 6\) and \(2, 3, 5\)"):
         late_interaction(torch.ones(2, 3, 6), torch.ones(2, 3, 5))

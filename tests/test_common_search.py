@@ -157,6 +157,9 @@ def test_values_are_separated_by_commas_outside_of_brackets():
         (["optim.steps"], "not of the form"),
         (["optim.steps=9,9.0"], "a value twice"),
         (["optim.steps=9,8", "optim.steps=7,6"], "names a setting twice"),
+        (["optim.steps=9", "optim.steps=7,6"], "names a setting twice"),
+        (["optim.steps=9,,8"], "has an empty value or an open bracket"),
+        (["data.crop_scale=[0.5, 1.0"], "has an empty value or an open bracket"),
     ],
 )
 def test_a_grid_that_is_none_is_refused(texts, message):

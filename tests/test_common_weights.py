@@ -27,6 +27,7 @@ from common.encoders.weights import (
     load_vit_,
     read_weights,
 )
+from common.encoders.weights.exporting import ratio_rounded_down
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
 from scripts import export_weights
@@ -336,6 +337,12 @@ def test_what_clip_cannot_express_is_not_exported(model, message):
     for export in (clip_to_open_clip, clip_to_transformers):
         with pytest.raises(WeightsError, match=message):
             export(model())
+
+
+def test_an_exported_mlp_ratio_gives_open_clip_the_same_hidden_width():
+    sizes = [(width, hidden) for width in range(8, 1500, 8) for hidden in range(width, 5 * width, width // 8)]
+    rounded = [int(width * ratio_rounded_down(hidden, width)) for width, hidden in sizes]
+    assert rounded == [hidden for _, hidden in sizes]
 
 
 def test_models_of_another_kind_or_geometry_are_not_exported():

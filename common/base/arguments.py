@@ -1,6 +1,6 @@
 """What a user types: names of rows, the nearest word for a mistyped one, arguments of a script.
 
-The standard library suffices: `make` asks here before anything is installed.
+Only the standard library: `make` asks here before anything is installed.
 """
 
 import argparse
@@ -14,12 +14,12 @@ BEYOND_PAPER = ("beyond_", "lit_")  # beginnings of rows that no paper prints: o
 
 
 def rows_of(folder: Path) -> list[str]:
-    """Names of a paper folder's rows: the files of its configs/, without .yaml and without scales."""
+    """Names of a paper folder's rows: the files of its configs/, without scales."""
     return sorted(file.stem for file in (folder / "configs").glob("*.yaml") if not file.stem.startswith("scale_"))
 
 
 def rows_of_paper(folder: Path) -> list[str]:
-    """Names of the rows of a paper's tables: `rows_of` without those beyond the paper."""
+    """`rows_of` without the rows beyond the paper."""
     return [row for row in rows_of(folder) if not row.startswith(BEYOND_PAPER)]
 
 
@@ -36,7 +36,7 @@ _OURS = {
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """The known word that is most like a word, and up to two that are as near; none if no word is near."""
+    """The known words that are most like a word, at most three; none if no word is near."""
     section, dot, name = word.rpartition(".")
     matcher = difflib.SequenceMatcher()
     matcher.set_seq2(f"{section}{dot}{_OURS.get(name, name)}")
@@ -49,16 +49,13 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean X?" for the end of a message that refuses a word; "" where no known word is near."""
+    """The end of a message that refuses a word, "; did you mean X?"; "" where no known word is near."""
     near = nearest(word, known)
     return f"; did you mean {' or '.join(filter(None, [', '.join(near[:-1]), near[-1]]))}?" if near else ""
 
 
 def accepted(word: str, known: Sequence[str]) -> str:
-    """What a message that refuses a word ends with: what is expected, and the nearest of it.
-
-    Of many known words only the nearest are named; all of them if none is near.
-    """
+    """The end of a message that refuses a word: the words that are expected, or, of many, only the nearest."""
     near = did_you_mean(word, known)
     if near and len(known) > _MOST_LISTED:
         return near.removeprefix("; ")
@@ -66,19 +63,19 @@ def accepted(word: str, known: Sequence[str]) -> str:
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """The first names, and the number of further ones, for a message."""
+    """The first names, and how many more, for a message."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def expanded(path: str | os.PathLike[str]) -> str:
-    """A path with the home folder for `~`; unchanged where there is no such user, as a file may be called ~draft."""
+    """A path with the home folder for `~`; unchanged without such a user, as a file may be called ~draft."""
     return os.path.expanduser(path)  # noqa: PTH111
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser. The description keeps its layout, and errors name the nearest flag or choice.
+    """argparse's parser, with the description's layout, and the nearest flag or choice in errors.
 
-    In arguments of type Path `~` is expanded: a shell leaves that of --output=~/x to the program.
+    `~` is expanded in arguments of type Path: a shell leaves that of --output=~/x to the program.
     """
 
     def __init__(self, description: str | None) -> None:

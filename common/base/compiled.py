@@ -7,9 +7,7 @@ import torch
 
 
 def compiled(function=None, *, parallel: bool = False):
-    """`numba.njit` with its disk cache where a cache can be written, else without one.
-
-    Numba refuses at decoration when neither `__pycache__` nor the user's cache directory is writable.
+    """`numba.njit` with its disk cache where one can be written, else without: numba itself would raise an error.
 
     Args:
         parallel: let `numba.prange` use as many threads as torch has at the call, at most NUMBA_NUM_THREADS.

@@ -3,9 +3,9 @@
 A row file holds the method of one row of a table. A scale file holds data, sizes, steps and hardware, and under `rows`
 what some rows need at that scale. Later sources win:
     defaults of the dataclass  <  scale file  <  row file  <  the scale file's `rows`  <  overrides on the command line
-The field's type decides how a word is read: 5e-4 and 1e3 are numbers where a number belongs; `no` is a word where words
-belong, and false where true or false belongs. Every value is checked (values.py); an error names the file, the key, the
-value and what is expected. No interpolation, no class paths, no environment variables.
+The field's type decides how a word is read: 5e-4 and 1e3 are numbers where a number belongs; `no` is a word or false.
+An error names the file, the key, the value and what is expected (values.py). No interpolation, no class paths, no
+environment variables.
 """
 
 import argparse
@@ -48,7 +48,7 @@ _Words.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("(~|null|Null|
 
 
 def load_config(config_class: type, files: list[Path], overrides: Sequence[str] = ()) -> Any:
-    """Fills a config dataclass from its defaults, then YAML files in order, then `section.key=value` overrides."""
+    """Fills a config dataclass from its defaults, then YAML files in order, then overrides."""
     return located(_filled(config_class, [(str(path), _read_yaml(path)) for path in files], overrides))
 
 
@@ -64,7 +64,7 @@ def load_beside_weights(config_class: type, overrides: Sequence[str], fixed: Seq
 
     Args:
         overrides: the user's, "data.key=value" and "run.key=value".
-        fixed: those of the caller, "section.key=value".
+        fixed: the caller's, of any section.
     Raises:
         ConfigError: another section, or data.root without a source.
     """
@@ -78,7 +78,7 @@ def load_beside_weights(config_class: type, overrides: Sequence[str], fixed: Seq
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Config as nested plain values, ready for YAML or JSON (tuples become lists)."""
+    """Config as nested plain values (tuples become lists)."""
 
     def listed(items: list[tuple[str, Any]]) -> dict[str, Any]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in items}
@@ -99,14 +99,14 @@ def override(config: Any, overrides: list[str]) -> Any:
 def entry_arguments(
     description: str, script: Path, config_class: type, default_row: str, scale_files: str = "scale"
 ) -> tuple[Any, argparse.Namespace]:
-    """Command line of a train.py: --config, --scale, --output-dir, --resume [auto], --dry-run, then overrides.
+    """Command line of a train.py.
 
     Args:
         script: the train.py; rows and scales are read from `configs/` beside it.
         scale_files: a scale's file is `<scale_files>_<scale>.yaml`.
     Returns:
         (config, arguments); arguments.row is the row's name, arguments.resume one of None, "last" and "auto",
-        arguments.missing_rows empty, for what a dry run does not train.
+        arguments.missing_rows empty.
     """
     folder = script.resolve().parent
     parser = Parser(description)
@@ -158,7 +158,7 @@ def _run_line(file: Path) -> tuple[str, str] | None:
 
 
 def row_file(folder: Path, row: str) -> Path:
-    """File of a row: a path, or the bare name of one in the paper folder's configs/."""
+    """File of a row: a path, or a bare name in the paper folder's configs/."""
     path = Path(row)
     named = folder / "configs" / f"{row.removesuffix('.yaml')}.yaml"
     if path.is_file() or path.name != row:
@@ -177,11 +177,10 @@ def load_row(
     overrides: list[str] = (),
     scale_files: str = "scale",
 ) -> Any:
-    """Config of one row of a table at one scale, whose file is `configs/<scale_files>_<scale>.yaml`.
+    """Config of one row at one scale, whose file is `configs/<scale_files>_<scale>.yaml`.
 
     Entries under `rows` in the scale's file win over the row: for ablation_ob_64_8.yaml those of ablation, ablation_ob,
-    ..., ablation_ob_64_8. An entry may name several beginnings, separated by blanks; the file's order decides among
-    equals.
+    ..., ablation_ob_64_8. An entry may name several beginnings, separated by blanks; among equals the later entry wins.
     """
     if scale not in SCALES:
         raise ConfigError(f"scale {scale!r} is unknown; {accepted(scale, SCALES)}")

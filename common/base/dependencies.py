@@ -1,12 +1,12 @@
-"""The files of this repository that a result was made from, like a compiler's dependency file.
+"""The files of this repository that a result was made from.
 
 A module, or a package in its __init__.py for all of its modules, states what it decides:
 
     DECIDES = "evaluation"    metrics: after a change a run is evaluated again, not trained
     DECIDES = "nothing"       commands, reports, plots: after a change nothing is made again
 
-A module without it decides weights: after a change a run is trained again. A file too many costs time, a file too few
-would show a stale result; so modules that another run of the same process has loaded may count too.
+Without it a module decides weights: after a change a run is trained again. A file too many costs time, a file too few
+shows a stale result; so modules loaded for another run of the process may count too.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _NO_PART_OF_A_RESULT = ("tests", "scripts", "vlgeometry", "outputs", "results") 
 def loaded_files(*kinds: str) -> dict[str, str]:
     """File -> hash, of all loaded modules of this repository that decide one of `kinds`.
 
-    The hash is that of the file at the first call: what is edited later has not run.
+    The hash is taken at the first call: what is edited later has not run.
     """
     files, ours = set(), _top_names()
     for name, module in list(sys.modules.items()):

@@ -1,7 +1,7 @@
 """Parts of a plot: panels, labels, curves, legends, and the file with its numbers beside it.
 
-Only matplotlib's object interface: no window, no global state, usable from threads and tests.
-Series differ in colour (Okabe-Ito, safe for colour-blind readers), in marker and in line style, so grey print works.
+Only matplotlib's object interface: usable from threads and tests. Series differ in colour (Okabe-Ito, safe for
+colour-blind readers), marker and line style, so grey print works.
 """
 
 import io
@@ -36,7 +36,7 @@ def figure_with_panels(
 
 
 def panels_of(figure: FigureBase, count: int, across: int, **options: Any) -> list:
-    """Panels in rows of `across`; the places that are left stay empty."""
+    """Panels in rows of `across`; further places stay empty."""
     axes = figure.subplots(-(-count // across), across, squeeze=False, **options).ravel()
     for axis in axes[count:]:
         axis.set_axis_off()
@@ -69,7 +69,7 @@ def label_axes(axis, x_label: str, y_label: str = "") -> None:
 
 
 def scale_by_range(axis) -> None:
-    """A logarithmic axis of values where they are positive and the largest is more than ten times the smallest."""
+    """Makes the y axis logarithmic if values are positive and the largest is over ten times the smallest."""
     low, high = axis.dataLim.intervaly
     if 0 < 10 * low < high:
         axis.set_yscale("log")
@@ -79,12 +79,12 @@ def scale_by_range(axis) -> None:
 
 
 def literal(text: str) -> str:
-    """Text that matplotlib prints as it is; it would read a formula between dollar signs."""
+    """Text that matplotlib prints as it is, not as a formula between dollar signs."""
     return text.replace("$", r"\$")
 
 
 def write_figure(figure: Figure, path: str | Path, header: Sequence[str], records: Sequence[Sequence]) -> list[Path]:
-    """The picture, and what is drawn in it: a list of series, each with the texts that name it and its numbers."""
+    """The picture, and beside it what is drawn: a list of series, each with the texts that name it and its numbers."""
     series: dict[tuple, dict[str, list]] = {}
     for record in records:
         texts = {name: value for name, value in zip(header, record) if isinstance(value, str)}
@@ -99,7 +99,7 @@ def write_figure(figure: Figure, path: str | Path, header: Sequence[str], record
 
 
 def write_picture(figure: Figure, path: str | Path, colors: int = 256) -> Path:
-    """The figure as a PNG of so many colours, without numbers beside it."""
+    """The figure as a PNG of so many colours."""
     picture, small = io.BytesIO(), io.BytesIO()
     figure.savefig(picture, format="png", dpi=130, facecolor="white")
     # a plot has few colours, and a palette takes a third of the bytes

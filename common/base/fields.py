@@ -37,17 +37,17 @@ def setting(
 
 
 def path_setting(default: Any = "", decides: Decides | None = None):
-    """A dataclass field of a file, a folder, or a name that may be one; `~` is expanded in it."""
+    """A `setting` of a file, a folder, or a name that may be one; `~` is expanded."""
     return setting(default, decides=decides, read=home_expanded)
 
 
 def columns_setting(default: Any = "", decides: Decides | None = None):
-    """A dataclass field of names of columns, separated by commas; a YAML file may also list them."""
+    """A `setting` of names of columns, separated by commas; a YAML file may also list them."""
     return setting(default, decides=decides, read=joined)
 
 
 def home_expanded(value: Any) -> Any:
-    """A path with the home folder for `~`."""
+    """A path with `~` expanded."""
     return expanded(value) if isinstance(value, str) else value
 
 
@@ -76,7 +76,7 @@ def hints_of(config_class: type) -> dict[str, Any]:
 
 @functools.cache
 def settings_of(config_class: type, decides: Decides = "weights") -> dict[str, Setting]:
-    """Dotted key -> setting, of a config or one section, in order; `decides` holds where a section has no own."""
+    """Dotted key -> setting, of a config or one section, in order; `decides` holds for sections without their own."""
     decides = getattr(config_class, "decides", decides)
     settings = {}
     for item in dataclasses.fields(config_class):
@@ -94,5 +94,5 @@ def deciding(config_class: type) -> dict[str, Decides]:
 
 
 def stated_by_weights(config_class: type) -> set[str]:
-    """Dotted keys whose null stands for the value of the weights that a run starts from."""
+    """Dotted keys with `from_weights`."""
     return {key for key, item in settings_of(config_class).items() if item.from_weights}

@@ -52,12 +52,12 @@ _QUIET = 5.0  # seconds of waiting of which nothing is printed
 
 
 class NoLocks(OSError):
-    """A disk without locks; the message is meant for the user as it stands."""
+    """A disk without locks; the message is for the user."""
 
 
 @contextmanager
 def locked(path: Path, way_on: str, wait: float = math.inf) -> Iterator[None]:
-    """Holds a lock file. The system ends the lock with its process; a stale file without a lock never blocks.
+    """Holds a lock file, which never blocks after its process has ended.
 
     Args:
         way_on: what to do where the disk has no locks, for the message.
@@ -94,14 +94,14 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: str | Path, content: Any) -> Path:
-    """Writes plain values as JSON on one line, whole or not at all."""
+    """Writes plain values as JSON on one line, atomically."""
     return write_atomically(path, json.dumps(content, ensure_ascii=False))
 
 
 def read_repository_yaml(path: Path) -> Any:
-    """A YAML file of this repository, read by libyaml where it is installed, in a twentieth of the time.
+    """A YAML file of this repository, read by libyaml where installed, in a twentieth of the time.
 
-    Not for files of users: libyaml ends the process on deep nesting, where the loader in Python raises an error.
+    Not for files of users: libyaml ends the process on deep nesting, where Python's loader raises an error.
     """
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 

@@ -1,6 +1,6 @@
 """Where code, configs and outputs lie: in a checkout, in a copy of some folders, or installed by pip.
 
-The standard library suffices: `make` and `vlgeometry --help` look here before torch is imported.
+Only the standard library: `make` and `vlgeometry --help` look here before torch is imported.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ def is_installed() -> bool:
 
 
 def is_of_repository(file: Path) -> bool:
-    """Whether a file belongs to this repository, or to the project that holds a copy of it; not to a library."""
+    """Whether a file belongs to this repository, or to a project that holds a copy."""
     file = file.resolve()
     if not file.is_relative_to(ROOT):
         return False

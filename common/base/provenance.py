@@ -20,8 +20,8 @@ CHANGED = "+changes"  # behind the revision of a checkout whose tracked files di
 def git_revision() -> str:
     """Short revision of the checkout, with "+changes" if tracked files differ; "unknown" without git.
 
-    Installed by pip: "version 0.1.0", whatever repository the environment lies in.
-    Changes below results/ do not count: a command that writes them must not make the next one another revision's.
+    Installed by pip: "version 0.1.0". Changes below results/ do not count: the commands that write them should not
+    change it.
     """
     if is_installed():
         return f"version {importlib.metadata.version(DISTRIBUTION)}"
@@ -34,7 +34,7 @@ def git_revision() -> str:
 
 
 def last_change(files: Iterable[str]) -> str:
-    """Short revision that last changed one of these files, paths below the root; "unknown" without git."""
+    """Short revision that last changed one of these files, below the root; "unknown" without git."""
     try:
         return _git("log", "-1", "--format=%h", "--", *files) or "unknown"
     except (OSError, subprocess.CalledProcessError):
@@ -51,7 +51,7 @@ def code_fingerprint(paths: Iterable[Path | str]) -> str:
     """Hash of the names and contents of Python files.
 
     Args:
-        paths: files, and folders that are searched; absolute or relative to the repository root.
+        paths: files, and folders that are searched; absolute or below the repository root.
     """
     places = [ROOT / path for path in paths]
     files = {file for place in places for file in ([place] if place.is_file() else place.rglob("*.py"))}
@@ -78,7 +78,7 @@ def hardware() -> str:
 
 
 def computes_bfloat16() -> bool:
-    """Whether this machine has instructions for products in bfloat16; without them they cost more than float32."""
+    """Whether this machine has instructions for products in bfloat16; without them they are slower than float32."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if torch.accelerator.is_available():

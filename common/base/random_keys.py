@@ -1,7 +1,7 @@
 """Cheap deterministic keys: splitmix64 chained over integers and texts, and streams of 32-bit draws from a key.
 
-Only integers are involved: a key means the same on every machine and in every process, which Python's `hash` does not.
-Everything random about an image of the scenes follows from one key, and the key from (seed, split, index).
+A key is the same on every machine and in every process, unlike Python's `hash`. Everything random about an image of the
+scenes follows from one key, and the key from (seed, split, index).
 """
 
 from functools import cache
@@ -51,11 +51,9 @@ class Draws:
         return self.below(100) < percent
 
     def between(self, low: int, high: int) -> int:
-        """Integer in [low, high], both ends included."""
         return low + self.below(high - low + 1)
 
     def pick(self, items):
-        """One item of a sequence, each equally likely."""
         return items[self.below(len(items))]
 
     def weighted(self, weights) -> int:
@@ -68,7 +66,6 @@ class Draws:
         raise AssertionError("weights sum to more than was drawn")
 
     def shuffled(self, items) -> list:
-        """A permutation of the items (Fisher-Yates)."""
         items = list(items)
         for i in range(len(items) - 1, 0, -1):
             j = self.below(i + 1)
@@ -90,7 +87,7 @@ def mix64(value: int) -> int:
 
 @cache
 def text_key(text: str) -> int:
-    """64-bit key of a short text; unlike `hash()` the same in every process."""
+    """64-bit key of a short text."""
     key = len(text)
     for byte in text.encode():
         key = mix64(key ^ (byte << 56))
@@ -100,7 +97,7 @@ def text_key(text: str) -> int:
 def derive_key(*parts: int | str) -> int:
     """Chains integers and texts into one 64-bit key; the order matters.
 
-    Keys that differ only in their last part never collide, because each step is a bijection of the last part.
+    Keys that differ only in their last part never collide.
     """
     key = 0
     for part in parts:

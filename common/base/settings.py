@@ -63,7 +63,7 @@ class MixedSet:
     ambiguity: float | None = setting(None, at_least=0.0, at_most=1.0)
 
     def as_data(self, data: "DataConfig") -> "DataConfig":
-        """The config that names only this set, as if its source were chosen over `data` on the command line."""
+        """The config of this set alone, as if its source were chosen over `data` on the command line."""
         values = {
             key: value for key, value in dataclasses.asdict(self).items() if value is not None and key != "weight"
         }
@@ -83,9 +83,7 @@ class DataConfig:
     """Which pairs to train on and to rank, and how pixels and words become tensors.
 
     A key that the source or tokenizer does not take (`TAKEN_BY`) stays at its default. A file or command line that
-    chooses
-    another source resets such keys, and the names of files, folders and columns: data.source=shards can follow a scale
-    of scenes, and data.source=karpathy one of shards.
+    chooses another source resets such keys, and the names of files, folders and columns.
     """
 
     # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption; Hugging Face sets
@@ -189,7 +187,6 @@ class DataConfig:
 
     @property
     def training_sources(self) -> set[str]:
-        """Of the training set, or of those that it is mixed from."""
         return {part.source or self.source for part in self.mixture} or {self.source}
 
 
@@ -197,8 +194,8 @@ class DataConfig:
 class TowerConfig:
     """Size of one transformer, and the weights that it starts from.
 
-    Null activation and eps come from the weights. `lock` freezes only what the weights have filled, so a new projection
-    always trains: all of the tower, or the embeddings and this many of the lowest layers.
+    `lock` freezes only what the weights have filled, so a new projection always trains: all of the tower, or the
+    embeddings and this many of the lowest layers.
     """
 
     width: int = setting(128, at_least=1, at_most=65_536)
@@ -350,7 +347,7 @@ class ModelConfig:
 def located(config: Any) -> Any:
     """A config whose weights and vocabulary are paths, where model.weights is a folder that holds them by name.
 
-    The name of a hub's model is the part behind the slash, that of a stem is timm's. A path may be named instead.
+    The name is the part of a hub's name behind the slash, or timm's. A path may stand instead.
     """
     model = getattr(config, "model", None)
     if not isinstance(model, ModelConfig) or not model.weights:
@@ -393,8 +390,7 @@ def check_patches(data: DataConfig, model: ModelConfig) -> None:
     """Checks across sections, for the __post_init__ of a config that holds both.
 
     Raises:
-        ValueError: images are not cut into whole patches, patch dropout leaves none of them, or a cache has no such
-            view.
+        ValueError: images are not cut into whole patches, patch dropout leaves none, or a cache has no such view.
     """
     if data.image_size % model.patch_size:
         raise ValueError(
@@ -466,7 +462,7 @@ class OptimConfig:
 
     @property
     def tiles(self) -> dict[str, Any]:
-        """Arguments of a loss that is computed in tiles; empty for one that is computed at once."""
+        """Arguments of a loss in tiles; empty without tiles."""
         if not self.loss_tile:
             return {}
         return {"tile": self.loss_tile, "bf16_product": self.loss_bf16_product, "kernel": self.loss_kernel}
@@ -496,7 +492,7 @@ class SgdConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Seed, hardware and intervals of writing. All but the seed may change when a run is resumed."""
+    """Seed, hardware and intervals of writing. All but seed and precision may change when a run is resumed."""
 
     decides: ClassVar[Decides] = "nothing"
     seed: int = setting(0, at_least=0, decides="weights")

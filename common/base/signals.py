@@ -1,9 +1,7 @@
-"""Signals that stop a run: SIGTERM and SIGUSR1, as Slurm, Kubernetes and cloud machines send them, SIGINT (Ctrl-C), and
-SIGHUP, which a terminal sends when it closes.
+"""Signals that stop a run: SIGTERM and SIGUSR1 (Slurm, Kubernetes), SIGINT (Ctrl-C), SIGHUP (the terminal closes).
 
-After one the run finishes its step, writes a checkpoint whatever run.save_every is, and ends with exit status 143 (128
-+ SIGTERM, whichever signal it was). The message names the command that resumes from there. A second Ctrl-C ends the run
-at once, with status 130.
+The run finishes its step, writes a checkpoint whatever run.save_every is, and ends with exit status 143 (128 + SIGTERM,
+whichever signal it was). A second Ctrl-C ends the run at once, with status 130.
 """
 
 import contextlib
@@ -29,16 +27,15 @@ _AGAIN = 0.5  # seconds after which a Ctrl-C is a second one; a launcher passes 
 
 
 class Stopped(Exception):
-    """A run received a stop signal and has saved; the message is for the user, unchanged."""
+    """A run received a stop signal and has saved; the message is for the user."""
 
     @classmethod
     def at(cls, step: int, steps: int, folder: Path, command: str = "") -> "Stopped":
-        """After so many of all updates; folder and command are the run's."""
         return cls(f"received a stop signal: {what_is_saved(step, steps, folder, command)}")
 
 
 def what_is_saved(step: int, steps: int, folder: Path, command: str = "") -> str:
-    """The end of a message about a run that ends after `step` of `steps` updates; `command` as in `how_to_resume`."""
+    """The end of a message about a run that ends after `step` of `steps` updates."""
     if not step:
         return f"nothing is saved in {folder}; the same command starts again"
     return f"saved at step {step} of {steps} in {folder}; {how_to_resume(command)}"
@@ -74,7 +71,7 @@ class StopRequest:
             _tell("\n")
 
     def agreed(self, device: torch.device) -> bool:
-        """True at the same step on all processes, as soon as one has received a signal. Call it on every process."""
+        """True at the same step on all processes, once one has a signal. Call it on every process."""
         if world_size() == 1:
             return self.received
         return mean_over_processes(torch.tensor(float(self.received), device=device)).item() > 0
@@ -84,7 +81,7 @@ _open: list[StopRequest] = []  # those of `stop_signals`; signals come to the pr
 
 
 def is_stop_requested() -> bool:
-    """Whether this process has received a stop signal, for code that waits within a step."""
+    """Whether this process has received a stop signal."""
     return any(request.received for request in _open)
 
 
@@ -118,8 +115,8 @@ def _tell(text: str) -> None:
 def leave_signals_to_trainer(worker: int) -> None:
     """worker_init_fn of a loader: its processes continue when a signal reaches the whole process group.
 
-    A worker that dies makes torch raise an error in the trainer, which then could not save. SIGTERM from the trainer
-    itself ends workers that do not end by themselves, and is obeyed.
+    If a worker dies, torch raises an error in the trainer, which then cannot save. SIGTERM from the trainer itself ends
+    a worker.
     """
     sys.excepthook = _print_unless_disconnected
     for number in _SIGNALS[1:]:

@@ -35,7 +35,7 @@ _STRICT = pydantic.ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message is meant for the user as it stands."""
+    """A configuration that cannot be used; the message is for the user."""
 
 
 def flat(config_class: type, content: Any, where: str, prefix: str = "") -> Iterator[tuple[str, tuple[Any, str]]]:

@@ -1,11 +1,8 @@
 """Annotated images: questions (VQA v2), hypotheses (SNLI-VE), statements on two (NLVR2), boxes (RefCOCO+).
 
-    read_vqa("v2_OpenEnded_mscoco_val2014_questions.json", "v2_mscoco_val2014_annotations.json")
-    open_annotated("nlvr2", "dev.json", images="/data/nlvr2/dev")[0]  # {"images", "statement", "label", ...}
-
-Items have the keys of the scenes' tasks of the same name, except that boxes are (x, y, width, height) in pixels. Files
-are JSON or JSON lines, plain or gzip; each reader also takes the lists that ALBEF's authors publish. Rows that cannot
-be used are listed with place and reason.
+Items resemble those of the scenes' task of the same name, but boxes are (x, y, width, height) in pixels. Files are JSON
+or JSON lines, plain or gzip; each reader also takes ALBEF's published lists. Unusable rows are listed with place and
+reason.
 """
 
 import hashlib
@@ -36,14 +33,14 @@ _PICKLE = (".p", ".pkl", ".pickle")
 
 
 class Annotation(NamedTuple):
-    """One checked row. pictures: their paths, one or (left, right). item: the other keys of its item."""
+    """One checked row. pictures: one path, or (left, right). item: all else."""
 
     pictures: tuple[str, ...]
     item: dict[str, Any]
 
 
 class Annotations(NamedTuple):
-    """The rows of a file, in order, and those that cannot be used."""
+    """The usable rows of a file, in order, and the others."""
 
     rows: list[Annotation]
     broken: list[BrokenSample]
@@ -57,9 +54,9 @@ def read_vqa(path: str | Path, answers: str | Path | None = None) -> Annotations
 
     Args:
         path: the official questions, or rows {"question", "answers" or "answer", "image" or "image_id"}.
-        answers: the official annotations of these questions; rows have their own.
+        answers: the official annotations; None for rows, which have their own.
     Returns:
-        Items {"question", "answers": list of str, "answer": the most frequent of them, "answer_type", "question_id",
+        Items {"question", "answers": list of str, "answer": the most frequent one, "answer_type", "question_id",
         "image_id"}. An image without a path is COCO's of that number.
     """
     path = Path(path).expanduser()
@@ -106,11 +103,11 @@ def read_nlvr2(path: str | Path) -> Annotations:
 
 
 def read_refcoco(path: str | Path) -> Annotations:
-    """Expressions, each with its box and the boxes to choose from; boxes are (x, y, width, height).
+    """Expressions, each with its box and the boxes to choose from.
 
     Args:
-        path: JSON rows {"image", "sentence" or "text", "box", "proposals"} in pixels of the original image.
-            `docs/annotations.md` shows how REFER's pickle becomes such a file.
+        path: JSON rows {"image", "sentence" or "text", "box", "proposals"}; `docs/annotations.md` makes them from
+            REFER's pickle. Boxes are in pixels of the original image.
     Returns:
         Items {"text", "box": 4 numbers, "proposals": at least one such box, "image_id"}.
     """
@@ -119,10 +116,11 @@ def read_refcoco(path: str | Path) -> Annotations:
 
 
 def read_sugarcrepe(path: str | Path) -> Annotations:
-    """Captions and the same with one thing added, replaced or swapped: SugarCrepe's file of a group, or all in one.
+    """Captions, each with a false one: one thing added, replaced or swapped (SugarCrepe).
 
     Args:
-        path: {"<number>": {"filename", "caption", "negative_caption"}}, or such rows, or lists of them, by group.
+        path: {"<number>": {"filename", "caption", "negative_caption"}}, or {group: such an object or a list of such
+            rows}.
     Returns:
         Items {"caption", "negative_caption", "image_id"}.
     """
@@ -153,7 +151,7 @@ READERS: dict[str, Callable[..., Annotations]] = {
 
 
 def read_answer_list(path: str | Path) -> list[str]:
-    """The closed list of answers that a model chooses from: a JSON list of distinct strings (the paper's has 3,192)."""
+    """A model's closed list of answers: a JSON list of distinct strings (the paper's has 3,192)."""
     path = Path(path).expanduser()
     content = _content(path)
     if not isinstance(content, list) or not content or not all(isinstance(answer, str) for answer in content):
@@ -165,7 +163,7 @@ def read_answer_list(path: str | Path) -> list[str]:
 
 
 def check_answer_list(answer_lists: Iterable[Sequence[str]], answers: Sequence[str], name: str) -> None:
-    """Refuses a closed list that holds no answer to a training question; `name` is its name in the message."""
+    """Refuses a closed list without an answer to any training question; `name` is that of the list."""
     annotated = [answer for group in answer_lists for answer in group]
     if set(answers).isdisjoint(annotated):
         raise ValueError(
@@ -175,12 +173,10 @@ def check_answer_list(answer_lists: Iterable[Sequence[str]], answers: Sequence[s
 
 
 class AnnotatedPictures:
-    """Annotated images, by position; they are decoded when they are read.
-
-    A row with a missing image file is listed in `broken_at_open` and is no item.
+    """Annotated images by position, decoded when read; `broken_at_open` lists rows with a missing image file.
 
     Args:
-        images: folder that relative image paths start from; None searches for it, see `find_images`.
+        images: see `find_images`.
     """
 
     def __init__(
@@ -214,7 +210,7 @@ class AnnotatedPictures:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """The row's item, with "image", a Pillow image in RGB, or "images", the left and the right one.
+        """The item with "image", a Pillow image in RGB, or "images", the left and the right one.
 
         Raises:
             BrokenSample: an image cannot be read, or a box lies outside of it.
@@ -228,16 +224,13 @@ class AnnotatedPictures:
         return ({"image": decoded[0]} if len(decoded) == 1 else {"images": decoded}) | item
 
     def row(self, index: int) -> dict[str, Any]:
-        """The row's item without its images."""
         return json.loads(unpacked(self._rows, row_of(index, self)))[1]
 
     def image_id(self, index: int) -> str:
-        """Paths of an item's pictures."""
         return " ".join(json.loads(unpacked(self._rows, row_of(index, self)))[0])
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over rows, sizes of the image files, and some images (`sampled_places`)."""
         digest = hashlib.sha256(json.dumps(self._sizes).encode())
         feed_texts(digest.update, self._rows)
         for place in sampled_places(len(self)):
@@ -255,8 +248,8 @@ def open_annotated(
     """The items of an annotation file with their images.
 
     Args:
-        task: one of `READERS`, the names of the scenes' tasks.
-        answers: VQA's annotations where they are a separate file.
+        task: one of `READERS`.
+        answers: VQA's annotations, if in a separate file.
         images, options: see `AnnotatedPictures`.
     """
     if task not in READERS:

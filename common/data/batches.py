@@ -43,16 +43,15 @@ class Batch:
 
 
 class TrainingView(Dataset):
-    """Training pairs addressed by position; a sample is a pure function of (seed, position).
+    """Training pairs by position; a sample is a pure function of (seed, position).
 
-    A broken sample is replaced by another one of its set drawn from (seed, position), so the order of all others stays;
-    in a stream by the next one.
+    A broken sample is replaced by another of its set, drawn from (seed, position), in a stream by the next one; the
+    order of all others stays.
 
     Args:
-        transform: image -> uint8 tensor; gets a separate seed for each position.
-        two_views: of each image, each with a separate seed (TCL).
-        augmentation: behind the transform.
-        partner_noise, partners_drawn: share of wrong captions, and how often they are drawn, see `Partners`.
+        two_views: of each image, with separate seeds (TCL).
+        augmentation: "none", "albef" or "tcl", after the transform.
+        partner_noise, partners_drawn: see `Partners`.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class TrainingView(Dataset):
         ]
 
     def view(self, image: Any, seed: int) -> torch.Tensor:
-        """A training view of an image, (3, size, size) uint8."""
+        """A training view, (3, size, size) uint8."""
         pixels = self.transform.train(image, seed)
         if self.augment is None:
             return pixels
@@ -112,7 +111,7 @@ class TrainingView(Dataset):
         return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
     def read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
-        """The sample, or its substitute; `broken` receives those that could not be read."""
+        """The sample, or its substitute; `broken` receives unreadable ones."""
 
         def substitute(index: int, attempt: int) -> int:
             return self.order.substitute(index, seed_of(sample_seed, 2 + attempt))

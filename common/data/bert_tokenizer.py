@@ -1,8 +1,7 @@
 """BERT's WordPiece tokenizer, lower-cased and without accents: of the oblique paper, ALBEF, TCL and GeoMM.
 
-With the vocabulary of bert-base-uncased (the oblique paper's is byte-identical to it): PAD 0, UNK 100, CLS 101, SEP
-102, MASK 103; of a caption the first context_length - 2 pieces are kept. Normalising and splitting are the `tokenizers`
-library's. Names of special tokens in a caption are ordinary text.
+With the vocabulary of bert-base-uncased (the oblique paper's is byte-identical): PAD 0, UNK 100, CLS 101, SEP 102, MASK
+103. Names of special tokens in a caption are ordinary text.
 """
 
 import json
@@ -28,18 +27,18 @@ _ALBEF_REMOVED = str.maketrans(dict.fromkeys(",.'!?\"()*#:;~", "") | {"-": " ", 
 def clean_caption(text: str) -> str:
     """A caption as ALBEF, TCL and GeoMM clean it before WordPiece; may be empty.
 
-    Lower case; , . ' ! ? " ( ) * # : ; ~ removed; - and / to spaces; <person> to person; at most 30 words. ALBEF
-    collapses only runs of two and more blanks and counts "a<tab>b" as one word; here every blank separates.
+    Lower case; , . ' ! ? " ( ) * # : ; ~ removed; - and / to spaces; <person> to person; at most 30 words. ALBEF counts
+    "a<tab>b" as one word; here every blank separates.
     """
     text = text.lower().translate(_ALBEF_REMOVED).replace("<person>", "person")
     return " ".join(text.split()[:_ALBEF_MAX_WORDS])
 
 
 class BertTokenizer(Tokenizer):
-    """Word pieces to ids, by a vocabulary in the order of its ids.
+    """Word pieces to ids.
 
     Args:
-        vocabulary: tokens; those that continue a word start with ##. See `from_vocabulary`.
+        vocabulary: tokens in the order of their ids; those that continue a word start with ##.
     """
 
     stored = ("vocabulary",)
@@ -64,8 +63,7 @@ class BertTokenizer(Tokenizer):
         """From a BERT vocabulary.
 
         Args:
-            source: vocab.txt(.gz), a folder with one of `FILE_NAMES`, or a name on the Hugging Face hub; "" = that of
-                bert-base-uncased from the hub.
+            source: vocab.txt(.gz), a folder with one of `FILE_NAMES`, or a hub name; "" is that of `DEFAULT_SOURCE`.
         """
         key = "data.vocabulary" if source else "data.vocabulary is not set, its default"
         path = find_file(source or DEFAULT_SOURCE, FILE_NAMES, key)
@@ -85,7 +83,7 @@ class BertTokenizer(Tokenizer):
 
 
 class AlbefTokenizer(BertTokenizer):
-    """A `BertTokenizer` of captions that `clean_caption` cleans first, in training and evaluation."""
+    """A `BertTokenizer` that applies `clean_caption` first, in training and evaluation."""
 
     cleaning = "albef"
 

@@ -1,4 +1,4 @@
-"""Broken samples: one exception that names the sample, and a counter that stops a run when there are too many."""
+"""Broken samples: the exception that names one, and a counter that stops a run with too many."""
 
 import math
 from collections import Counter
@@ -17,8 +17,8 @@ class BrokenSample(Exception):
 
     Args:
         path: the shard or file that holds the sample.
-        key: name of the sample inside it, "" where it is unknown (a shard cut in the middle of a header).
-        reason: its part before the first colon is the kind that `BrokenSamples.by_reason` counts.
+        key: its name in a shard; "" if unknown (a shard cut inside a header).
+        reason: before the first colon stands the kind that `BrokenSamples.by_reason` counts.
     """
 
     def __init__(self, path: str | Path, key: str = "", reason: str = "") -> None:
@@ -37,12 +37,12 @@ class BrokenSample(Exception):
 
 
 class Unusable(ValueError):
-    """A sample cannot be used; the message is the reason of a BrokenSample, which adds the place (`named`)."""
+    """A sample cannot be used; the message becomes the reason of a `BrokenSample` (`named`)."""
 
 
 @contextmanager
 def named(path: str | Path, key: str = "") -> Iterator[None]:
-    """An unusable sample inside, or one too large for the memory, becomes a `BrokenSample` with its place."""
+    """Turns an `Unusable` or `MemoryError` inside into a `BrokenSample` with its place."""
     try:
         yield
     except Unusable as error:
@@ -52,7 +52,7 @@ def named(path: str | Path, key: str = "") -> Iterator[None]:
 
 
 class TooManyBroken(ValueError):
-    """More samples are broken than a run allows; the message is for the user, unchanged."""
+    """More samples are broken than a run allows; the message is for the user."""
 
     def __init__(self, message: str) -> None:
         # what a loader worker raises comes back as its whole traceback, in one text that ends in the message
@@ -62,11 +62,11 @@ class TooManyBroken(ValueError):
 def read_or_replace(
     read: Callable[[int], Any], index: int, substitute: Callable[[int, int], int], broken: list[BrokenSample]
 ) -> Any:
-    """What `read` gives for the sample at this index, or for the first of its substitutes that can be read.
+    """What `read` gives for this index, or for its first readable substitute.
 
     Args:
-        substitute: index after a broken one and the number of attempts before it.
-        broken: receives the samples that could not be read.
+        substitute: (broken index, number of attempts before it) -> next index.
+        broken: receives the unreadable samples.
     """
     for attempt in range(ATTEMPTS):
         try:
@@ -78,10 +78,9 @@ def read_or_replace(
 
 
 class BrokenSamples:
-    """Counts good and broken samples, lists the broken ones, and stops a run above a set share.
+    """Counts good samples (`saw`) and broken ones (`record`), lists these, and stops a run above a share.
 
-    Every attempt counts once: a good one by `saw`, a broken one by `record`. A sample that is broken in several epochs
-    is listed once, with its number of times.
+    A sample that is broken in several epochs counts each time and is listed once.
     """
 
     def __init__(self, max_share: float = 0.01, minimum_seen: int = 100) -> None:
@@ -105,12 +104,12 @@ class BrokenSamples:
 
     @property
     def share(self) -> float:
-        """Broken share of what was seen, in [0, 1]; 0 before anything was seen."""
+        """In [0, 1]; 0 before anything was seen."""
         return self.count / self.seen if self.seen else 0.0
 
     @property
     def samples(self) -> list[BrokenSample]:
-        """The broken samples, each once, in order of first appearance."""
+        """In order of first appearance."""
         return list(self._times)
 
     @property
@@ -122,11 +121,11 @@ class BrokenSamples:
         return dict(kinds.most_common())
 
     def check(self) -> None:
-        """Stops when too many are broken.
+        """Stops a run with too many broken samples.
 
         Raises:
-            TooManyBroken: enough was seen and the broken share is above `max_share` by more than three standard
-                deviations of chance; names counts, shares, the kinds of fault and the first samples.
+            TooManyBroken: after `minimum_seen` samples, a share above `max_share` by more than three standard
+                deviations of chance.
         """
         expected = self.max_share * self.seen
         if self.seen < self.minimum_seen or self.count <= expected + 3 * math.sqrt(expected):
@@ -142,10 +141,11 @@ class BrokenSamples:
 
 
 def check_opened(empty: str, num_good: int, broken: Sequence[BrokenSample], max_share: float) -> None:
-    """Refuses a data set that is not worth opening.
+    """Refuses a data set with too few good samples.
 
     Raises:
-        ValueError: no sample is good, with the first fault; TooManyBroken if too many are broken.
+        ValueError: no sample is good; the message has the first fault.
+        TooManyBroken: see `BrokenSamples.check`.
     """
     if not num_good:
         raise ValueError(f"{empty}; first fault: {broken[0]}" if broken else empty)

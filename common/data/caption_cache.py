@@ -1,8 +1,7 @@
-"""Features of captions of a frozen network, computed once: float16 on disk, known by the captions' ids.
+"""Features of captions by a frozen network, computed once: float16 on disk, known by the ids without padding.
 
-A caption without its padding is a row in one file that grows: whatever data set it comes from, it is computed once for
-each network. A chunk counts when the index that names it is written, after its numbers; the incomplete rest of an
-interrupted run is cut off.
+Captions of all data sets share one growing file for each network. A chunk counts once the index names it, which is
+written after its numbers; the rest of an interrupted run is cut off.
 """
 
 import hashlib
@@ -38,10 +37,10 @@ class CaptionCache:
         self._open()
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Features of captions, computed where they are not cached, whatever the padding.
+        """Features, computed where they are not cached.
 
         Returns:
-            (batch, length, width) float32, zero behind the end token of cached ones.
+            (batch, length, width) float32; cached ones are zero behind the end token.
         """
         ids = token_ids.cpu()
         lengths = self._lengths(ids)
@@ -58,11 +57,11 @@ class CaptionCache:
         return features
 
     def __deepcopy__(self, memo: dict) -> "CaptionCache":
-        """A copy of a model reads the same file."""
+        # a copy of a model reads the same file
         return self
 
     def keep(self, name: str, ids: torch.Tensor, device: torch.device) -> None:
-        """Computes the captions that are not cached yet. Call on every process: the first computes, the others wait."""
+        """Computes missing captions. Call on every process: the first computes, the others wait."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with locked(Path(f"{self.file}.lock"), _WAY_ON):
             self._open()  # another process may have written since

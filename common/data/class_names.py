@@ -1,10 +1,10 @@
 """Class names and prompt templates of zero-shot classification, read from files or from the open_clip package.
 
-None of the long lists is copied here. Sources:
+Sources:
     names.txt[.gz]              one per line; templates have one {} or {c} where the class name goes
     prompts.json[.gz]           {data set: {"classes": [...], "templates": [...]}} or {data set: [...]}
-    "open_clip"                 ImageNet's 1,000 names and 80 templates, as the optional package brings them
-Order is label order: that of the class folders (`label_order`), for ImageNet of the WordNet ids and not of the names.
+    "open_clip"                 ImageNet's 1,000 names and 80 templates, from the optional package
+Names stand in label order, that of the class folders (`label_order`): for ImageNet of the WordNet ids, not the names.
 """
 
 import unicodedata
@@ -24,14 +24,10 @@ _IMAGENET_CLASSES = 1000
 
 
 def read_class_names(source: str | Path, dataset: str = "") -> list[str]:
-    """Class names in label order.
+    """Class names in label order, from one of the module's sources.
 
-    Repeated names are kept, with a warning: ImageNet's `missile` and `sunglasses` occur twice, and with equal scores
-    the first of each pair wins. Of several names of one class the first is used, with a warning.
-
-    Args:
-        source: a text or JSON file, or "open_clip".
-        dataset: which one of a JSON file with several.
+    Repeated names stay, with a warning: ImageNet's `missile` and `sunglasses` occur twice; of equal scores the first
+    wins. Of several names of one class the first is used, with a warning.
     """
     if str(source) == OPEN_CLIP:
         names, where = list(_open_clip("IMAGENET_CLASSNAMES")), "open_clip's ImageNet"
@@ -56,17 +52,17 @@ def read_templates(source: str | Path, dataset: str = "") -> list[str]:
 
 
 def label_order(classes: Sequence[str]) -> list[str]:
-    """Class folders in the order of their labels: sorted, and as numbers where all are numbers."""
+    """Class folders in label order: sorted, as numbers where all are numbers."""
     if all(name.isdecimal() for name in classes):
         return sorted(classes, key=lambda name: (int(name), name))
     return sorted(classes)
 
 
 def names_by_evidence(classes: Sequence[str], names: Sequence[str]) -> list[str] | None:
-    """The name of each class folder, where the folder itself states it; else None.
+    """The name of each class folder, if the folders state it; else None.
 
-    Evidence is one of: the name itself (capitals, spaces and signs do not count, nor a number or WordNet id before it);
-    a WordNet id of ImageNet's 1,000 classes, where there are 1,000 names; numbers from 0, for as many folders as names.
+    A folder states its name (capitals, spaces, signs, and a number or WordNet id before it do not count), a WordNet id
+    of ImageNet (with 1,000 names), or a number from 0 (with as many folders as names).
     """
     for keys in ([_letters(name) for name in classes], [_letters(_NUMBERED.sub("", name)) for name in classes]):
         name_of = dict(zip(map(_letters, names), names))
@@ -84,12 +80,12 @@ def names_by_evidence(classes: Sequence[str], names: Sequence[str]) -> list[str]
 
 
 def in_label_order(classes: Sequence[str], names: Sequence[str], where: str) -> list[str]:
-    """Names in the order of the labels; the classes' own names in another order are sorted into it.
+    """Names in label order; the classes' own names in another order are sorted into it.
 
     Args:
-        classes: the source's names of its classes, in label order.
+        classes: the source's class names, in label order.
     Raises:
-        ValueError: a name that is that of another class.
+        ValueError: a name is that of another class.
     """
     keys, classes_of = [_letters(name) for name in names], [_letters(name) for name in classes]
     if keys == classes_of:

@@ -1,12 +1,11 @@
 """CLIP's byte-pair tokenizer: 49,408 ids, start 49406, end 49407, padded with 0.
 
-Equal to the tokenizer of the OpenAI release and of open_clip, with one intended difference: the names of the special
-tokens in a caption are ordinary text, so that no caption can end early. The byte-pair algorithm is the `tokenizers`
-library's; text is cleaned here, as in the release: ftfy, HTML entities twice, spaces, lower case.
+Equal to OpenAI's and open_clip's, except that names of special tokens in a caption are ordinary text, so that no
+caption ends early. Text is cleaned as in the release: ftfy, HTML entities twice, spaces, lower case.
 
-ftfy (`pip install ftfy`) repairs wrongly decoded text, straightens curly quotes and unfolds ligatures and full-width
-letters. Without it only accents are composed (NFC), as in transformers; plain ASCII gives the same. A tokenizer keeps
-the choice, and one that was made with ftfy cannot be rebuilt without it.
+ftfy (`pip install ftfy`) repairs wrongly decoded text, curly quotes, ligatures and full-width letters. Without it only
+accents are composed (NFC), as in transformers; plain ASCII gives the same. A tokenizer stores the choice; one made with
+ftfy cannot be rebuilt without it.
 """
 
 import functools
@@ -42,7 +41,7 @@ def has_ftfy() -> bool:
 
 
 def clean_text(text: str, use_ftfy: bool) -> str:
-    """The text that CLIP's byte-pair tokenizer splits: repaired, entities resolved, single spaces, lower case."""
+    """Cleans a text as the module states."""
     if not _PLAIN.fullmatch(text):
         if use_ftfy:
             import ftfy
@@ -60,8 +59,8 @@ class ClipTokenizer(Tokenizer):
     CLIP's context length is 77. `decode` gives byte characters, "</w>" at the end of a word.
 
     Args:
-        merges: pairs "left right", the first to be merged first; see `from_vocabulary`.
-        use_ftfy: repair texts with ftfy; None = if it is installed.
+        merges: pairs "left right" in the order of merging.
+        use_ftfy: None = if it is installed.
     """
 
     stored = ("ftfy", "merges")
@@ -86,11 +85,11 @@ class ClipTokenizer(Tokenizer):
 
     @classmethod
     def from_vocabulary(cls, source: str = "", use_ftfy: bool | None = None) -> "ClipTokenizer":
-        """From the release's vocabulary file, or from a transformers CLIP model.
+        """From a vocabulary of CLIP.
 
         Args:
-            source: bpe_simple_vocab_16e6.txt(.gz) or merges.txt, a folder with one of `FILE_NAMES`, or a name on the
-                Hugging Face hub. "" = the file in the open_clip package, which is optional.
+            source: bpe_simple_vocab_16e6.txt(.gz) or merges.txt, a folder with one of `FILE_NAMES`, or a hub name; ""
+                is the file in the optional open_clip package.
         """
         path = find_file(source, FILE_NAMES, "data.vocabulary") if source else _bundled_file()
         tokenizer = cls(_read_merges(path), use_ftfy)

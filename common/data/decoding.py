@@ -26,13 +26,13 @@ _HALF_SIGN = re.compile("[\ud800-\udfff]")  # JSON can spell it, UTF-8 cannot: n
 
 
 def check_role(role: str) -> None:
-    """Refuses a role that no reader has. Raises: ValueError."""
+    """Raises ValueError for a role outside `ROLES`."""
     if role not in ROLES:
         raise ValueError(f"role is {role!r}; expected one of: {', '.join(ROLES)}")
 
 
 def refuse_split(where: str | Path, split: str | None) -> None:
-    """Refuses a split of a source that has none. Raises: ValueError."""
+    """Raises ValueError for a split of a source that has none."""
     if split is not None:
         raise ValueError(f"{where} has no splits; split is {split!r}; expected: none, the name without '#{split}'")
 
@@ -43,10 +43,10 @@ def decode_picture(
     """An RGB image from the bytes of its file. EXIF orientation is ignored, as in the usual CLIP pipelines.
 
     Args:
-        decode_size: JPEGs may be decoded at 1/2, 1/4 or 1/8 as long as both sides keep at least this many pixels
-            (several times faster for large photographs, pixels differ slightly); None decodes them in full.
+        decode_size: JPEGs may be decoded at 1/2, 1/4 or 1/8 if both sides keep this many pixels: several times faster
+            for large photographs, slightly other pixels. None decodes in full.
     Raises:
-        Unusable: it cannot be decoded in full.
+        Unusable: it is too large or cannot be decoded in full.
     """
     try:
         # opening reads the header only; naming the formats keeps Pillow from trying its many others
@@ -81,11 +81,7 @@ def _upper_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def read_picture(path: Path, decode_size: int | None = None) -> Image.Image:
-    """An image file, decoded.
-
-    Raises:
-        BrokenSample: names the file and the reason.
-    """
+    """`decode_picture` of a file. Raises: BrokenSample."""
     with named(path):
         try:
             content = path.read_bytes()
@@ -95,12 +91,11 @@ def read_picture(path: Path, decode_size: int | None = None) -> Image.Image:
 
 
 def checked_captions(value: Any, allow_empty: bool) -> list[str]:
-    """Captions that a file gives as one string or as a list of them.
-
-    Each can be written as UTF-8, and has a visible sign unless `allow_empty`.
+    """Captions that a file gives as one string or as a list.
 
     Raises:
-        Unusable: another type, none at all, or one that cannot be used.
+        Unusable: another type, none at all, or a caption that UTF-8 cannot write or that is blank (unless
+            `allow_empty`).
     """
     captions = [value] if isinstance(value, str) else value
     if not isinstance(captions, list | tuple):
@@ -118,11 +113,7 @@ def checked_captions(value: Any, allow_empty: bool) -> list[str]:
 
 
 def id_text(value: Any, what: str = "image_id") -> str:
-    """An id, a string or a whole number in its file, as text.
-
-    Raises:
-        Unusable: it is neither.
-    """
+    """An id, a string or a whole number, as text. Raises: Unusable."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise Unusable(f"{what} has the wrong type: {type(value).__name__} instead of a string or whole number")
     text = str(value)
@@ -137,11 +128,7 @@ def number_of(image_id: str) -> int:
 
 
 def row_of(index: int, data_set: Any) -> int:
-    """The place of a sample in [0, len(data_set)); a negative index counts from the end.
-
-    Raises:
-        IndexError: there is no such sample; gives the set's name and length.
-    """
+    """A sample's place in [0, len(data_set)); a negative index counts from the end. Raises: IndexError."""
     index = operator.index(index)
     if not -len(data_set) <= index < len(data_set):
         raise IndexError(f"sample {index} of {data_set.name!r}, which has {len(data_set)}")
@@ -149,9 +136,9 @@ def row_of(index: int, data_set: Any) -> int:
 
 
 def sampled_places(count: int) -> list[int]:
-    """Evenly spaced places in [0, count), with the first and the last: a fingerprint reads these images in full.
+    """Evenly spaced places in [0, count), first and last included, whose images a fingerprint reads in full.
 
-    A changed image of the same size shows only at one of these places.
+    Elsewhere a changed image of the same size does not show.
     """
     return sorted(set(np.linspace(0, count - 1, min(count, _SAMPLED)).round().astype(int).tolist()))
 

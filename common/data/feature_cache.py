@@ -1,8 +1,7 @@
-"""Features of a frozen network, computed once: float16 on disk, one file for each set of images and view.
+"""Image features of a frozen network, computed once: float16 on disk, one file for each set of images and view.
 
-Training and evaluation read them in the place of images: a data set's item holds features, and a transform gives those
-of a view. A file is known by the network's weights, the transform, the view and the data set's fingerprint, never by
-paths. It is written in chunks and resumes where it stopped.
+A file is known by network weights, transform, view and the data set's fingerprint, never by paths. It is written in
+chunks and resumes where it stopped.
 """
 
 import ctypes
@@ -37,7 +36,7 @@ class FeatureCache:
 
     compute: (batch, 3, size, size) uint8 -> (batch, *shape), on any device.
     views: of a training image: "centre" (the evaluation view), "mirror" (its mirror image), or numbers of random crops
-        by crop_scale, whose draws depend only on image and number.
+    by crop_scale, drawn from image and number.
     max_bytes: of one set, all its views; a larger one is an error before anything is computed.
     """
 
@@ -51,7 +50,7 @@ class FeatureCache:
     num_workers: int | None = 0
 
     def of(self, pictures: Any, transform: ImageTransform, training: bool) -> tuple["Cached", "CachedTransform"]:
-        """A set of images and its transform, as cached; computes what is missing.
+        """A cached set of images and its transform; computes what is missing.
 
         Args:
             training: all views; else only the centre.
@@ -126,7 +125,7 @@ class FeatureCache:
 
 
 class Cached:
-    """A data set whose items hold features in the place of images; everything else comes from the set itself."""
+    """A data set whose items hold `Features` in the place of images; all else comes from the set itself."""
 
     def __init__(self, pictures: Any, views: tuple["_Rows", ...], broken: dict[int, BrokenSample]) -> None:
         self._pictures, self._views, self._broken = pictures, views, broken
@@ -149,7 +148,7 @@ class Cached:
 
 
 class Features(NamedTuple):
-    """Where the features of one image lie: a file for each view, and the row in all of them."""
+    """The features of one image: a file for each view, and the row in all of them."""
 
     views: tuple["_Rows", ...]
     row: int
@@ -157,7 +156,7 @@ class Features(NamedTuple):
 
 @dataclass(frozen=True)
 class CachedTransform:
-    """Features -> those of a view, in the place of image -> pixels."""
+    """`Features` -> those of a view, in the place of image -> pixels."""
 
     shape: tuple[int, ...]
 
@@ -166,11 +165,9 @@ class CachedTransform:
         return torch.zeros(self.shape, dtype=torch.float16)
 
     def eval(self, features: Features) -> torch.Tensor:
-        """The first view."""
         return features.views[0][features.row]
 
     def train(self, features: Features, rng: int) -> torch.Tensor:
-        """A view that the seed chooses."""
         return features.views[seed_of(rng, 3) % len(features.views)][features.row]
 
 

@@ -1,7 +1,6 @@
 """A share of a training set that is held out for validation, where the source has no validation split.
 
-The hash of a picture's identity decides on which side it lies: for every run, row and seed alike, and a picture stays
-on its side when others are added or removed.
+A hash of the image id decides the side: the same for every run, row and seed, whatever images are added or removed.
 """
 
 import hashlib
@@ -13,7 +12,7 @@ from common.data.part import Part
 
 
 class Split(NamedTuple):
-    """Two sides of a set without a common picture."""
+    """Two sides of a set that share no image."""
 
     training: "Side"
     validation: "Side"
@@ -27,18 +26,17 @@ class Side(Part):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with the set and with the side."""
         return hash_of([self._whole.fingerprint, self.name])
 
 
 def is_held_out(identity: str, share: float) -> bool:
-    """Whether a picture belongs to the validation side; a larger share keeps all pictures of a smaller one there."""
+    """Whether an image is on the validation side; a larger share contains the images of a smaller one."""
     digest = hashlib.blake2b(f"validation 0 {identity}".encode("utf-8", "backslashreplace"), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 
 
 def split_off(data_set: Any, share: float) -> Split:
-    """Both sides of a training set, which is neither a stream nor a mixture; `share` lies in (0, 1)."""
+    """Both sides of a training set (no stream, no mixture); `share` lies in (0, 1)."""
     if getattr(data_set, "forward_only", False) or not hasattr(data_set, "image_id"):
         raise ValueError(
             f"data.val_share = {share}: {data_set.name} has no random access to ids of pictures; expected data.val, a "

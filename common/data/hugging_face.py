@@ -1,9 +1,7 @@
-"""Captioned images from Hugging Face data sets: by position where rows can be reached, else as a stream.
+"""Captioned images from Hugging Face data sets, by position or as a stream.
 
 Sources: a folder of `save_to_disk`; arrow, parquet or JSON files; a folder that the library recognises (imagefolder
-with metadata, parquet by split); the name of a set on the hub, which needs a network or its cache. Images are decoded
-here, with the checks of the shards, so a damaged one is a broken sample and does not end the run. Nothing in a data set
-is executed.
+with metadata, parquet by split); a hub name, which needs a network or its cache. Nothing in a data set is executed.
 """
 
 import hashlib
@@ -29,11 +27,11 @@ CAPTION_COLUMNS = ("captions", "caption", "sentences", "text", "txt", "title")
 
 
 class HuggingFacePairs:
-    """Rows of a data set with random access, each an image with its captions.
+    """Rows with random access, each an image with its captions.
 
-    In a set that is ranked, rows of one `image_id` (else of one path, else of the same bytes) are one sample with the
-    captions of all, in the place of the first; a row whose captions or id cannot be used is listed in `broken_at_open`.
-    All other rows that cannot be used raise `BrokenSample` when they are read.
+    In a ranked set, rows of one `RowReader.identity` are one sample with the captions of all, in the place of the
+    first; rows with unusable captions or id are in `broken_at_open`. Reading any other unusable row raises
+    `BrokenSample`.
     """
 
     def __init__(
@@ -67,14 +65,7 @@ class HuggingFacePairs:
         return len(self._rows) if self._groups is None else len(self._groups)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One sample.
-
-        Returns:
-            {"image": Pillow image in RGB, "captions": list of str, "image_id": str}; the id is that of the column
-            `image_id`, else the path of the image, else a hash of its bytes.
-        Raises:
-            BrokenSample: names source, row and reason.
-        """
+        """{"image": Pillow image in RGB, "captions": list of str, "image_id": `RowReader.identity`}."""
         first, *others = self._rows_of(index)
         row = self._rows[first]
         captions = self.reader.captions(row, first)
@@ -84,19 +75,14 @@ class HuggingFacePairs:
         return {"image": self.reader.picture(row, first), "captions": captions, "image_id": image_id}
 
     def captions(self, index: int) -> list[str]:
-        """The captions of one sample, without its image.
-
-        Raises:
-            BrokenSample: as `__getitem__`.
-        """
+        """Without reading the image."""
         return [text for row in self._rows_of(index) for text in self.reader.captions(self._texts[row], row)]
 
     def all_captions(self) -> Iterator[str]:
-        """All captions in order, without broken rows."""
+        """In order, without broken rows."""
         return captions_of(self._texts.iter(1000), self.reader)
 
     def image_id(self, index: int) -> str:
-        """Id of an image, without decoding it."""
         first = self._rows_of(index)[0]
         return self._image_id(self._rows[first], first)
 
@@ -111,7 +97,6 @@ class HuggingFacePairs:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over captions, ids, sizes of images, and some images: `sampled_places`."""
         digest = hashlib.sha256()
         for batch in self._rows.with_format("arrow").iter(1000):
             for name in self.reader.text_columns:
@@ -152,19 +137,19 @@ def open_hugging_face(
     """One split of a data set.
 
     Args:
-        source: a folder, files (braces and globs as for shards), or a name on the hub, "user/set" or
-            "user/set:configuration". What exists as a file or folder is never searched on the hub.
-        split: None takes the role's own: "train"; "validation", "val", "valid" or "dev"; "test". Files that are named
-            one by one are one set without splits.
-        images: folder that relative image paths start from; None takes the folder of the source.
-        image_column, caption_column: None takes the first of `IMAGE_COLUMNS`, `CAPTION_COLUMNS` that exists. An image
-            is bytes or a path, captions are a string or a list of strings, in one column or in several, which commas
-            separate; of several, an empty cell is no caption.
-        stream_buffer: above 0 the set is a `StreamedPairs` with a buffer of this many rows.
+        source: a folder, files (see `expand_shards`), or a hub name, "user/set" or "user/set:configuration". An
+            existing file or folder is never searched on the hub.
+        split: None takes the role's: "train"; "validation", "val", "valid" or "dev"; "test". Files named one by one
+            have no splits.
+        images: folder of relative image paths; None takes the source's.
+        image_column, caption_column: None takes the first existing one of `IMAGE_COLUMNS`, `CAPTION_COLUMNS`. An image
+            is bytes or a path, captions are a string or a list of strings. Commas separate several caption columns,
+            whose empty cells are no captions.
+        stream_buffer: rows; above 0 the set is a `StreamedPairs`.
         is_ranked: rows of one image are one sample also in the role "train", as in all others.
     Raises:
-        ValueError: names the source and what it has: no such split or column, a column of another type, no rows, a file
-            or a hub name that cannot be loaded, a broken link.
+        ValueError: no such split or column, a column of another type, no rows, a broken link, a source that cannot be
+            loaded.
         FileNotFoundError: a file or folder is missing.
     """
     check_role(role)

@@ -1,4 +1,4 @@
-"""From the name of a Hugging Face data set to its rows: folders, files and hub names, splits, what cannot be opened."""
+"""From a Hugging Face data set's name to its rows: folders, files, hub names, splits."""
 
 import gzip
 import zlib
@@ -27,7 +27,7 @@ _SPLITS_OF_ROLE = {
 
 
 def place_of(source: str, root: Path | None, key: str) -> list[Path]:
-    """The folder or the files that a source names, checked to be readable by the library; [] for a name on the hub."""
+    """The folder or files that a source names, which the library can read; [] for a hub name."""
     place = _existing(source, root, key)
     for path in place:
         if str(path) != printable(str(path)):
@@ -84,7 +84,7 @@ def _check_encoding(path: Path) -> None:
 
 
 def label_of(source: str, place: list[Path], split: str) -> str:
-    """Name of a set for logs and tables, from its folder, file or hub name, and its split."""
+    """Name of a set for logs and tables."""
     if not place:
         base = source.partition(":")[0].rpartition("/")[2]
     elif len(place) > 1:
@@ -124,7 +124,7 @@ def _is_saved(place: list[Path]) -> bool:
 
 
 def table_of(source: str, place: list[Path], split: str | None, role: str) -> tuple[datasets.Dataset, str]:
-    """Rows with random access, and the split that they are, "" where the set has none."""
+    """Rows with random access, and their split; "" if the set has none."""
     if _is_saved(place):
         content = _load(source, place, datasets.load_from_disk)
         if isinstance(content, datasets.Dataset):
@@ -148,7 +148,7 @@ def _from_arrow_files(kind: str, data_files: list[str]) -> datasets.Dataset:
 def stream_of(
     source: str, place: list[Path], split: str | None, role: str
 ) -> tuple[datasets.IterableDataset, str, int | None, list[str]]:
-    """Rows, split, number of rows where it is known without reading them, and the data files."""
+    """Rows, split, number of rows (None if it must be counted), data files."""
     where = str(place[0]) if place else source
     if _is_saved(place):
         raise ValueError(f"{where} was saved with random access; read it so: data.stream_buffer=0")

@@ -6,7 +6,7 @@ The layout is recognised by its content:
   COCO captions     {"images": [{"id", "file_name"}], "annotations": [{"id", "image_id", "caption"}]}
   retrieval lists   [{"image": path, "caption": str or list}] (ALBEF); "captions", "image_id" and "caption_ids" too,
                     and "sentence" or "text" of RefCOCO+ (`annotated.py`), without its boxes
-Files may be packed with gzip. Captions are the raw ones, not the joined tokens.
+Files are plain or gzip. Captions are the raw ones, not the joined tokens.
 """
 
 import itertools
@@ -34,16 +34,15 @@ def open_karpathy(
     role: str = "train",
     **options: Any,
 ) -> Pictures:
-    """The images of one split, each once, with all their captions.
+    """The images of one split, each with all its captions.
 
-    Retrieval lists repeat an image for each caption; its captions are put together, in file order. An image that the
-    other layouts list twice, by id or by path, is broken the second time in a set that is ranked; training may repeat.
+    A retrieval list repeats an image for each caption; its captions are joined in file order. In the other layouts a
+    second entry of an id or path is broken in a ranked set; training may repeat.
 
     Args:
-        images: folder of the images; None searches for it, see `find_images`.
-        split: Karpathy splits joined by "+"; None is the role's own, and for training "train+restval" where the file
-            has a restval split (COCO: 82,783 + 30,504 images are the usual training set). The other layouts have no
-            splits.
+        images: see `find_images`.
+        split: Karpathy splits joined by "+"; None is the role's, for training "train+restval" if the file has restval
+            (COCO's usual 82,783 + 30,504 images). The other layouts have no splits.
     """
     annotations = Path(annotations).expanduser()
     content = read_json(annotations)

@@ -1,13 +1,9 @@
 """Labelled images with class names and prompt templates, for zero-shot classification and probes.
 
-Three sources, one protocol (`name`, `class_names`, `templates`, `fingerprint`, `broken_at_open`, `len`, `label(index)`,
-`[index]` -> {"image", "label", "image_id"}):
+Sources of `LabelledPictures`:
   open_image_folder    one folder per class: ImageNet and its shifts, or your own
   open_webdataset      tar shards with `.cls` members, the layout of the DataComp tasks
   open_cifar10         the published files, to learn from images only
-
-The order of the class names is the order of the labels. For a folder that is the order of the sorted folder names
-(WordNet ids, not names; numbers as numbers). The names of the folders themselves in another order are put into theirs.
 """
 
 import hashlib
@@ -36,11 +32,7 @@ CLASS_NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_te
 
 
 class LabelledPictures:
-    """Labelled images with the names of their classes, from whichever source.
-
-    Args:
-        class_names, templates: in label order; templates have one "{}".
-    """
+    """Labelled images; class names in label order, templates with one "{}"."""
 
     def __init__(
         self,
@@ -57,7 +49,7 @@ class LabelledPictures:
         return len(self._source)
 
     def label(self, index: int) -> int:
-        """Class of an image, in [0, len(class_names)), without reading it.
+        """In [0, len(class_names)), without reading the image.
 
         Raises:
             BrokenSample: the `.cls` member of tar shards is missing or no such number.
@@ -71,15 +63,11 @@ class LabelledPictures:
         return label
 
     def image_id(self, index: int) -> str:
-        """Id of a picture, as `__getitem__` gives it, without reading it."""
+        """As in `__getitem__`, without reading the image."""
         return self._source.image_id(row_of(index, self))
 
     def metadata(self, index: int) -> np.ndarray | None:
-        """The array in the `.npy` member of tar shards (WILDS and fairness tasks), or None.
-
-        Raises:
-            BrokenSample: it cannot be read.
-        """
+        """See `Pictures.array`; None without shards."""
         return self._source.array(row_of(index, self))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -94,7 +82,6 @@ class LabelledPictures:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over class names, templates, labels and what the source knows of its images; 64 hex digits."""
         digest = hashlib.sha256(json.dumps([self.class_names, self.templates]).encode())
         if isinstance(self._source, Pictures) and self._source.shards:
             digest.update(self._source.fingerprint.encode())
@@ -140,13 +127,12 @@ def open_image_folder(
     name: str | None = None,
     max_broken_share: float = 0.01,
 ) -> LabelledPictures:
-    """A folder with one folder per class, whose name is the class.
+    """A folder with one folder per class.
 
     Args:
         root: images may lie deeper inside a class folder; hidden files are skipped.
-        class_names: one per class, in label order.
-        folders: name of each class's folder, in the order of class_names; None takes `class_folders`, the label order
-            of ImageNet and its shifts.
+        class_names: in label order; without `folders`, see also `in_label_order`.
+        folders: each class's folder, in the order of class_names; None takes `class_folders`.
     """
     # which folder is which class of the whole list
     root = Path(root).expanduser()
@@ -193,7 +179,7 @@ def open_image_folder(
 
 
 def class_folders(root: str | Path) -> list[str]:
-    """Names of the class folders of an image folder in label order: sorted, numbers as numbers."""
+    """Names of the class folders in `label_order`."""
     root = Path(root).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder; expected: a folder with one folder of images per class")
@@ -204,12 +190,10 @@ def class_folders(root: str | Path) -> list[str]:
 
 
 def open_cifar10(root: str | Path, part: Literal["train", "test"]) -> LabelledPictures:
-    """CIFAR-10; its files are pickles, which torchvision opens only if their MD5 is that of the published ones.
+    """CIFAR-10 from root/cifar-10-batches-py: pickles, which torchvision opens only if their MD5 is the published one.
 
-    Args:
-        root: holds cifar-10-batches-py.
     Raises:
-        FileNotFoundError: a file is missing or another one; states what to download.
+        FileNotFoundError: a file is missing or another one.
     """
     from torchvision.datasets import CIFAR10  # two seconds, which other sets need not wait
 
@@ -227,15 +211,14 @@ def open_cifar10(root: str | Path, part: Literal["train", "test"]) -> LabelledPi
 def open_webdataset(
     folder: str | Path, index_dir: str | Path | None = None, part: Literal["test", "train"] = "test"
 ) -> LabelledPictures:
-    """A classification task in tar shards: `classnames.txt`, `zeroshot_classification_templates.txt`,
-    `test/nshards.txt` and `test/0.tar`, `test/1.tar`, ...
+    """A classification task in tar shards.
 
-    The tasks of DataComp come so, 35 of its 38 sets: all but the two retrieval sets and WinoGAViL.
+    It has `classnames.txt`, `zeroshot_classification_templates.txt`, `<part>/nshards.txt`, `<part>/0.tar`,
+    `<part>/1.tar`, ... 35 of DataComp's 38 sets come so: all but the two retrieval sets and WinoGAViL.
 
     Args:
-        folder: of the task, for example wds_vtab-cifar100_test.
+        folder: for example wds_vtab-cifar100_test.
         index_dir: see `open_shards`.
-        part: folder of the shards.
     """
     folder = Path(folder).expanduser()
     count_file = folder / part / "nshards.txt"
@@ -260,13 +243,13 @@ def open_webdataset(
 
 
 def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) -> dict[str, LabelledPictures]:
-    """All labelled sets below one folder, by name.
+    """All labelled sets in one folder, by name.
 
-    A set is a folder with `classnames.txt` and `zeroshot_classification_templates.txt`, and beside them
-    `test/nshards.txt` with tar shards, or one folder of images per class: in `test`, in `val`, or directly in the set's
-    folder if that has no folder called test, val or train; the first of the three with as many folders as there are
-    classes. Folders without `classnames.txt` are skipped with a warning. A link `imagenet -> /data/tiny_imagenet` puts
-    one set in the place of another: tables show it in that column and name the set.
+    A set is a folder with `classnames.txt`, `zeroshot_classification_templates.txt`, and either `test/nshards.txt` with
+    tar shards or one folder of images per class: in `test`, in `val`, or in the set's folder if that has no folder
+    test, val or train; the first of the three with as many folders as classes. Folders without `classnames.txt` are
+    skipped with a warning. A link `imagenet -> /data/tiny_imagenet` puts one set in another's place: tables show it in
+    that column and name the set.
     """
     root = Path(root).expanduser()
     if not root.is_dir():
@@ -304,8 +287,7 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
 def open_labelled_validation(root: str | Path, index_dir: str | Path | None = None) -> LabelledPictures | None:
     """The training part of "imagenet" in a folder of labelled sets, else of the first that has one; None without one.
 
-    It is in train/nshards.txt with tar shards, or in train with one folder per class. Tables report the test parts, so
-    that no number of a table is seen during training.
+    It is `train/nshards.txt` with tar shards, or `train` with one folder per class.
     """
     folders = sorted(Path(root).expanduser().iterdir(), key=lambda folder: (folder.name != "imagenet", folder.name))
     for folder in folders:

@@ -1,7 +1,7 @@
 """Batches from loader processes, awaited in short turns: a signal, a dead process or a full /dev/shm ends the wait.
 
-torch's own wait never ends where a process cannot hand over its batch, and torch's handler of SIGCHLD raises in the
-middle of a step where a process dies. Here an error shows when the next batch is due, between two steps.
+torch waits forever for a process that cannot hand over its batch, and its handler of SIGCHLD raises in the middle of a
+step when a process dies. Here an error shows between two steps, when the next batch is due.
 """
 
 import dataclasses
@@ -76,8 +76,6 @@ class _SharedBatch:
         return batch
 
     def check(self, batch_bytes: int) -> None:
-        """Refuses batches that cannot all lie in shared memory; names the number of loader processes that fit."""
-
         def size(num_workers: int) -> int:
             return (num_workers * self.prefetch + 2) * batch_bytes  # two are with the trainer: this step's, the next
 
@@ -117,15 +115,15 @@ def cores() -> int:
 
 
 def usable_cores() -> int:
-    """The share of `cores` of each trainer on this machine."""
+    """This trainer's share of `cores`, at least 1."""
     return max(1, cores() // _trainers())
 
 
 def default_processes(num_samples: int) -> int:
     """Loader processes where run.num_workers is null; samples, order and augmentation do not depend on them.
 
-    None for few samples or on one core. On a CPU training itself uses all cores, and one process prepares the next
-    batches meanwhile; beside a GPU all cores but the trainer's.
+    None for few samples or one core. One on a CPU, where training uses all cores; beside a GPU all cores but one, at
+    most `MOST_PROCESSES`.
     """
     share = usable_cores()
     if num_samples < FEW or share == 1:
@@ -141,9 +139,9 @@ class Loader:
     """Batches of a data set in order, from loader processes that leave signals to the trainer.
 
     Args:
-        num_workers: loader processes, 0 = none; None = `default_processes`.
-        collate: samples -> batch, of tensors, dataclasses, lists and tuples.
-        timeout: seconds that a batch may take, where there are loader processes.
+        num_workers: 0 = no loader processes; None = `default_processes`.
+        collate: samples -> batch, as `tensors_of` reads it.
+        timeout: seconds that a batch of loader processes may take.
     """
 
     def __init__(
@@ -178,8 +176,8 @@ class Loader:
         """The batches.
 
         Raises:
-            NoBatch: a stop signal came while no batch was ready, none came in time, a loader process died, or shared
-                memory is full.
+            NoBatch: a stop signal before the next batch, a batch too late, a dead loader process, or full shared
+                memory.
         """
         if not self.loader.num_workers:
             yield from self.loader

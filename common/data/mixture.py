@@ -9,13 +9,13 @@ from common.data.order import shares_of
 
 
 class Mixture:
-    """Training pairs from several sets; their order is `MixedOrder`'s.
+    """Training pairs from several sets, in the order of `MixedOrder`.
 
     Sample i of set k has the index `i * len(parts) + k`, so that a stream, which counts without end, can be a part.
-    Images of two sets count as two, whatever their ids. The fingerprint changes with any set and any share.
+    Images of two sets count as two, whatever their ids.
 
     Args:
-        weights: how often each set is drawn from, relative to the others; above 0.
+        weights: relative frequency of each set; above 0.
     """
 
     def __init__(self, parts: Sequence[Any], weights: Sequence[float]) -> None:
@@ -27,7 +27,7 @@ class Mixture:
         self.broken_at_open: list[BrokenSample] = [sample for samples in lost for sample in samples]
 
     def __len__(self) -> int:
-        """Images of all sets together; as many samples are an epoch, whatever the weights."""
+        """Images of all sets; as many samples are an epoch, whatever the weights."""
         return sum(map(len, self.parts))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class Mixture:
         return self.parts[number].captions(inside)
 
     def all_captions(self) -> Iterator[str]:
-        """Those of every set once: weights do not decide the vocabulary."""
+        """Of every set once: weights do not decide the vocabulary."""
         for part in self.parts:
             if hasattr(part, "all_captions"):
                 yield from part.all_captions()

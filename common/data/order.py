@@ -1,7 +1,7 @@
 """The order of samples: a pure function of (seed, epoch, position).
 
-Position p is the p-th sample of the whole run. Resuming is one integer, and neither the number of loader workers nor
-the number of processes changes which samples make up a global batch.
+Position p is the p-th sample of the run. Resuming is one integer; the numbers of workers and processes do not change a
+global batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,15 +13,15 @@ from common.base.random_keys import derive_key, mix64_array
 
 
 def seed_of(*parts: int) -> int:
-    """One 63-bit seed from several non-negative integers, e.g. (run seed, epoch, position)."""
+    """A 63-bit seed from non-negative integers, e.g. (run seed, epoch, position)."""
     return derive_key(*parts) >> 1
 
 
 def permuted(positions: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """A seeded permutation of range(size), evaluated only at these positions: no table, so 10^9 samples cost nothing.
+    """A seeded permutation of range(size) at these positions; no table, so 10^9 samples cost nothing.
 
-    A four-round Feistel network permutes the smallest even-bit power of two above size; results outside the range are
-    put through again until they fall inside (cycle walking), which keeps it a bijection.
+    A four-round Feistel network permutes the smallest power of four that reaches size; results outside the range go
+    through again (cycle walking), which keeps it a bijection.
     """
     half_bits = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
     half_mask = np.uint64((1 << int(half_bits)) - 1)
@@ -40,8 +40,7 @@ def permuted(positions: np.ndarray, size: int, seed: int) -> np.ndarray:
 class SampleOrder:
     """Which sample stands at which position.
 
-    An epoch is the largest whole number of global batches that the data set fills; which samples are left out changes
-    from epoch to epoch.
+    An epoch is as many whole global batches as the set fills; the samples left out change from epoch to epoch.
     """
 
     by_epoch = False  # whether an epoch's order is known only when the one before it is over
@@ -69,7 +68,7 @@ class SampleOrder:
         return epochs, indices
 
     def substitute(self, index: int, seed: int) -> int:
-        """What stands in for a broken sample: another one drawn by the seed, in a stream the next."""
+        """Index in the place of a broken one: drawn by the seed, in a stream the next."""
         return index + 1 if self.forward_only else seed % self.num_samples
 
 
@@ -87,14 +86,13 @@ def shares_of(weights: Sequence[float]) -> list[float]:
 
 
 class MixedOrder:
-    """The order of a `Mixture`: which sample of which set stands at which position.
+    """The order of a `Mixture`.
 
     Every cycle of 1,000 positions draws exactly its share from each set, in shuffled places. Within its share a set is
-    traversed as without the others, epoch after epoch, so a small set with a large weight repeats sooner. A batch may
-    hold an image twice where its set begins again within it.
+    traversed as without the others, epoch after epoch. A batch may hold an image twice where its set begins again.
 
     Args:
-        parts: the order of each set, by single samples.
+        parts: the order of each set, in batches of 1.
     """
 
     by_epoch = False
@@ -108,7 +106,7 @@ class MixedOrder:
         self.counts = [round(MIXING_CYCLE * share) for share in shares_of(weights)]
 
     def epochs_and_indices(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(epoch, index into the mixture) of each position, both shaped like positions."""
+        """As of `SampleOrder`, with indices into the mixture."""
         positions = np.asarray(positions, dtype=np.int64)
         cycles, offsets = np.divmod(positions, MIXING_CYCLE)
         indices = np.empty_like(positions)
@@ -123,13 +121,12 @@ class MixedOrder:
         return positions // self.samples_per_epoch, indices
 
     def substitute(self, index: int, seed: int) -> int:
-        """What stands in for a broken sample: another one of the same set."""
         inside, number = divmod(index, len(self.parts))
         return self.parts[number].substitute(inside, seed) * len(self.parts) + number
 
 
 def order_of(pairs: Any, global_batch_size: int, seed: int) -> SampleOrder | MixedOrder:
-    """The order in which a run goes through a training set, a stream or a mixture of such."""
+    """The order of a training set, a stream or a mixture of such."""
     if hasattr(pairs, "parts"):
         parts = [order_of(part, 1, seed_of(seed, number)) for number, part in enumerate(pairs.parts)]
         return MixedOrder(parts, pairs.weights, global_batch_size, seed)

@@ -1,4 +1,4 @@
-"""From the config to data sets of captioned images, a tokenizer, and training batches addressed by position."""
+"""From the config to data sets of captioned or labelled images, and their transform."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,9 +22,9 @@ ZERO_SHOT_SETS = ("imagenet", "imagenet_v2", "imagenet_a", "imagenet_r")
 class Pairs(Protocol):
     """A map-style data set of captioned images.
 
-    Sets read from files also have `broken_at_open` (samples that opening showed to be unusable), `all_captions()`,
-    `image_id(index)`, and where captions have ids `caption_ids(index)`. A stream has `forward_only = True`: it is
-    indexed by position in the run, in order (`streamed.py`).
+    Sets read from files also have `broken_at_open` (unusable samples), `all_captions()`, `image_id(index)` without
+    decoding, and `caption_ids(index)` where captions have ids. A stream has `forward_only = True`: it is indexed by
+    position in the run (`streamed.py`).
     """
 
     name: str
@@ -40,11 +40,8 @@ class Pairs(Protocol):
 
 
 def open_training_pairs(data: DataConfig, seed: int) -> Pairs:
-    """The training set that the config names. For scenes the run's seed draws another world of the same kind.
-
-    Every set of a mixture has a separate seed, so that two sets of scenes differ.
-    """
-    if data.mixture:
+    """The training set of the config. For scenes, each seed draws another world of the same kind."""
+    if data.mixture:  # a separate seed for each set, so that two sets of scenes differ
         parts = [
             _open_training_set(part.as_data(data), seed_of(seed, number), f"data.mixture, set {number + 1}: train")
             for number, part in enumerate(data.mixture)
@@ -94,7 +91,7 @@ def open_retrieval_sets(data: DataConfig) -> dict[str, Pairs]:
 
 
 def open_zero_shot_sets(data: DataConfig) -> dict[str, Any]:
-    """Labelled sets by name: the scenes' own, which stand for ImageNet and its shifts, and those in data.labelled."""
+    """Labelled sets by name: the scenes', which stand for ImageNet and its shifts, and those in data.labelled."""
     sets: dict[str, Any] = {}
     if data.source == "scenes":
         sets = {
@@ -123,12 +120,12 @@ class EvaluationSets:
 
 
 def open_evaluation_sets(data: DataConfig) -> EvaluationSets:
-    """All test sets; opened before training, so that a missing one is reported at once and not hours later."""
+    """All test sets, opened before training, so that a missing one is reported at once."""
     return EvaluationSets(open_zero_shot_sets(data), open_retrieval_sets(data))
 
 
 def open_validation_task(data: DataConfig) -> Any | None:
-    """The labelled set that is classified during training, of other images than the test sets; None without one."""
+    """The labelled set classified during training, without images of the test sets; None without one."""
     if data.source == "scenes":
         return classification_task("imagenet", size=data.validation_size, image_size=data.image_size, part="val")
     if not data.labelled:
@@ -139,13 +136,13 @@ def open_validation_task(data: DataConfig) -> Any | None:
 
 
 def open_validation_sets(data: DataConfig) -> list[Any]:
-    """The pairs that are ranked during training, and the labelled set that is classified."""
+    """The pairs ranked during training, and the labelled set classified, if there is one."""
     sets = (open_validation_pairs(data), open_validation_task(data))
     return [data_set for data_set in sets if data_set is not None]
 
 
 def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
-    """The broken samples of several sets that opening showed."""
+    """`broken_at_open` of several sets."""
     return [sample for pairs in sets for sample in getattr(pairs, "broken_at_open", [])]
 
 
@@ -240,5 +237,5 @@ def _name_and_split(data: DataConfig, role: str, root: Path) -> tuple[str, str |
 
 
 def image_transform(data: DataConfig) -> ImageTransform:
-    """Pixels of one size; saved with the checkpoint, so that evaluation cannot silently use another one."""
+    """Saved with the checkpoint, so that evaluation cannot silently use another one."""
     return ImageTransform(data.image_size, data.resize, data.crop_scale, resize_with=data.resize_with)

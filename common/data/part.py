@@ -1,4 +1,4 @@
-"""Some of a data set: evenly spaced samples, the same in every run, for validation (`data.num_val`)."""
+"""A part of a data set, the same in every run, for validation (`data.num_val`)."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -12,7 +12,7 @@ _BY_INDEX = ("captions", "image_id", "caption_ids", "label", "row")
 
 
 class Part:
-    """Evenly spaced samples of a set of pairs or of labelled images; its name states how many of how many."""
+    """`count` evenly spaced samples of pairs or labelled images; the name states how many of how many."""
 
     broken_at_open = ()  # of the whole: the samples of the part are taken from those that opening found whole
 
@@ -41,5 +41,5 @@ class Part:
 
 
 def some_of(pictures: Any | None, count: int | None) -> Any | None:
-    """The set, or `count` of its samples where it has more; None as count = all of them."""
+    """The set, or `count` of its samples where it has more; None as count = all."""
     return pictures if pictures is None or count is None or count >= len(pictures) else Part(pictures, count)

@@ -1,8 +1,8 @@
 """Wrong partners: a share of the training images gets the caption of another one (`data.partner_noise`).
 
-The captions of the chosen images change places among themselves, so that every caption occurs as often as without
-noise. `every_batch`: within each global batch, with new choices in every step, so that no wrong pair can be learned by
-heart. `once`: within the training set, the same wrong pairs in every epoch.
+The chosen images exchange captions, so every caption occurs as often as without noise. `every_batch`: within each
+global batch, with new choices in every step, so that no wrong pair can be learned by heart. `once`: within the training
+set, the same wrong pairs in every epoch.
 """
 
 from functools import cached_property
@@ -21,8 +21,7 @@ def shuffled_texts(batch: int, share: float, generator: torch.Generator) -> torc
     """The text of each image when a share of the pairs is wrong: columns of a similarity matrix.
 
     Args:
-        batch: number of pairs.
-        share: in [0, 1]; rounded to whole pairs. A single pair cannot be shuffled and stays.
+        share: in [0, 1], rounded to whole pairs; a single pair cannot be shuffled and stays.
     Returns:
         (batch,) a permutation; exactly the chosen pairs have another text.
     """
@@ -33,13 +32,12 @@ def shuffled_texts(batch: int, share: float, generator: torch.Generator) -> torc
 
 
 class Partners:
-    """The caption at each position; a pure function of (seed, position), whatever the number of processes.
+    """The caption at each position; a pure function of (seed, position).
 
     Args:
         share: of wrong pairs, in [0, 1], rounded to whole pairs of a batch (`every_batch`) or of the set (`once`).
-        drawn: see the module.
     Raises:
-        ValueError: a stream or a mixture, whose samples have no captions by index.
+        ValueError: a share above 0 of a stream or a mixture.
     """
 
     def __init__(self, order: SampleOrder | MixedOrder, share: float, drawn: Drawn = "every_batch") -> None:

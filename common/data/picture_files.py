@@ -24,11 +24,7 @@ def pictures_in_files(
     max_broken_share: float = 0.01,
     decode_size: int | None = None,
 ) -> Pictures:
-    """The data set of an annotation file.
-
-    A missing or empty image file is listed in `broken_at_open`; the folders are listed once for that, no file is
-    opened.
-    """
+    """The data set of an annotation file; `broken_at_open` lists missing and empty image files. No file is opened."""
     paths = [entry.path for entry in entries]
     folder = find_images(paths, annotations, images, root) if paths else annotations.parent
     broken, kept, spans = list(broken), [], []
@@ -53,14 +49,14 @@ def pictures_in_files(
 
 
 def find_images(paths: list[str], annotations: Path, images: str | Path | None, root: Path | None = None) -> Path:
-    """The folder that the image paths of an annotation file start from.
+    """The folder from which the image paths of an annotation file start.
 
     Without `images` it is searched: the folder of the annotation file, `root`, and the folders directly in them. The
-    result is the one folder that leads to any of the first twenty images, or the first of those that lead to the same
-    files, like folders side by side for "../images/a.jpg".
+    result is the one that leads to any of the first twenty images; of several that lead to the same files, like folders
+    side by side for "../images/a.jpg", the first.
 
     Raises:
-        FileNotFoundError: the folder does not exist or none fits; lists the searched ones.
+        FileNotFoundError: the folder does not exist, or none fits.
         ValueError: several folders hold images of these names.
     """
     if images is not None:
@@ -93,7 +89,7 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
 
 
 def sizes_of_files(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
-    """Every path with the bytes of its file, None for a missing one; each folder is listed once, no file is opened."""
+    """Every path with its bytes, None for a missing file; each folder is listed once, no file is opened."""
     paths = list(paths)
     folders: dict[str, set[str]] = {}
     for folder, name in map(os.path.split, paths):

@@ -1,8 +1,7 @@
-"""Images on disk in one form: an Arrow table, and the class that reads, checks and hashes what the table lists.
+"""Images on disk in one form: an Arrow table, and the class that reads, checks and hashes what it lists.
 
-A reader (karpathy.py, tsv.py, shards.py, labelled.py) turns its format into a table with some of the columns of
-`COLUMNS`. `Pictures` keeps what a data set promises: access by position, a broken sample raises `BrokenSample` only
-when it is read, the same content has the same fingerprint wherever it lies, forked workers share the table.
+A reader (karpathy.py, tsv.py, shards.py, labelled.py) turns its format into such a table. A broken sample raises only
+when read; equal content has an equal fingerprint wherever it lies; forked workers share the table.
 """
 
 import hashlib
@@ -52,7 +51,7 @@ COLUMNS = {
 
 
 def table_of(columns: dict[str, Sequence[Any]]) -> pa.Table:
-    """A table of columns of `COLUMNS`. Names and ids are text, with other bytes as in names of files."""
+    """A table of some of `COLUMNS`. Names and ids are text, with other bytes as in Python's file names."""
     return pa.table(
         {
             name: packed(values) if COLUMNS[name] == pa.large_binary() else pa.array(values, COLUMNS[name])
@@ -62,7 +61,7 @@ def table_of(columns: dict[str, Sequence[Any]]) -> pa.Table:
 
 
 def packed(texts: Iterable[str | None]) -> pa.LargeBinaryArray:
-    """Many texts in one block of bytes: millions of them cost no Python objects, and forked workers share them."""
+    """Texts in one block of bytes: millions cost no Python objects, and forked workers share them."""
     encoded = [None if text is None else text.encode("utf-8", "surrogateescape") for text in texts]
     return pa.array(encoded, pa.large_binary())
 
@@ -99,15 +98,13 @@ def _opened(shard: Shard) -> BinaryIO:
 
 
 class Pictures:
-    """Images with captions, labels or both, by position; they are decoded when they are read.
-
-    Images are not rotated by their EXIF orientation, as in the usual CLIP pipelines.
+    """Images with captions, labels or both, by position; decoded when read, see `decode_picture`.
 
     Args:
-        rows: see `table_of`; those of several shards one behind the other.
-        broken: what opening showed to be unusable; `broken_at_open`, not counted by len().
+        rows: see `table_of`.
+        broken: unusable at opening; not counted by len().
         role: "train" refuses empty captions; in the other roles an empty caption is one more text to rank.
-        shards: that hold the rows, in order; without them every row is a file.
+        shards: that hold the rows, one behind the other; without them every row is a file.
     """
 
     def __init__(
@@ -131,12 +128,10 @@ class Pictures:
         return len(self._rows["name"])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One sample.
+        """{"image": Pillow image in RGB, "captions": list of str, "image_id": str}, and "label" if there is one.
 
-        Returns:
-            {"image": Pillow image in RGB, "captions": list of str, "image_id": str}, and "label" where there is one.
         Raises:
-            BrokenSample: image or captions cannot be used; names file, key and reason.
+            BrokenSample: image or captions cannot be used.
         """
         row = row_of(index, self)
         formats = SHARD_FORMATS if self.shards else FILE_FORMATS
@@ -147,17 +142,13 @@ class Pictures:
         return sample if label is None else {**sample, "label": label}
 
     def captions(self, index: int) -> list[str]:
-        """The captions of one sample, without its image.
-
-        Raises:
-            BrokenSample: as `__getitem__`.
-        """
+        """Without reading the image. Raises: BrokenSample."""
         row = row_of(index, self)
         with self._place(row):
             return self._captions(row)
 
     def all_captions(self) -> Iterator[str]:
-        """All captions in order, without those of broken samples."""
+        """In order, without broken samples."""
         for row in range(len(self)):
             with suppress(BrokenSample):
                 yield from self.captions(row)
@@ -172,19 +163,15 @@ class Pictures:
         return f"{self.path(row).relative_to(self.images).as_posix().removesuffix('.tar')}/{self._name(row)}"
 
     def caption_ids(self, index: int) -> list[int | None] | None:
-        """Ids of the captions in order, None for an unknown one; None where the file gives none.
+        """In order, None for an unknown one; None where the file gives none.
 
-        For COCO they are the annotation ids, by which CxC and ECCV Caption name captions.
+        For COCO the annotation ids, by which CxC and ECCV Caption name captions.
         """
         ids = self._value("caption_ids", row_of(index, self))
         return None if ids is None or set(ids) == {None} else ids
 
     def label(self, index: int) -> int | str | None:
-        """Class of one sample, a number where the file gives a whole one; None where there is none.
-
-        Raises:
-            BrokenSample: it cannot be read.
-        """
+        """Class of a sample, int if it is a whole number; None without one. Raises: BrokenSample."""
         row = row_of(index, self)
         label = self._value("label", row)
         if label is None and (fault := self._value("fault", row)):
@@ -192,13 +179,13 @@ class Pictures:
         return int(label) if isinstance(label, str) and re.fullmatch(r"-?[0-9]{1,18}", label) else label
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """The json member of a sample in a shard (boxes, hierarchies, licences), or {}."""
+        """The json member in a shard (boxes, hierarchies, licences), or {}."""
         row = row_of(index, self)
         with self._place(row):
             return metadata_in(self.read(row, "json"))
 
     def array(self, index: int) -> np.ndarray | None:
-        """The `.npy` member of a sample in a shard (metadata of DataComp's WILDS and fairness tasks), or None.
+        """The `.npy` member in a shard (metadata of DataComp's WILDS and fairness tasks), or None.
 
         Raises:
             BrokenSample: it cannot be read; pickled objects are refused.
@@ -214,27 +201,26 @@ class Pictures:
                 raise Unusable(f"npy cannot be decoded: {type(error).__name__}, {error}") from None
 
     def path(self, index: int) -> Path:
-        """The file that holds a sample: its image, or its shard."""
+        """The image file, or the shard."""
         row = row_of(index, self)
         return self._shard(row).path if self.shards else self.images / self._name(row)
 
     def key(self, index: int) -> str:
-        """Name of a sample in its shard, "" for an image file."""
+        """Name in the shard, "" for an image file."""
         return self._name(row_of(index, self)) if self.shards else ""
 
     def broken(self, index: int, reason: str) -> BrokenSample:
-        """A fault that a caller notices in a sample, with its place."""
+        """A caller's reason with the sample's place."""
         return BrokenSample(self.path(index), self.key(index), reason)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the content of the rows, sizes of files included, and some images (`sampled_places`)."""
+        """SHA-256 over the rows, sizes of files included, and some images (`sampled_places`)."""
         digest = hashlib.sha256()
         self.feed(digest.update)
         return digest.hexdigest()
 
     def feed(self, update: Callable[[Any], Any]) -> None:
-        """Passes the content of the fingerprint to a digest."""
         for shard in self.shards:
             update(f"{shard.path.name}\0{shard.file_size}\0{shard.digest}\0".encode("utf-8", "surrogateescape"))
         if not self.shards:
@@ -279,11 +265,7 @@ class Pictures:
         return named(self.path(row), self.key(row))
 
     def read(self, row: int, member: str) -> bytes | None:
-        """Bytes of an image, or of another member in a shard; None where there is none.
-
-        Raises:
-            Unusable: they cannot be read.
-        """
+        """Bytes of an image, or of another member in a shard; None where there is none. Raises: Unusable."""
         if not self.shards:
             try:
                 return self.path(row).read_bytes() if member == "image" else None
@@ -309,17 +291,13 @@ def max_bytes(member: str) -> int:
 
 
 def check_size(member: str, size: int) -> None:
-    """Refuses members too large to read. Raises: Unusable."""
+    """Raises Unusable for a member above `max_bytes`."""
     if size > max_bytes(member):
         raise Unusable(f"{member} is too large: {size} bytes, at most {max_bytes(member)} are read")
 
 
 def metadata_in(content: bytes | None) -> dict[str, Any]:
-    """Content of a json member, or {}.
-
-    Raises:
-        Unusable: it is no JSON object.
-    """
+    """Content of a json member, or {}. Raises: Unusable: it is no JSON object."""
     try:
         metadata = {} if content is None else json.loads(content)
     except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError too

@@ -1,9 +1,8 @@
-"""RandAugment, as timm's code "rand-m9-mstd0.5-inc1" defines it, and as in ALBEF's code.
+"""RandAugment as timm's "rand-m9-mstd0.5-inc1" defines it, and as in ALBEF's code.
 
-timm's: two of fifteen changes, each made every other time; the oblique paper's linear probe names it. torchvision's
-RandAugment is another method: it counts the magnitude on 31 bins, so that 9 there is a third of the strength, and
-always makes both changes. ALBEF's: two of ten, none of which touches a colour's name, each made every other time, at
-magnitude 7 of 10.
+timm's, which the oblique paper's linear probe names: two of fifteen changes, each made every other time. torchvision's
+always makes both, and counts the magnitude on 31 bins, so that 9 is a third of the strength. ALBEF's: two of ten, none
+of which touches a colour's name, each made every other time, at magnitude 7 of 10.
 """
 
 from collections.abc import Callable
@@ -17,10 +16,10 @@ Fill = tuple[int, int, int]
 
 
 def rand_augment(image: Image.Image, rng: np.random.Generator, fill: Fill = (128, 128, 128)) -> Image.Image:
-    """Makes two random changes of an RGB image, drawn with replacement, each with probability 0.5.
+    """timm's changes of an RGB image, drawn with replacement.
 
     Args:
-        fill: colour of uncovered pixels; the training mean in whole numbers is usual.
+        fill: colour of uncovered pixels; the training mean is usual.
     """
     for _ in range(NUM_CHANGES):
         name = CHANGES[int(rng.integers(len(CHANGES)))]
@@ -31,7 +30,7 @@ def rand_augment(image: Image.Image, rng: np.random.Generator, fill: Fill = (128
 
 
 def albef_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """A mirror image every other time, then two of ALBEF's ten changes, drawn with replacement (ALBEF's code)."""
+    """A mirror image every other time, then ALBEF's changes, drawn with replacement."""
     if rng.random() < 0.5:
         image = ImageOps.mirror(image)
     for _ in range(NUM_CHANGES):
@@ -45,7 +44,7 @@ def albef_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def tcl_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Colours, grey and blur as in MoCo v2, then `albef_augment` (TCL's code); arguments as there."""
+    """Colours, grey and blur as in MoCo v2, then `albef_augment` (TCL's code)."""
     from common.data.views import RECIPES, colour_changes  # imports torchvision, which ALBEF's needs not
 
     return albef_augment(colour_changes(image, RECIPES["moco_v2"], rng), rng)

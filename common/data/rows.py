@@ -1,8 +1,7 @@
-"""From rows to captioned images: shared by the readers of annotation files and tables.
+"""From rows to captioned images, for the readers of annotation files and tables.
 
-A reader states how its rows are read (`Row`). Here they are checked, those of one image are put together, and unusable
-ones are listed with place and reason (`pictures_of`). Tables that are too large for that at opening are checked row by
-row when they are read (`RowReader`).
+`pictures_of` checks the rows of a file at opening, puts those of one image together and lists unusable ones.
+`RowReader` checks the rows of larger tables when they are read.
 """
 
 import hashlib
@@ -23,10 +22,10 @@ _MAX_NAME, _MAX_PATH = 255, 1000  # bytes of one name, characters of a whole pat
 
 
 class Row(NamedTuple):
-    """One row as its file has it; nothing is checked yet.
+    """One row as its file has it, unchecked.
 
-    path: of the image. inside: the image lies in the row itself, which needs no path.
     captions: a string or a list of them. caption_ids: one each, or None.
+    inside: the row holds the image and needs no path.
     image_id: None or "" is the path, or the place where there is none.
     fault: why it is no row at all.
     """
@@ -45,7 +44,7 @@ class Entry:
     """One checked image.
 
     path: see `picture_path`; "" where the image lies in a row.
-    image_id: unique in a set that is ranked.
+    image_id: unique in a ranked set.
     caption_ids: one per caption, >= 0, or None for an unknown one; None where the file gives none.
     """
 
@@ -59,12 +58,12 @@ class Entry:
 def pictures_of(
     rows: Iterable[Row], source: str | Path, role: str, together: Literal["path", "image_id"] | None = None
 ) -> tuple[list[Entry], list[BrokenSample]]:
-    """The images of a file, and the rows that cannot be used.
+    """The images of a file, and its unusable rows.
 
     Args:
-        role: "train" refuses empty captions. In the others a row that repeats an image or id is broken: of two samples
-            of one image each would count the other's captions as wrong.
-        together: what makes rows one image, which stands at the place of the first with the captions of all.
+        role: "train" refuses empty captions. In the others a row that repeats an image or id is broken: each of two
+            samples of one image would count the other's captions as wrong.
+        together: rows equal in it are one image, at the place of the first, with the captions of all.
     """
     entries, broken = [], []
     seen: dict[tuple[str, str], tuple[str, Entry]] = {}  # ("path" or "image_id", its value) -> place and image
@@ -119,11 +118,11 @@ def _id_list(ids: Any, count: int) -> list[int | None] | None:
 
 
 def picture_path(text: Any) -> str:
-    """The path of an image in an annotation file, in its shortest form: "./a.jpg" is "a.jpg".
+    """The image path of an annotation file, normalised: "./a.jpg" is "a.jpg".
 
     Returns:
-        Absolute, or relative to the folder of the images, which it may leave, as "../images/a.jpg" does. Other bytes
-        than UTF-8 stand in it as in Python's file names.
+        Absolute, or relative to the image folder, which it may leave ("../images/a.jpg"). Other bytes than UTF-8 stand
+        in it as in Python's file names.
     Raises:
         Unusable: it is no path of a file.
     """
@@ -143,7 +142,7 @@ def picture_path(text: Any) -> str:
 class RowReader:
     """From one row of a table (arrow, parquet, JSON) to a sample.
 
-    image, caption_columns, image_id, caption_ids: names of columns; the last two may be None.
+    image, caption_columns, image_id, caption_ids: names of columns.
     folder: where relative image paths start.
     """
 
@@ -167,7 +166,7 @@ class RowReader:
             return checked_captions(self._cells(row), allow_empty=self.role != "train")
 
     def picture(self, row: dict[str, Any], index: int) -> Image.Image:
-        """Pillow image in RGB. Raises: BrokenSample."""
+        """In RGB. Raises: BrokenSample."""
         content = picture_bytes(row[self.image])
         with named(self.source, f"row {index}"):
             if isinstance(content, bytes):
@@ -186,9 +185,10 @@ class RowReader:
         return b""
 
     def identity(self, row: dict[str, Any], index: int) -> str | None:
-        """The id that the row gives, else the path of its image, else a hash of its bytes; None without an image.
+        """The row's id, else a hash of its image's bytes, or without bytes its path; None without an image.
 
-        Raises: BrokenSample.
+        Raises:
+            BrokenSample: an id or path cannot be used.
         """
         with named(self.source, f"row {index}"):
             image_id = None if self.image_id is None else row[self.image_id]
@@ -202,7 +202,7 @@ class RowReader:
             return picture_path(content).removeprefix(folder) if isinstance(content, str) and content else None
 
     def as_row(self, row: dict[str, Any], index: int) -> Row:
-        """For `pictures_of`: captions and id; a fault of the image shows when it is read."""
+        """For `pictures_of`; a fault of the image shows when it is read."""
         try:
             return Row(f"row {index}", captions=self._cells(row), image_id=self.identity(row, index), inside=True)
         except BrokenSample as error:
@@ -213,7 +213,7 @@ class RowReader:
 
 
 def captions_in(cells: list[Any]) -> Any:
-    """Content of a row's columns of captions; of several columns an empty cell is no caption."""
+    """A row's cells of captions; of several columns an empty cell is no caption."""
     if len(cells) == 1:
         return cells[0]
     texts = [text for cell in cells for text in (cell if isinstance(cell, list) else [cell])]
@@ -221,12 +221,12 @@ def captions_in(cells: list[Any]) -> Any:
 
 
 def named_columns(text: str, columns: Collection[str]) -> list[str]:
-    """The columns of a setting, one or several separated by commas; a name may hold a comma itself."""
+    """The columns of a setting, separated by commas; a single name may hold a comma."""
     return [text] if text in columns else [name.strip() for name in text.split(",")]
 
 
 def picture_bytes(value: Any) -> Any:
-    """Bytes or path of an image, as a row has them: {"bytes", "path"}, bytes, or a path."""
+    """Bytes or path of an image, from {"bytes", "path"}, bytes, or a path."""
     if isinstance(value, dict):
         return value.get("path") if value.get("bytes") is None else value["bytes"]
     return value
@@ -238,7 +238,7 @@ def rows_of_batch(batch: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def captions_of(batches: Iterable[dict[str, list[Any]]], reader: RowReader) -> Iterator[str]:
-    """All captions, in order, without rows whose captions cannot be used."""
+    """All captions in order, without unusable rows."""
     for batch in batches:
         for row in rows_of_batch(batch):
             with suppress(BrokenSample):

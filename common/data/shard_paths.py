@@ -1,4 +1,4 @@
-"""The files that a pattern names: braces, globs, folders. A file that cannot be opened is an error, never left out."""
+"""The files that a pattern names: braces, globs, folders."""
 
 import glob
 import os
@@ -29,18 +29,16 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 def expand_shards(
     pattern: str | Path | list[str] | list[Path], root: str | Path | None = None, key: str = "pattern"
 ) -> list[Path]:
-    """The shard files that a pattern names: absolute paths, sorted, each once.
+    """The files that a pattern names: absolute paths, sorted, each once.
 
-    Braces as in bash (`{00000..01287}`, `{train,val}`, nested), globs (`*`, `?`, `[...]`, `**`), `~` for
-    the home folder. A folder means all `*.tar` directly in it. A name without a glob must exist: a shard that is
-    missing from a brace range is an error, not a smaller data set, and so is a match that cannot be opened.
+    Braces as in bash (`{00000..01287}`, `{train,val}`, nested), globs (`*`, `?`, `[...]`, `**`), `~` for the home
+    folder. A folder means all `*.tar` directly in it.
 
     Args:
-        pattern: one or several patterns.
         root: folder that relative patterns start from; None for the working folder.
     Raises:
-        FileNotFoundError: a name is missing or a pattern matches nothing.
-        ValueError: the pattern is empty, or a match cannot be opened; see `check_opens`.
+        FileNotFoundError: a name, also one of a brace range, is missing, or a pattern matches nothing.
+        ValueError: the pattern is empty, or a match cannot be opened, see `check_opens`.
     """
     patterns = [os.fspath(item) for item in (pattern if isinstance(pattern, list | tuple) else [pattern])]
     if not patterns or not all(patterns):
@@ -96,10 +94,10 @@ def _check_folders(folder: Path, name: str, key: str) -> None:
 
 
 def check_opens(path: Path, key: str, or_folder: bool = False) -> None:
-    """Refuses a name that cannot be opened: without it the data set would be smaller than the one that was named.
+    """Refuses a name that cannot be opened: without it the data set would be smaller than named.
 
     Raises:
-        ValueError: a broken link, no permission, or no file; names key, path and reason.
+        ValueError: a broken link, no permission, or no file.
     """
     try:
         mode = path.stat().st_mode

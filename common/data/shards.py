@@ -1,9 +1,7 @@
-"""Captioned images in tar shards (WebDataset layout), read by position instead of as a stream.
+"""Captioned images in tar shards (WebDataset layout, see `tar_index.py`), read by position instead of as a stream.
 
-A shard is a plain, uncompressed tar: `KEY.jpg|jpeg|png|webp` with `KEY.json` and / or `KEY.txt`, and for labelled sets
-`KEY.cls`. Its headers and captions are read once (tar_index.py); then any sample is one seek away, so the order of
-samples can be a pure function of (seed, epoch, position), a resume is one integer, and any number of shards serves any
-number of workers.
+Headers and captions are read once; then any sample is one seek away, so the order of samples can be a pure function of
+(seed, epoch, position).
 """
 
 import os
@@ -30,16 +28,16 @@ def open_shards(
     decode_size: int | None = None,
     key: str | None = None,
 ) -> Pictures:
-    """Captioned images in tar shards, by position; indices run through the shards one after the other.
+    """Captioned images in tar shards; indices run through the shards one after the other.
 
-    Damage that the index of a shard shows (a cut shard, an image without caption) is in `broken_at_open`.
+    A cut shard or an image without caption is in `broken_at_open`.
 
     Args:
         pattern, root: see `expand_shards`.
-        index_dir: folder that keeps the index between runs; None reads the shards at every opening.
-        role: "train" may repeat an image; "val", "test" and "second_test" need unique `image_id`s.
-        allow_missing_captions: a labelled set (`KEY.cls`), which is not ranked: images without caption are samples with
-            an empty list, and ids may repeat.
+        index_dir: keeps the index between runs; None reads the shards at every opening.
+        role: "train" may repeat an image; the others need unique `image_id`s.
+        allow_missing_captions: for labelled sets, which are not ranked: images without caption are samples with an
+            empty list, and ids may repeat.
     """
     check_role(role)
     paths = expand_shards(pattern, root, f"data.{role}" if key is None else key)

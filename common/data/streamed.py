@@ -1,4 +1,4 @@
-"""Training pairs that come as a stream, in an order that depends on no process and no worker."""
+"""Training pairs as a stream."""
 
 import hashlib
 import json
@@ -20,16 +20,16 @@ KEPT_ROWS = 64  # a stream can step back by this many rows, for the substitutes 
 
 
 class StreamedPairs:
-    """Training pairs that come as a stream: position p is the p-th row of an endless sequence of shuffled epochs.
+    """Training pairs as a stream: position p is the p-th row of an endless sequence of shuffled epochs.
 
-    The order of an epoch is a function of (seed, epoch): the data files in a shuffled order, then a buffer of rows from
-    which each next one is drawn. Every process and every loader worker traverses the same sequence and decodes only its
-    own positions, so the global order depends on neither. What that costs:
-      - each loader process reads (does not decode) the bytes of the whole stream. With many processes, files on a local
-        disk, tar shards or `save_to_disk` are far cheaper;
-      - a resume reads again, without decoding, what the current epoch had read; earlier epochs are skipped;
+    The order of an epoch is a function of (seed, epoch): the data files in shuffled order, then a buffer from which
+    each next row is drawn. Every process and worker traverses the same sequence and decodes only its own positions, so
+    the order depends on neither. The cost:
+      - each loader process reads the bytes of the whole stream. With many processes, local files, tar shards or
+        `save_to_disk` are far cheaper;
+      - a resume reads again, without decoding, what the current epoch had read;
       - each loader process holds `buffer_size` undecoded images.
-    Positions must not fall, except by at most `KEPT_ROWS`: a stream lacks random access.
+    Positions may fall by at most `KEPT_ROWS`.
 
     Args:
         rows: with undecoded images.
@@ -62,7 +62,7 @@ class StreamedPairs:
         self._kept: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEPT_ROWS)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A pickle has no open stream: a worker starts its own."""
+        # a pickle has no open stream: a worker starts its own
         closed = {"_stream": None, "_next": 0, "_kept": deque(maxlen=KEPT_ROWS)}
         return {**self.__dict__, **closed}
 
@@ -71,13 +71,10 @@ class StreamedPairs:
         return self._num_rows
 
     def __getitem__(self, position: int) -> dict[str, Any]:
-        """The sample at a position of the run.
+        """{"image": Pillow image in RGB, "captions": list of str, "image_id": `RowReader.identity`}.
 
-        Returns:
-            {"image": Pillow image in RGB, "captions": list of str, "image_id": str}; the id is that of the column
-            `image_id`, else the path of the image, else a hash of its bytes.
         Raises:
-            BrokenSample: names source, position and reason.
+            BrokenSample: the row cannot be used.
             ValueError: the position lies too far back, or an epoch has not `len` rows.
         """
         row = self._row(position)
@@ -86,18 +83,18 @@ class StreamedPairs:
         return {"image": image, "captions": captions, "image_id": self.reader.identity(row, position)}
 
     def captions(self, position: int) -> list[str]:
-        """The captions at a position; the stream moves on to it."""
+        """The stream moves on to the position."""
         return self.reader.captions(self._row(position), position)
 
     def all_captions(self) -> Iterator[str]:
-        """The captions of one epoch, not shuffled, without broken rows; reads the whole stream once."""
+        """Of one epoch, not shuffled, without broken rows; reads the whole stream once."""
         return captions_of(self._plain.select_columns(self.reader.text_columns).iter(1000), self.reader)
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the data files (names, sizes; on the hub, the revision) and the first 100 rows and images.
 
-        It misses a change behind the first rows that keeps name and size of a local file.
+        It misses a later change that keeps name and size of a local file.
         """
         first = [
             [row[name] for name in self.reader.text_columns] + [self.reader.picture_hash(row).hex()]

@@ -1,7 +1,7 @@
 """The samples of one tar shard: headers and captions read once, and cached between runs in an Arrow file.
 
-A sample is every member of one KEY: `KEY.jpg|jpeg|png|webp` with `KEY.json` and / or `KEY.txt`, and `KEY.cls` and
-`KEY.npy` for labelled sets. Nothing in a file is executed.
+A shard is an uncompressed tar. A sample is every member of one KEY: `KEY.jpg|jpeg|png|webp` with `KEY.json` and / or
+`KEY.txt`, and `KEY.cls` and `KEY.npy` for labelled sets. Nothing in a file is executed.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ _NOT_A_TAR = {
 class ShardIndex(NamedTuple):
     """Content of one shard.
 
-    rows: samples, see `table_of`. broken: what is none. digest: SHA-256 of member names, sizes and captions.
+    rows: samples, see `table_of`. broken: the rest. digest: SHA-256 of member names, sizes and texts.
     file_size: bytes of the shard when it was read.
     """
 
@@ -74,8 +74,8 @@ class _Damage(Exception):
 def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
     """Reads the headers and the captions of one shard.
 
-    A damaged shard gives the complete samples before the damage; the byte where it begins and the number of these
-    samples are listed as broken, as are members without a partner. What lies behind the damage is not read.
+    A damaged shard gives the complete samples before the damage. Listed as broken are the damage, with its byte and the
+    number of these samples, and members without a partner.
 
     Raises:
         ValueError: the file is empty, compressed or not a tar.

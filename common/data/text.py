@@ -1,6 +1,6 @@
-"""The tokenizer of a run, how a checkpoint brings it back, and the vocabulary of a data set's own words.
+"""The tokenizer of a run, from the config or a checkpoint.
 
-A checkpoint stores the whole tokenizer, vocabulary included, so loading one needs no other file and no network.
+A checkpoint stores it with its vocabulary, so loading needs no other file and no network.
 """
 
 import itertools
@@ -35,7 +35,7 @@ _KIND_OF = {"clip_bpe": "ClipTokenizer", "bert_wordpiece": "BertTokenizer", "alb
 
 
 def tokenizer_from_json(text: str | dict[str, Any]) -> Tokenizer:
-    """The tokenizer that a `to_json` wrote, of whichever kind, as text or already parsed."""
+    """The tokenizer of any kind that `to_json` wrote."""
     content = parsed_json(text, "the tokenizer")
     kind = content.get("type") if isinstance(content, dict) else None
     if kind not in _KINDS:
@@ -59,8 +59,8 @@ def _class_of(kind: str) -> type[Tokenizer]:
 def words_of(pairs: Pairs, min_count: int, max_size: int | None, folder: Path) -> WordTokenizer:
     """The word tokenizer of a training set's captions, counted once and cached.
 
-    Reading millions of captions takes minutes. Of the processes that share a disk the first one counts while the others
-    wait for its file, for ten minutes at most; on separate disks, or without locks, each counts, with the same result.
+    Of the processes that share a disk the first counts and the others wait, ten minutes at most. On separate disks, or
+    without locks, each counts, with the same result.
     """
     key = hash_of([pairs.fingerprint, min_count, max_size, code_fingerprint(["common/data"])])
     file = folder / f"words-{key}.json"
@@ -104,11 +104,7 @@ def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
 
 
 def warn_of_unread_words(tokenizer: Tokenizer, *sets: Pairs) -> None:
-    """Warns where a tokenizer does not suit a set: many unknown words, or words that no space separates.
-
-    Args:
-        sets: their first captions are judged; scenes are skipped.
-    """
+    """Warns of many unknown words, or words without spaces between them, in the sets' first captions; skips scenes."""
     parts = [part for captioned in sets for part in getattr(captioned, "parts", [captioned])]
     for part in (part for part in parts if hasattr(part, "all_captions")):
         captions = list(itertools.islice(part.all_captions(), _JUDGED))

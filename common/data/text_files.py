@@ -1,6 +1,6 @@
-"""Text files that data and vocabularies come in: plain or gzip, by path, folder, or name on the Hugging Face hub.
+"""Text files of data and vocabularies: plain or gzip, by path, folder, or name on the Hugging Face hub.
 
-What cannot be read is a ValueError that names the file and the fault.
+An unreadable one is a ValueError that names the file and the fault.
 """
 
 import base64
@@ -41,12 +41,12 @@ def unpacked(content: bytes) -> bytes:
 
 
 def decoded(content: bytes, errors: str = "strict") -> str:
-    """Text in UTF-8, or in UTF-16 if it opens with the mark of its byte order, as Windows writes it."""
+    """Text in UTF-8, or in UTF-16 if it opens with a byte order mark, as Windows writes it."""
     return content.decode("utf-16") if content.startswith(_MARKS_OF_UTF16) else content.decode("utf-8-sig", errors)
 
 
 def refused_text(path: Path, error: UnicodeDecodeError) -> ValueError:
-    """The error of a file that `decoded` cannot read: names its first wrong byte and the expected encodings."""
+    """The error of a file that `decoded` cannot read, with its first wrong byte."""
     byte, line = error.object[error.start], error.object[: error.start].count(b"\n") + 1
     return ValueError(
         f"{path} is no text in {error.encoding.upper()}: byte 0x{byte:02x} at position {error.start}, line {line}; "
@@ -55,7 +55,7 @@ def refused_text(path: Path, error: UnicodeDecodeError) -> ValueError:
 
 
 def read_text(path: Path) -> str:
-    """Content of a text file, `unpacked` where it is gzip, then `decoded`."""
+    """Content of a text file, `unpacked` and `decoded`."""
     try:
         content = unpacked(path.read_bytes())
         return decoded(content).replace("\r\n", "\n")
@@ -73,7 +73,7 @@ def read_json(path: Path) -> Any:
 
 
 def parsed_json(text: Any, where: str | Path) -> Any:
-    """Content of a text of JSON; parsed content stays as it is."""
+    """Content of a JSON text; parsed content stays as it is."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except json.JSONDecodeError as error:
@@ -97,14 +97,14 @@ def read_lines(path: Path) -> list[str]:
 
 
 def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
-    """A file given by its path, by a folder that holds it, or by the name of a model on the hub.
+    """A file by its path, by a folder that holds it, or by the name of a model on the hub.
 
     A hub name is first searched in the local cache, then downloaded; a path never touches the network.
 
     Args:
-        file_names: names inside a folder or a model, the preferred one first.
+        file_names: inside a folder or a model, the preferred one first.
     Raises:
-        ValueError: there is none; states what was tried.
+        ValueError: there is none.
     """
     path = Path(name).expanduser()
     if path.is_file():
@@ -125,7 +125,7 @@ def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
 
 
 def stated_file(name: str, *file_names: str) -> Path | None:
-    """The first of these files that a folder, or a model on the hub, has beside its weights; None where it has none."""
+    """The first of these files in a folder, or a model on the hub; None where it has none."""
     try:
         return find_file(name, file_names, "weights")
     except ValueError:
@@ -161,7 +161,7 @@ def _hub_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
 
 
 def pack(text: str) -> str:
-    """A long text as a short one of ASCII letters: deflate, then base64."""
+    """A long text as short ASCII: deflate, then base64."""
     return base64.b64encode(zlib.compress(text.encode("utf-8"), 9)).decode("ascii")
 
 

@@ -1,7 +1,4 @@
-"""What all tokenizers share, and the word tokenizer: the words of the training captions, nothing downloaded.
-
-The other two are in `clip_tokenizer.py` and `bert_tokenizer.py`; `text.py` chooses one and rebuilds it.
-"""
+"""What all tokenizers share, and the word tokenizer: the words of the training captions, nothing downloaded."""
 
 import hashlib
 import json
@@ -35,15 +32,15 @@ _WORD_OF_VERSION_1 = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # cuts at vowel signs
 
 
 class Tokenizer:
-    """Texts to rows of ids: start, pieces, end, padding. What the three kinds share; they differ in their constructors.
+    """Texts to rows of ids: start, pieces, end, padding.
 
-    No text can produce the ids of start, end and padding, except with CLIP, which pads with an ordinary id: what
-    follows the first `end_id` of a row is padding.
+    No text produces the ids of start, end and padding, except with CLIP, which pads with an ordinary id: what follows
+    the first `end_id` of a row is padding.
 
     Args:
-        pieces: from a cleaned text to the ids of its pieces; of the `tokenizers` library.
-        clean: applied to a text first.
-        parts: arguments from which the class makes an equal tokenizer: of `==`, `hash` and pickle.
+        clean: applied to a text before `pieces`.
+        special: ids of padding, start and end.
+        parts: arguments of the class for an equal tokenizer: of `==`, `hash` and pickle.
     """
 
     # keys of `to_json` beside type and version; a kind has their values in `_fields` and takes them in `_from_fields`
@@ -66,21 +63,21 @@ class Tokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of ids, special ones included: ids lie in [0, vocabulary_size)."""
+        """Special ids included: ids lie in [0, vocabulary_size)."""
         return len(self.vocabulary)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all that decides the ids, 64 hex digits; equal tokenizers have equal ones."""
+        """SHA-256 of all that decides the ids, 64 hex digits."""
         return hashlib.sha256(self._identity().encode("utf-8")).hexdigest()
 
     def encode(self, texts: list[str], context_length: int) -> Tensor:
-        """Ids of several texts.
+        """Ids of texts.
 
         Args:
             texts: an empty one gives start, end.
-            context_length: ids per row, at least 3. Pieces that do not fit are cut, the end token stays. Of a text
-                `LONGEST_PIECE` * context_length characters are read: cleaning may take the square of their number.
+            context_length: at least 3. Pieces that do not fit are cut, the end token stays. Of a text `LONGEST_PIECE` *
+                context_length characters are read: cleaning may take the square of their number.
         Returns:
             (num_texts, context_length), int64.
         """
@@ -96,7 +93,7 @@ class Tokenizer:
         return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), context_length)
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """The tokens of one row, as the vocabulary has them."""
+        """The tokens of one row."""
         ids = [int(token_id) for token_id in ids]
         outside = [token_id for token_id in ids if not 0 <= token_id < len(self.vocabulary)]
         if outside:
@@ -111,7 +108,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str | dict[str, Any]) -> Self:
-        """Reads what `to_json` wrote, as text or already parsed."""
+        """Reads what `to_json` wrote."""
         content = parsed_json(text, "the tokenizer")
         keys = ("type", "version", *cls.stored)
         if isinstance(content, dict) and {"type", "version"} <= set(content):
@@ -141,11 +138,7 @@ class Tokenizer:
 
 
 def ids_of(vocabulary: Sequence[str]) -> dict[str, int]:
-    """Token -> id.
-
-    Raises:
-        ValueError: a token occurs twice.
-    """
+    """Token -> id. Raises: ValueError: a token occurs twice."""
     ids = {token: position for position, token in enumerate(vocabulary)}
     if len(ids) != len(vocabulary):
         twice = [token for token, times in Counter(vocabulary).items() if times > 1]
@@ -154,7 +147,7 @@ def ids_of(vocabulary: Sequence[str]) -> dict[str, int]:
 
 
 def without_lone_surrogates(text: str) -> str:
-    """Text in which halves of UTF-16 pairs, which broken JSON brings, are joined where they fit and else U+FFFD."""
+    """Joins halves of UTF-16 pairs, which broken JSON brings, where they fit; others become U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -163,8 +156,8 @@ def without_lone_surrogates(text: str) -> str:
 def split_words(text: str) -> list[str]:
     """Lower-case words of a text: runs of letters and digits, with apostrophes inside them.
 
-    Punctuation and symbols only separate: "A man's T-shirt, size 10." gives a, man's, t, shirt, size, 10. Vowel signs
-    and accents belong to their letter. In scripts without spaces each character is a word.
+    "A man's T-shirt, size 10." gives a, man's, t, shirt, size, 10. Vowel signs and accents belong to their letter. In
+    scripts without spaces each character is a word.
     """
     if text.isascii():  # both rules agree there, and this one is faster
         return split_words_of_version_1(text)
@@ -174,12 +167,12 @@ def split_words(text: str) -> list[str]:
 
 
 def split_words_of_version_1(text: str) -> list[str]:
-    """The words of tokenizers that were stored as version 1; for ASCII the same as `split_words`."""
+    """The words of tokenizers stored as version 1; for ASCII the same as `split_words`."""
     return _WORD_OF_VERSION_1.findall(unicodedata.normalize("NFC", text.lower()).replace("\u2019", "'"))
 
 
 def is_without_spaces(text: str) -> bool:
-    """Whether a text has characters of a script that writes no spaces between words."""
+    """Whether a text has characters of a script without spaces between words."""
     return not text.isascii() and _WITHOUT_SPACES.search(text) is not None
 
 
@@ -188,8 +181,8 @@ class WordTokenizer(Tokenizer):
 
     Args:
         words: the vocabulary in the order of its ids.
-        version: of the rule that splits texts: 2 = `split_words`; 1 = `split_words_of_version_1`, for a vocabulary that
-            was stored with it. A vocabulary of ASCII words is stored as 1, under either rule.
+        version: 2 splits texts by `split_words`, 1 by `split_words_of_version_1`. A vocabulary of ASCII words is stored
+            as 1.
     """
 
     stored = ("words",)
@@ -221,11 +214,11 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def from_captions(cls, captions: Iterable[str], min_count: int = 2, max_size: int | None = None) -> "WordTokenizer":
-        """The words of a set of captions, most frequent first, ties in alphabetical order.
+        """The words of captions, most frequent first, ties in alphabetical order.
 
         Args:
-            min_count: rarer words stay unknown, at least 1.
-            max_size: largest `vocabulary_size`, the four special tokens included; None for no bound.
+            min_count: at least 1; rarer words stay unknown.
+            max_size: largest `vocabulary_size`; None for no bound.
         """
         if min_count < 1:
             raise ValueError(f"min_count is {min_count!r}; it is at least 1")

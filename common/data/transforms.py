@@ -1,8 +1,7 @@
 """Images to uint8 tensors of one size, and uint8 tensors to normalised floats.
 
-A training view is a pure function of (image, seed): nothing here touches a global random state. Resampling, always
-with antialiasing, is Pillow's or that of torchvision's v2 on uint8 tensors, which is faster; both have the bits of
-torchvision's functions, whose import takes seconds.
+A training view is a pure function of (image, seed). Resampling, always antialiased, is Pillow's or torchvision v2's on
+uint8 tensors, which is faster; both have the bits of torchvision's functions, whose import takes seconds.
 """
 
 import json
@@ -39,15 +38,14 @@ class ImageTransform:
     """From an image of any size to a uint8 tensor (3, size, size).
 
     Args:
-        size: side of the square, pixels.
+        size: pixels.
         mode: evaluation, and training without `crop_scale`: "squeeze" resizes both sides (ALBEF, TCL, GeoMM), "crop"
-            resizes the shortest side and cuts the centre (CLIP, DataComp). An image more than `MAX_SIDE_RATIO` times as
-            long as wide loses its ends first, so that a line of pixels does not become a huge image.
-        crop_scale: training: smallest and largest share of the area of a random crop by torchvision's RandomResizedCrop
-            rules; None trains with the evaluation view.
+            resizes the shortest side and cuts the centre (CLIP, DataComp), of a very long image first as
+            `MAX_SIDE_RATIO` states.
+        crop_scale: training: smallest and largest share of the area of a random crop, see `random_crop_box`; None
+            trains with the evaluation view.
         flip_probability: training: of a mirror image. Captions with left and right need 0.
-        mean, std: for `normalize`, red, green, blue, of pixels in [0, 1]; a checkpoint brings its own preprocessing.
-            The uint8 tensors are not normalised.
+        mean, std: RGB, of pixels in [0, 1], for `inputs`; views are not normalised.
         resized: side that `mode` resizes to before the centre of `size` is cut, at least size; None = size.
         resize_with: "pillow", as published evaluations, or "torchvision", whose levels of a photograph differ by 0.004
             on average and by 2 at most.
@@ -109,10 +107,10 @@ class ImageTransform:
         return self._resize(picture, width, height)
 
     def train(self, image: Image.Image | np.ndarray, rng: np.random.Generator | int) -> Tensor:
-        """The training view, (3, size, size) uint8: a random crop where `crop_scale` is set, then the mirror.
+        """The training view, (3, size, size) uint8.
 
         Args:
-            rng: generator that the view advances, or a seed >= 0 that fixes it.
+            rng: generator that the view advances, or a seed >= 0.
         """
         if self.crop_scale is None and not self.flip_probability:
             return self.eval(image)
@@ -129,7 +127,7 @@ class ImageTransform:
         return pixels
 
     def inputs(self, images: Tensor) -> Tensor:
-        """The input of a tower: a batch of views, normalised (`normalize`); cached features stay as they are."""
+        """Views as a tower's input: normalised; cached features stay as they are."""
         return images if images.is_floating_point() else normalize(images, self.mean, self.std)
 
     def _resize(self, picture: Image.Image, width: int, height: int) -> Tensor:
@@ -147,15 +145,15 @@ class ImageTransform:
         return torch.zeros(3, self.size, self.size, dtype=torch.uint8)
 
     def to_json(self) -> str:
-        """All values as a JSON text in a fixed order; equal transforms give equal texts.
+        """A JSON text in a fixed order; equal transforms give equal texts.
 
-        Fields that came later are left out at their default, so that older texts stay valid.
+        Later fields are left out at their default, so that older texts stay valid.
         """
         return json.dumps({key: value for key, value in asdict(self).items() if _LATER.get(key, ...) != value})
 
     @classmethod
     def from_json(cls, text: str | dict) -> "ImageTransform":
-        """Reads what `to_json` wrote, as text or already parsed; every key that it writes must be there."""
+        """Reads what `to_json` wrote."""
         content = parsed_json(text, "the image transform")
         known = set(cls.__dataclass_fields__)
         if not isinstance(content, dict) or set(content) | set(_LATER) != known:
@@ -171,10 +169,10 @@ _LATER = {"interpolation": "bicubic", "resized": None, "resize_with": "pillow"}
 def random_crop_box(
     height: int, width: int, scale: tuple[float, float], rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """A random crop by the rules of torchvision's RandomResizedCrop, drawn from the generator.
+    """A random crop inside the image by the rules of torchvision's RandomResizedCrop.
 
     Returns:
-        top, left, height, width of the crop, pixels; it lies inside the image.
+        top, left, height, width, in pixels.
     """
     log_low, log_high = math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1])
     for _ in range(CROP_ATTEMPTS):
@@ -194,12 +192,10 @@ def random_crop_box(
 
 
 def normalize(images_uint8: Tensor, mean: tuple[float, ...] = CLIP_MEAN, std: tuple[float, ...] = CLIP_STD) -> Tensor:
-    """(pixels / 255 - mean) / std in float32, on the device of the pixels.
+    """(pixels / 255 - mean) / std in float32, with the bits of torchvision's ToTensor and Normalize on the same device.
 
     Args:
-        images_uint8: (batch, 3, height, width), uint8.
-    Returns:
-        (batch, 3, height, width), float32; the same bits as torchvision's ToTensor and Normalize on the same device.
+        images_uint8: (batch, 3, height, width).
     """
     if images_uint8.dtype != torch.uint8 or images_uint8.ndim != 4 or images_uint8.shape[1] != 3:
         raise ValueError(

@@ -1,8 +1,7 @@
 """Captioned images from a table of paths and captions, separated by tabs or commas, and a folder of images.
 
-Rows with the same path are the captions of one image, whose id is that path. Files are UTF-8, or UTF-16 with a byte
-order mark, plain or gzip. A row that cannot be used is listed with its line; unclear columns, malformed quotes and
-another encoding stop with an error.
+Rows of one path are one image, whose id is the path. Files are UTF-8, or UTF-16 with a byte order mark, plain or gzip.
+Unusable rows are listed with their line.
 """
 
 import ast
@@ -42,23 +41,23 @@ def open_tsv(
     max_broken_share: float = 0.01,
     **options: Any,
 ) -> Pictures:
-    """The images of a table, in the order in which their paths first appear, each with the captions of its rows.
+    """The images of a table, in the order of their first rows.
 
-    A tab in the first line makes it a table of tabs, else commas separate. Quotes: commas as in RFC 4180, where a
-    quoted caption may hold commas, quotes ("" each) and line ends. Between tabs a line is a row, whatever quotes it
-    holds; a field that stands in quotes as a whole loses them, so a stray quote cannot swallow the rows behind it.
+    A tab in the first line makes it a table of tabs, else commas separate. Between commas quotes are as in RFC 4180: a
+    quoted caption may hold commas, quotes ("" each) and line ends. Between tabs a line is a row, so that a stray quote
+    cannot swallow the rows behind it; a field in quotes as a whole loses them.
 
     Args:
-        images: folder of the images; None searches for it, see `find_images`.
+        images: see `find_images`.
         image_column, caption_column: names in the header. None: the first line is a header if it has one of
             `IMAGE_COLUMNS` and one of `CAPTION_COLUMNS` (upper or lower case); without a header there are two columns,
-            path and caption. Several caption columns are separated by commas; their empty cells are none. A cell may
+            path and caption. Commas separate several caption columns, whose empty cells are no captions. A cell may
             hold a list of captions, as JSON or as Python writes it.
         max_broken_share: of rows in another encoding, however few rows there are, and of all faults as in
-            `pictures_in_files`; a row that cannot be used counts as a sample.
+            `pictures_in_files`.
     Raises:
-        ValueError: names file and line: a missing column, malformed quotes, no readable row, another encoding.
-        FileNotFoundError: the file or the folder with the images is missing.
+        ValueError: unclear or missing columns, malformed quotes, no readable row, another encoding.
+        FileNotFoundError: the file or the folder of the images is missing.
     """
     table = Path(table).expanduser()
     refuse_split(table, split)

@@ -1,10 +1,10 @@
 """Random views of an image for self-supervised learning (SimCLR, MoCo v1 to v3, SimSiam).
 
-A view is a pure function of (image, seed): the two views of a pair, and the samples of a batch, never share a draw.
+A view is a pure function of (image, seed); no two views or samples share a draw.
 
-Where the published pipelines differ only in their order, one order is used. A mirror image follows the crop, although
-MoCo mirrors last: no later step depends on left and right. Blur is Pillow's for all, as in MoCo and SimSiam; SimCLR's
-kernel ends 1/20 of the height from its centre, beyond five sigma at 224 pixels.
+One order serves all pipelines. A mirror image follows the crop, although MoCo mirrors last: no later step depends on
+left and right. Blur is Pillow's, as in MoCo and SimSiam; SimCLR's kernel ends 1/20 of the height from its centre,
+beyond five sigma at 224 pixels.
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class ViewRecipe:
     """Changes of an image, in this order. A mirror image always has probability 0.5.
 
     crop_scale: share of the area of a random crop (ratio 3/4 to 4/3).
-    jitter: strengths of brightness, contrast, saturation (factor 1 +- s) and hue (+- s turns); in random order.
+    jitter: strengths, see `colour_jitter`.
     grey_first: grey before the jitter (MoCo v1), not after it.
     bicubic: resampling of the crop; bilinear otherwise.
     mean, std: for `normalize`; SimCLR leaves pixels in [0, 1].
@@ -75,7 +75,7 @@ RECIPES = {
 
 
 def random_view(image: Image.Image | np.ndarray, recipe: ViewRecipe, size: int, seed: int) -> Tensor:
-    """One view of an image: (3, size, size) uint8, to be normalised with the recipe's mean and std."""
+    """One view, (3, size, size) uint8, to be normalised with the recipe's mean and std."""
     rng = np.random.default_rng(seed)
     image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
     image = image if image.mode == "RGB" else image.convert("RGB")
@@ -106,7 +106,7 @@ def colour_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.rand
     """Brightness, contrast, saturation and hue, each by a random amount, in random order.
 
     Args:
-        strengths: four numbers >= 0; a factor is drawn from [max(0, 1 - s), 1 + s], the hue's shift from [-s, s] turns.
+        strengths: s >= 0 of each; a factor is drawn from [max(0, 1 - s), 1 + s], the hue's shift from [-s, s] turns.
     """
     brightness, contrast, saturation, hue = strengths
     factors = [rng.uniform(max(0.0, 1 - s), 1 + s) for s in (brightness, contrast, saturation)]
@@ -120,7 +120,7 @@ def colour_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.rand
 def stacked_views(
     images: list[Image.Image | np.ndarray], recipes: list[ViewRecipe], size: int, seeds: list[int]
 ) -> list[Tensor]:
-    """Views of a batch: for each recipe (batch, 3, size, size) uint8. View v of image i is drawn from its own seed."""
+    """For each recipe (batch, 3, size, size) uint8; view v of image i has a separate seed."""
     sizes = [round(recipe.size_share * size) for recipe in recipes]
     return [
         torch.stack(
@@ -157,9 +157,9 @@ class ViewBatch:
 
 
 class TwoViews(Dataset):
-    """Training images addressed by position; all views are pure functions of (image, seed, position).
+    """Training images by position, each with all its views.
 
-    A broken image is replaced by another one drawn from (seed, position), so the order of all others stays.
+    A broken image is replaced by one drawn from (seed, position), so the order of all others stays.
     """
 
     def __init__(self, pictures: Any, order: SampleOrder, recipes: list[ViewRecipe], size: int) -> None:

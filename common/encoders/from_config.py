@@ -1,6 +1,6 @@
-"""Towers with random weights, as the shared sections of a config describe them.
+"""Towers with random weights, from the shared sections of a config.
 
-A tower's file is imported where the tower is built: whoever wants a paper's geometry from its model.py loads no towers.
+Each function imports the files of its tower, so that a paper's model.py can be imported for its geometry only.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ def vision_transformer(
     projected: bool = True,
     initialisation: Initialisation = "clip_image",
 ) -> VisionTransformer | PooledStem:
-    """The image tower.
+    """The image tower; a pooled stem where model.image.layers is 0.
 
     Args:
-        num_class_tokens: each has its own output of model.embedding_dim numbers.
-        projected: False: its tokens are wanted, and whoever takes them projects.
-        initialisation: of the blocks, see `Transformer`.
+        num_class_tokens: each has an output of model.embedding_dim numbers.
+        projected: False leaves the projection to the caller, who uses the tokens.
     """
     from common.encoders.stem import PooledStem, Stem
     from common.encoders.vision import VisionTransformer
@@ -61,12 +60,7 @@ def vision_transformer(
 def causal_text_transformer(
     data: DataConfig, model: ModelConfig, tokenizer: Tokenizer, projected: bool = True
 ) -> CausalTextTransformer | PooledTextStem:
-    """CLIP's text tower.
-
-    Args:
-        tokenizer: gives the number of ids and the end token.
-        projected: as in `vision_transformer`.
-    """
+    """CLIP's text tower, with the tokenizer's ids and end token; `projected` as in `vision_transformer`."""
     from common.encoders.text import CausalTextTransformer
 
     stem = _text_stem(data, model, tokenizer)
@@ -89,12 +83,10 @@ def bidirectional_text_transformer(
     projected: bool = True,
     vocabulary_size: int | None = None,
 ) -> BidirectionalTextTransformer | PooledTextStem:
-    """BERT's order.
+    """A text tower in BERT's order; arguments as in `causal_text_transformer`.
 
     Args:
-        tokenizer: gives the number of ids, and the end token, after which all is padding.
-        projected: as in `vision_transformer`.
-        vocabulary_size: ids, where there are more than the tokenizer gives.
+        vocabulary_size: number of ids; None = the tokenizer's.
     """
     from common.encoders.text import BidirectionalTextTransformer
 

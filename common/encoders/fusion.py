@@ -10,11 +10,7 @@ from common.encoders.transformer import Transformer
 
 
 class FusionTransformer(nn.Module):
-    """BERT's upper layers with cross-attention to image tokens after each self-attention (ALBEF, Sec. 3.1).
-
-    Args:
-        layers, heads, mlp_ratio, norm_eps, dropout, gradient_checkpointing: of the transformer, post-norm.
-    """
+    """BERT's upper layers (post-norm), with cross-attention to image tokens after self-attention (ALBEF, Sec. 3.1)."""
 
     def __init__(
         self,
@@ -51,21 +47,20 @@ class FusionTransformer(nn.Module):
     ) -> torch.Tensor:
         """
         Args:
-            text_tokens: (batch, length, width), of the text tower.
+            text_tokens: (batch, length, width).
             text_mask: (batch, length), True at words, False at padding.
-            image_tokens: (batch, image_length, image_width), class token included; of several images, the layers look
-                at one after the other, in turn.
-            recorded: receives the weights (batch, heads, length, image_length) of each layer, for Grad-CAM.
-            first: only that many tokens come out, and the last layer spares itself the others; None = all.
+            image_tokens: (batch, image_length, image_width), class token included; of a tuple, the layers take one each
+                in turn.
+            recorded, first: as in `Transformer`.
         Returns:
-            (batch, first, width); position 0 holds what the pair is judged by.
+            (batch, first, width); position 0 decides about the pair.
         """
         return self.transformer(text_tokens, text_mask, memory=image_tokens, recorded=recorded, first=first)
 
     def doubled(self) -> "FusionTransformer":
-        """A fusion with two images: each layer twice, one after the other, for either image (ALBEF, NLVR2).
+        """A fusion with two images: each layer twice in a row, once per image (ALBEF, NLVR2).
 
-        Both begin as the layer does, and have one projection of keys and values between them, as long as they train.
+        Both copies start with the layer's weights; they always share the projection of keys and values.
         """
         twice = copy.deepcopy(self)
         pairs = [(block, copy.deepcopy(block)) for block in twice.transformer.blocks]
@@ -76,10 +71,10 @@ class FusionTransformer(nn.Module):
 
 
 class MaskedLanguageHead(nn.Module):
-    """BERT's head: dense, GELU, LayerNorm, then the word embeddings themselves as the output matrix.
+    """BERT's head: dense, GELU, LayerNorm, then the word embeddings as the output matrix.
 
     Args:
-        embedding_width: of the word embeddings; None = that of the tokens.
+        embedding_width: of the word embeddings; None = `width`.
     """
 
     def __init__(
@@ -93,11 +88,5 @@ class MaskedLanguageHead(nn.Module):
         nn.init.zeros_(self.dense.bias)
 
     def forward(self, tokens: torch.Tensor, word_embeddings: torch.Tensor) -> torch.Tensor:
-        """
-        Args:
-            tokens: (..., width).
-            word_embeddings: (vocabulary_size, embedding_width), of the text tower; passed in, hence one parameter.
-        Returns:
-            (..., vocabulary_size) logits.
-        """
+        """(..., width) tokens, (vocabulary_size, embedding_width) word embeddings -> (..., vocabulary_size) logits."""
         return F.linear(self.norm(F.gelu(self.dense(tokens))), word_embeddings, self.bias)

@@ -24,13 +24,12 @@ def resnet50(zero_init_residual: bool = False, norm_layer: Callable[[int], nn.Mo
 class NarrowResNet(nn.Module):
     """ResNet of basic blocks for small images: 3x3 stem of stride 1, no pooling before the last one.
 
-    With width 64 and blocks (2, 2, 2, 2) it is the ResNet-18 that self-supervised work trains on CIFAR-10.
+    With width 64 and blocks (2, 2, 2, 2) it is the ResNet-18 of self-supervised work on CIFAR-10.
 
     Args:
         width: channels of the first stage; each further stage doubles them and halves the side.
-        blocks: basic blocks of each stage.
-        norm_layer: None = nn.BatchNorm2d.
-        zero_init_residual: the last norm of each block starts at 0.
+        blocks: of each stage.
+        norm_layer, zero_init_residual: as in `resnet50`.
     """
 
     def __init__(

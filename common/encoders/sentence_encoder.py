@@ -1,4 +1,4 @@
-"""The configuration of a sentence encoder: how the tokens of a sentence become one vector."""
+"""How the configuration of a sentence encoder turns tokens into one vector."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,9 @@ _MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers; 
 
 
 def check_pooling(name: str) -> None:
-    """Refuses a sentence encoder whose sentence is not the mean over its tokens; one without modules.json is taken.
+    """Refuses a sentence encoder (folder or hub name) that does not average its tokens.
 
-    Args:
-        name: folder, or name on the hub.
+    One without modules.json passes.
     """
     modules = stated_file(name, "modules.json")
     if modules is None:

@@ -1,9 +1,8 @@
 """A pre-trained network whose grid of features stands in for the patches of a Vision Transformer.
 
 The hybrid architecture of Dosovitskiy et al. 2021 (Sec. 3.1): the patch embedding is a 1 x 1 convolution on the
-features of a network of timm's, convolutional or a ViT, so that class tokens, positions, LayerNorms and fusion are
-those of the trained transformer. Images come in normalised as for every image tower; the stem turns that into what it
-was trained with.
+features of a network of timm's, convolutional or a ViT. Images come in normalised as CLIP's; the stem renormalises
+them.
 """
 
 import copy
@@ -30,13 +29,13 @@ from common.geometry import full_precision
 
 
 class Stem(nn.Module):
-    """Features of one network of timm's, before its pooling and head, with random weights until `load_`.
+    """Features of a network of timm's, before pooling and head, with random weights until `load_`.
 
     Args:
-        name: as timm has it, e.g. "tf_efficientnet_lite0".
+        name: timm's, e.g. "tf_efficientnet_lite0".
         image_size: side of the square input in pixels.
-        trainable: False freezes it: no gradient, and running statistics do not change, in training too.
-        dropout: share of its channels that a training image loses in `drop_channels`.
+        trainable: False freezes it: no gradient, and running statistics never change.
+        dropout: share of the channels that `drop_channels` sets to 0 in training.
         colours: mean and standard deviation that it was trained with; None = those of its weights, or timm's.
     Attributes:
         channels: numbers per place. grid: places along each side.
@@ -77,16 +76,11 @@ class Stem(nn.Module):
         self.register_buffer("offset", (clip_mean - mean) / std, persistent=False)
 
     def train(self, mode: bool = True) -> "Stem":
-        """A frozen stem stays in evaluation mode: BatchNorm would change, and dropout would change the cache."""
+        """A frozen stem stays in evaluation mode: BatchNorm and dropout would change cached features."""
         return super().train(mode and self.trainable)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """
-        Args:
-            images: (batch, 3, image_size, image_size), normalised as CLIP's.
-        Returns:
-            (batch, channels, grid, grid).
-        """
+        """(batch, 3, image_size, image_size), normalised as CLIP's -> (batch, channels, grid, grid)."""
         images = images * self.gain + self.offset
         images = images.contiguous(memory_format=torch.channels_last)  # convolutions take half the time
         if self.trainable:
@@ -95,11 +89,11 @@ class Stem(nn.Module):
             return self._features(images.float())
 
     def places(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, channels, grid, grid): features of images as in `forward`, or those that come in their place."""
+        """`forward` of images; features that come in their place are returned as they are."""
         return self(images) if images.shape[1] == 3 else images
 
     def drop_channels(self, places: torch.Tensor, training: bool) -> torch.Tensor:
-        """(batch, channels, rows, columns) as it comes, in training with `dropout` of each picture's channels at 0."""
+        """(batch, channels, rows, columns); in training a share `dropout` of each image's channels is 0."""
         return F.dropout2d(places, self.dropout, training)
 
     def _features(self, images: torch.Tensor) -> torch.Tensor:
@@ -124,17 +118,17 @@ class Stem(nn.Module):
         return digest.hexdigest()[:12]
 
     def state_at(self, image_size: int) -> dict[str, torch.Tensor]:
-        """Its state dict for images of another size: positions of a ViT are interpolated."""
+        """The state dict for images of another size: a ViT's positions are interpolated."""
         other = copy.deepcopy(self)
         _resize_(other.network, image_size)
         return other.state_dict()
 
     def load_(self, weights: str) -> None:
-        """Fills the network, and takes the colours of the weights where none are stated.
+        """Fills the network, and takes the weights' colours unless colours are stated.
 
         Args:
             weights: a file in timm's layout, a folder with model.safetensors and perhaps timm's config.json, or "" =
-                timm's own for this name, from the local cache of the hub or the hub itself.
+                timm's weights of this name, from the hub or its cache.
         """
         source, file = _create(self.name, self.image_size, weights), configuration_file(weights)
         device = self.gain.device
@@ -152,13 +146,12 @@ class Stem(nn.Module):
 
 
 class PooledStem(nn.Module):
-    """An image tower without a transformer: the mean over a stem's places, then a matrix, or nothing.
+    """An image tower without a transformer: the mean over a stem's places, then a projection.
 
-    Without a matrix and with a frozen stem nothing of it is trained: locked-image tuning (LiT, Zhai et al. 2022), in
-    which only the text tower learns.
+    With a frozen stem and no projection only the text tower trains: locked-image tuning (LiT, Zhai et al. 2022).
 
     Args:
-        projection_dim: output numbers; None = the mean itself, `stem.channels` wide.
+        projection_dim: output numbers; None = no projection.
     """
 
     num_class_tokens = 0  # in front of the places in `forward_tokens`
@@ -173,28 +166,23 @@ class PooledStem(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """
-        Args:
-            images: (batch, 3, image_size, image_size), normalised, or what the stem makes of them.
-        Returns:
-            image_features: (batch, projection_dim).
-        """
+        """(batch, 3, image_size, image_size), normalised, or their stem features -> (batch, projection_dim)."""
         mean = self.class_tokens(images)[:, 0]
         return mean if self.projection is None else mean @ self.projection
 
     def class_tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, 1, channels), the mean in the place of a class token; arguments as in `forward`."""
+        """(batch, 1, channels): the mean in place of a class token."""
         # the mean first: a channel that is lost then is lost at all places
         mean = self.stem.places(images).float().mean(dim=(2, 3), keepdim=True)
         return self.stem.drop_channels(mean, self.training).flatten(2).transpose(1, 2)
 
     def forward_tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, grid * grid, channels), the stem's places row by row; arguments as in `forward`."""
+        """(batch, grid * grid, channels): the stem's places row by row."""
         return self.stem.drop_channels(self.stem.places(images).float(), self.training).flatten(2).transpose(1, 2)
 
 
 def weights_file(weights: str) -> Path | None:
-    """The file that a name of weights stands for; None = timm's own."""
+    """The file that `weights` names; None = timm's own."""
     if not weights:
         return None
     path = Path(weights).expanduser()

@@ -35,7 +35,7 @@ class StemError(ValueError):
 
 
 def configuration_file(weights: str) -> Path | None:
-    """The config.json that belongs to weights: in their folder, or beside a file with a name of the hub's."""
+    """The config.json of weights: in their folder, or beside a file with a name of `HUB_FILES`."""
     path = Path(weights).expanduser()
     if not weights or (path.is_file() and path.name not in HUB_FILES):
         return None
@@ -48,9 +48,9 @@ def read_configuration(file: Path, name: str) -> dict[str, Any]:
 
     Args:
         file: as timm writes it, or in the older form without "pretrained_cfg".
-        name: of the stem; its tag does not matter.
+        name: of the stem; its tag is ignored.
     Raises:
-        StemError: a key that would change the features and is not honoured, or is not known; names key and value.
+        StemError: a key that is unknown or would change the features; names key and value.
     """
     content = read_json_object(file)
     pretrained = content.get("pretrained_cfg")
@@ -86,7 +86,7 @@ def check_colours(mean: Any, std: Any, where: str) -> None:
 
 
 def colours_beside(name: str, weights: str) -> Colours | None:
-    """Mean and standard deviation of a config.json; None = it is missing, or they are timm's for the name."""
+    """Mean and standard deviation of a config.json; None = no such file, or as timm's for the name."""
     file = configuration_file(weights)
     if file is None:
         return None
@@ -98,7 +98,7 @@ def colours_beside(name: str, weights: str) -> Colours | None:
 
 
 def check_one_colour(name: str, weights: str) -> None:
-    """Refuses a bare file for a name whose weights at timm differ in mean and std."""
+    """Refuses a bare file for a name of which timm has weights with several means and deviations."""
     import timm
 
     if "." in name:

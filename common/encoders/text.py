@@ -11,20 +11,19 @@ from common.encoders.transformer import Activation, Transformer
 class BidirectionalTextTransformer(nn.Module):
     """BERT order: post-norm, LayerNorm on the embeddings, padding masked as keys.
 
-    With a further final LayerNorm and a projection it is the oblique paper's text tower; with
-    `final_layer_norm=False, projection_dim=None, norm_eps=1e-12` it is BERT itself, ALBEF's text tower.
-    Several class tokens repeat the class id in front of the caption; they share its word embedding and differ by their
-    position row only (official release; TMLR appendix H differs from it, and is wrong).
+    With a final LayerNorm and a projection it is the oblique paper's text tower; with
+    `final_layer_norm=False, projection_dim=None, norm_eps=1e-12` it is BERT, ALBEF's text tower.
+    Several class tokens repeat the class id in front of the caption; they differ by their position row only (official
+    release; TMLR appendix H differs from it, and is wrong).
 
     Args:
-        vocabulary_size: token ids are in [0, vocabulary_size).
-        context_length: longest ids that come in, class and end token included.
-        projection_dim: output numbers per class token; None = no projection, the output is `width` wide.
-        num_class_tokens: number of class tokens; the sequence grows by num_class_tokens - 1.
-        final_layer_norm: False replaces the last LayerNorm by the identity.
-        end_id: all that follows the first such id is masked; None = all of pad_id. Some vocabularies pad
-            with an ordinary word (CLIP's id 0 is "!").
-        stem: its tokens, (batch, length, stem.width) for ids, stand in for the word embeddings; None = there is none.
+        context_length: maximal number of ids, class and end token included.
+        projection_dim: output numbers per class token; None = no projection.
+        num_class_tokens: the sequence grows by num_class_tokens - 1.
+        final_layer_norm: False = identity.
+        end_id: what follows the first such id is masked; None = every pad_id is. Some vocabularies pad with an ordinary
+            word (CLIP's id 0 is "!").
+        stem: ids -> (batch, length, stem.width), in place of the word embeddings.
     """
 
     def __init__(
@@ -73,11 +72,8 @@ class BidirectionalTextTransformer(nn.Module):
             nn.init.normal_(self.token_embedding.weight, std=0.02)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """
-        Args:
-            token_ids: (batch, length <= context_length), class id first, padded with pad_id.
-        Returns:
-            text_features: (batch, num_class_tokens * projection_dim); token k fills the k-th block.
+        """(batch, length) ids, class id first -> (batch, num_class_tokens * projection_dim), one block per class token.
+
         Raises:
             ValueError: if the ids are longer than context_length.
         """
@@ -89,13 +85,11 @@ class BidirectionalTextTransformer(nn.Module):
         return self.final_norm(self._blocks(token_ids, word_mask, first=self.num_class_tokens))
 
     def forward_tokens(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """All tokens, before any projection: what a fusion transformer works on.
+        """(batch, num_class_tokens - 1 + length, width): all tokens before the projection.
 
         Args:
-            word_mask: (batch, length), True where a token is no padding; None = from the ids. Needed for ids in which
-                words were masked: the end token may be one of them.
-        Returns:
-            (batch, num_class_tokens - 1 + length, width).
+            word_mask: (batch, length), False at padding; None = from the ids. Needed where words are masked: the end
+                token may be one of them.
         """
         return self.final_norm(self._blocks(token_ids, word_mask))
 
@@ -120,14 +114,12 @@ class BidirectionalTextTransformer(nn.Module):
 class CausalTextTransformer(nn.Module):
     """CLIP's text tower: causal, pre-norm, read out at the first end token (CLIP, Sec. 2.4).
 
-    No padding mask is needed: what follows the end token cannot be seen from it.
+    It needs no padding mask: the end token does not see what follows it.
 
     Args:
-        projection_dim: output numbers; None = no projection.
-        end_id: of the end token; CLIP's byte-pair vocabulary: 49,407. None = the largest id of a row, as
-            OpenAI's code has it.
-        final_layer_norm: False replaces the last LayerNorm by the identity (EuCLIP, Sec. 3.3).
-        stem: as in `BidirectionalTextTransformer`.
+        projection_dim, stem: as in `BidirectionalTextTransformer`.
+        end_id: 49,407 in CLIP's vocabulary; None = the largest id of a row, as in OpenAI's code.
+        final_layer_norm: False = identity (EuCLIP, Sec. 3.3).
     """
 
     def __init__(
@@ -171,11 +163,8 @@ class CausalTextTransformer(nn.Module):
             nn.init.normal_(self.token_embedding.weight, std=0.02)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """
-        Args:
-            token_ids: (batch, length <= context_length), each row with an end token.
-        Returns:
-            text_features: (batch, projection_dim).
+        """(batch, length) ids -> (batch, projection_dim).
+
         Raises:
             ValueError: if the ids are longer than context_length, or (ids on the CPU) a row has no end token.
         """
@@ -183,11 +172,7 @@ class CausalTextTransformer(nn.Module):
         return tokens if self.projection is None else tokens @ self.projection
 
     def class_tokens(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """(batch, 1, width): the end token after the last LayerNorm, before any projection; errors as in `forward`.
-
-        Args:
-            word_mask: not used; later tokens do not affect the end token.
-        """
+        """(batch, 1, width): the end token before the projection; errors as in `forward`. word_mask is not used."""
         ends = self.end_positions(token_ids)
         if self.end_id is not None and token_ids.device.type == "cpu":  # on a GPU the check would stall the queue
             is_end = (token_ids == self.end_id).any(dim=1)
@@ -205,18 +190,12 @@ class CausalTextTransformer(nn.Module):
         return torch.arange(token_ids.shape[1], device=token_ids.device) <= self.end_positions(token_ids)[:, None]
 
     def end_positions(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """(batch,), where the first end token of a row stands; 0 in a row without one."""
+        """(batch,) position of each row's first end token; 0 in a row without one."""
         ends = token_ids if self.end_id is None else (token_ids == self.end_id).int()
         return ends.argmax(dim=1)
 
     def forward_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """All positions after the last LayerNorm, before any projection: what token-wise comparisons start from.
-
-        Args:
-            token_ids: as in forward; what follows the end token is of no use.
-        Returns:
-            (batch, length, width).
-        """
+        """(batch, length, width) before the projection; what follows the end token is of no use."""
         return self.final_norm(self._blocks(token_ids))
 
     def _blocks(self, token_ids: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""A pre-trained BERT whose tokens stand in for the word embeddings of a text tower: `Stem`, for captions.
+"""`Stem` for captions: tokens of a pre-trained BERT stand in for the word embeddings of a text tower.
 
-The embeddings of a BERT and some of its lowest layers, from none (only the embeddings) to all. What is trained
-stands on them: a linear map to the tower's width, its positions, class tokens and blocks, causal or not.
+The stem is the embeddings of a BERT and its lowest layers, from none to all. The tower maps them to its width and adds
+positions, class tokens and blocks, causal or not.
 """
 
 import hashlib
@@ -20,12 +20,11 @@ BERT_EPS = 1.0e-12
 
 
 class TextStem(nn.Module):
-    """Tokens of a BERT, with random weights until `load_`.
+    """Tokens of a BERT, with random weights until `load_`; frozen unless trainable.
 
     Args:
-        trainable: False freezes it.
-        sizes: of `BidirectionalTextTransformer`: vocabulary_size, context_length, end_id, width, layers, heads,
-            mlp_ratio.
+        sizes: vocabulary_size, context_length, end_id, width, layers, heads, mlp_ratio of
+            `BidirectionalTextTransformer`.
     Attributes:
         kept: ids (batch, length) -> their cached tokens; None = tokens are computed.
     """
@@ -40,19 +39,14 @@ class TextStem(nn.Module):
         self.kept: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """
-        Args:
-            token_ids: (batch, length <= context_length), of the BERT's own vocabulary.
-        Returns:
-            (batch, length, width); undefined behind the end token.
-        """
+        """(batch, length) ids of the BERT's vocabulary -> (batch, length, width); undefined after the end token."""
         if self.trainable:
             return self.network.forward_tokens(token_ids)
         return self.compute(token_ids) if self.kept is None else self.kept(token_ids)
 
     @torch.no_grad()
     def compute(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The tokens of a frozen stem; float32, under autocast too."""
+        """The tokens of a frozen stem, in float32 under autocast too."""
         with full_precision(self.network.token_embedding.weight):
             return self.network.forward_tokens(token_ids)
 
@@ -66,11 +60,7 @@ class TextStem(nn.Module):
 
     @torch.no_grad()
     def load_(self, source: str, tower: nn.Module | None) -> None:
-        """Fills the embeddings and layers with the lowest of a BERT's.
-
-        Args:
-            tower: of the weights, in our names.
-        """
+        """Fills the embeddings and layers with the lowest of `tower`, a BERT in our names."""
         if not isinstance(tower, BidirectionalTextTransformer) or tower.num_class_tokens != 1:
             raise StemError(f"model.text.stem.weights = {source} is no BERT; expected: a folder or hub name of one")
         if tower.vocabulary_size != self.network.vocabulary_size:
@@ -100,12 +90,12 @@ class TextStem(nn.Module):
 
 
 class PooledTextStem(nn.Module):
-    """A text tower without a transformer: the mean over a stem's words, class and end token included, then a matrix.
+    """A text tower without a transformer: the mean over a stem's tokens, padding apart, then a projection.
 
-    The mean is what sentence encoders are trained to (Reimers and Gurevych 2019, Sec. 3).
+    Sentence encoders are trained with this mean (Reimers and Gurevych 2019, Sec. 3).
 
     Args:
-        projection_dim: output numbers; None = the mean itself, `stem.width` wide.
+        projection_dim: output numbers; None = no projection.
     """
 
     num_class_tokens = 1
@@ -126,14 +116,13 @@ class PooledTextStem(nn.Module):
         return mean if self.projection is None else mean @ self.projection
 
     def class_tokens(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """(batch, 1, width), the mean in the place of a class token; word_mask None = from the ids."""
+        """(batch, 1, width): the mean in place of a class token; word_mask None = from the ids."""
         words = (self.word_mask(token_ids) if word_mask is None else word_mask)[..., None]
         return (self.forward_tokens(token_ids) * words).sum(dim=1, keepdim=True) / words.sum(dim=1, keepdim=True)
 
     def word_mask(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """(batch, length), True at class, words and end token, False at padding."""
+        """(batch, length), False at padding."""
         return up_to_first(token_ids, self.end_id)
 
     def forward_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """(batch, length, width), the stem's tokens; undefined behind the end token."""
         return self.stem(token_ids)

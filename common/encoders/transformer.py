@@ -12,7 +12,7 @@ Initialisation = Literal["scaled", "clip_text", "clip_image"]
 
 
 class QuickGELU(nn.Module):
-    """x * sigmoid(1.702 x): what OpenAI's CLIP weights were trained with; up to 0.02 away from the exact GELU."""
+    """x * sigmoid(1.702 x), of OpenAI's CLIP weights; up to 0.02 away from the exact GELU."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * torch.sigmoid(1.702 * x)
@@ -26,12 +26,11 @@ def fused_attention(
     dropout: float,
     causal: bool = False,
 ) -> torch.Tensor:
-    """F.scaled_dot_product_attention; for bfloat16 on a CPU in float32, as the other kernel takes six times as long.
+    """F.scaled_dot_product_attention; bfloat16 on a CPU is computed in float32, as its kernel takes six times as long.
 
     Args:
         query, key, value: (batch, heads, length, width per head).
         mask: broadcasts to (batch, heads, length, length), True where attention may go; None = everywhere.
-        dropout: probability that an attention weight is dropped.
         causal: a token sees itself and those before it; only without a mask.
     """
     if query.device.type != "cpu" or query.dtype != torch.bfloat16:
@@ -42,7 +41,7 @@ def fused_attention(
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention through F.scaled_dot_product_attention; width is a multiple of heads."""
+    """Multi-head self-attention; width is a multiple of heads."""
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -54,14 +53,7 @@ class Attention(nn.Module):
     def forward(
         self, tokens: torch.Tensor, mask: torch.Tensor | None, causal: bool = False, first: int | None = None
     ) -> torch.Tensor:
-        """
-        Args:
-            tokens: (batch, length, width).
-            mask, causal: as in `fused_attention`.
-            first: as in Block.
-        Returns:
-            (batch, first, width).
-        """
+        """(batch, length, width) -> (batch, first, width); `mask` and `causal` as in `fused_attention`."""
         batch, length, width = tokens.shape
         query, key, value = (
             self.in_projection(tokens).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
@@ -72,12 +64,7 @@ class Attention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention from one sequence (queries) to another (keys, values) of its own width.
-
-    Args:
-        width: of the queries and the output; a multiple of heads.
-        memory_width: of keys and values.
-    """
+    """Multi-head attention of queries (`width`, a multiple of heads) to keys and values (`memory_width`)."""
 
     def __init__(self, width: int, memory_width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -94,13 +81,12 @@ class CrossAttention(nn.Module):
         memory_mask: torch.Tensor | None = None,
         recorded: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """
+        """(batch, length, width) tokens, (batch, memory_length, memory_width) memory -> (batch, length, width).
+
         Args:
-            tokens: (batch, length, width).
-            memory: (batch, memory_length, memory_width).
             memory_mask: (batch, 1, 1, memory_length), True where attention may go; None = everywhere.
-            recorded: a list that receives the weights (batch, heads, length, memory_length) as part of the graph, for
-                Grad-CAM. The weights are then formed explicitly; same result, more memory.
+            recorded: receives the weights (batch, heads, length, memory_length) as part of the graph, for Grad-CAM;
+                same result, more memory.
         """
         batch, length, width = tokens.shape
         query = self.query_projection(tokens).view(batch, length, self.heads, -1).transpose(1, 2)
@@ -121,14 +107,13 @@ class CrossAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention where there is a memory, and MLP, each with a residual.
+    """Self-attention, cross-attention if there is a memory, and MLP, each with a residual.
 
     Args:
-        mlp_ratio: hidden width of the MLP over `width`.
         pre_norm: True: x + f(norm(x)), as in ViT; False: norm(x + f(x)), as in BERT.
-        norm_eps: of every LayerNorm; CLIP and PyTorch 1e-5, timm's ViT 1e-6, BERT 1e-12.
-        dropout: of attention weights and of each residual branch, in training.
-        memory_width: width of the memory, for cross-attention after the self-attention; None = no cross-attention.
+        norm_eps: CLIP and PyTorch 1e-5, timm's ViT 1e-6, BERT 1e-12.
+        dropout: of attention weights and of each residual branch.
+        memory_width: of the memory; None = no cross-attention.
     """
 
     def __init__(
@@ -168,7 +153,7 @@ class Block(nn.Module):
         recorded: list[torch.Tensor] | None = None,
         first: int | None = None,
     ) -> torch.Tensor:
-        """As Transformer.forward; of the tokens that come in, the first `first` come out."""
+        """As `Transformer.forward`, with masks that broadcast to (batch, heads, length, keys) and one memory."""
 
         def attend(x):
             return self.attention(x, mask, causal, first)
@@ -192,14 +177,13 @@ class Transformer(nn.Module):
     """A stack of blocks.
 
     Args:
-        width, heads, mlp_ratio, pre_norm, activation, norm_eps, dropout, memory_width: as in Block.
-        causal: a token sees itself and those before it.
-        gradient_checkpointing: in training, keep each block's input only and run the block again in the backward pass:
-            activation memory of one block instead of all, for about a third more time.
-        initialisation: of the blocks' random weights.
-            "scaled": normal, deviations from width; residual branches shrink with depth, so that the variance of their
-            sum does not grow with it; biases 0. "clip_text": the same weights, MLP biases as PyTorch draws them.
-            "clip_image": all as PyTorch draws it, which is what OpenAI's and open_clip's image towers have.
+        width, heads, mlp_ratio, pre_norm, activation, norm_eps, dropout, memory_width: as in `Block`.
+        causal: as in `fused_attention`.
+        gradient_checkpointing: in training, runs each block again in the backward pass: activation memory of one block
+            instead of all, for about a third more time.
+        initialisation: of the blocks. "scaled": normal, with deviations from width; residual branches shrink with
+            depth, so that the variance of their sum does not grow; biases 0. "clip_text": the same, with PyTorch's MLP
+            biases. "clip_image": all as PyTorch draws it, as in OpenAI's and open_clip's image towers.
     """
 
     def __init__(
@@ -238,17 +222,17 @@ class Transformer(nn.Module):
         Args:
             tokens: (batch, length, width).
             key_mask: (batch, length), True where a token may be attended to; None = everywhere.
-            memory: (batch, memory_length, memory_width) for cross-attention; of several, block i takes number i mod
-                their count.
-            memory_mask: (batch, memory_length), True where a token may be attended to; the same for all of several.
-            recorded: receives the cross-attention weights of every block, first block first (see CrossAttention).
-            first: only so many tokens come out, and the last block computes no others; None = all. Not for a causal
+            memory: (batch, memory_length, memory_width) for cross-attention; of a tuple, block i takes number i mod its
+                length.
+            memory_mask: (batch, memory_length), as key_mask; the same for all memories.
+            recorded: receives the cross-attention weights of every block, in order (see `CrossAttention`).
+            first: number of tokens to return; the last block computes no others. None = all. Not for a causal
                 transformer.
         Returns:
             (batch, first, width).
         Raises:
-            ValueError: a memory without cross-attention, cross-attention without a memory, or weights to be recorded
-                in training with gradient checkpointing.
+            ValueError: a memory without cross-attention or the reverse, or `recorded` in training with gradient
+                checkpointing.
         """
         if recorded is not None and self.gradient_checkpointing and self.training:
             raise ValueError("weights cannot be recorded in training with gradient checkpointing; use eval()")

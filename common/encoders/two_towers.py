@@ -1,4 +1,4 @@
-"""The machine that all four papers share: two towers, a geometry, a logit scale."""
+"""The model that all four papers share: two towers, a geometry, a logit scale."""
 
 import torch
 from torch import nn
@@ -12,10 +12,10 @@ class TwoTowers(nn.Module):
     """Image tower and text tower whose outputs a geometry compares.
 
     Args:
-        image_tower: (batch, 3, size, size) -> image_features (batch, dim).
-        text_tower: (batch, context_length) ids -> text_features (batch, dim).
-        geometry: see common/geometry.py; a module, so that its scalars are saved with the model.
-        logit_bias: of a loss that has one; None = none.
+        image_tower: (batch, 3, size, size) -> (batch, dim).
+        text_tower: (batch, context_length) ids -> (batch, dim).
+        geometry: a module, so that its scalars are saved with the model.
+        logit_bias: of a loss that has one.
     """
 
     def __init__(
@@ -38,11 +38,10 @@ class TwoTowers(nn.Module):
         return self.geometry.embed_image(self.image_tower(images))
 
     def encode_text(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """(batch, context_length) -> text embeddings."""
+        """(batch, context_length) ids -> text embeddings."""
         return self.geometry.embed_text(encode_by_length(self.text_tower, token_ids))
 
     def scalars(self) -> list[Scalar]:
-        """Those of the logits and those of the geometry."""
         of_logits = [scalar for module in self._of_logits() for scalar in module.scalars()]
         return [*of_logits, *self.geometry.scalars()]
 
@@ -50,7 +49,7 @@ class TwoTowers(nn.Module):
         return [self.logit_scale] if self.logit_bias is None else [self.logit_scale, self.logit_bias]
 
     def forward(self, images: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Image embeddings, text embeddings, logit scale and bias if any, in one call that DDP and FSDP can wrap."""
+        """Image embeddings, text embeddings, logit scale and bias if any, in one call for DDP and FSDP."""
         return self.encode_image(images), self.encode_text(token_ids), *(module() for module in self._of_logits())
 
 

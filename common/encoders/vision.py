@@ -14,16 +14,15 @@ class VisionTransformer(nn.Module):
     `patch_bias=True, input_norm=False, projection_dim=None` gives the ViT of timm and DeiT, ALBEF's image tower.
 
     Args:
-        image_size: side of the square input in pixels, a multiple of patch_size.
-        initialisation: of the blocks, see `Transformer`.
-        projection_dim: output numbers per class token; None = no projection, the output is `width` wide.
-        num_class_tokens: each has its own embedding and its own position row (oblique submission, Sec. 3.2); one
-            projection is shared by all.
-        final_layer_norm: False replaces the last LayerNorm by the identity (EuCLIP, Sec. 3.3).
-        patch_dropout: share of the patches that each image of a training batch loses, in [0, 1); class tokens stay.
-        stem: its features stand in for the patches (hybrid architecture); None = pixels are cut into patches.
+        image_size: side of the square input in pixels.
+        projection_dim: output numbers per class token; None = no projection.
+        num_class_tokens: each has its own embedding and position row (oblique submission, Sec. 3.2); they share the
+            projection.
+        final_layer_norm: False = identity (EuCLIP, Sec. 3.3).
+        patch_dropout: share of its patches that a training image loses, in [0, 1).
+        stem: its features stand in for the patches (hybrid architecture).
     Raises:
-        ValueError: if image_size is no multiple of patch_size, patch_dropout leaves no patch, or the stem makes another
+        ValueError: if image_size is no multiple of patch_size, patch_dropout leaves no patch, or the stem has another
             grid.
     """
 
@@ -85,17 +84,14 @@ class VisionTransformer(nn.Module):
 
     @property
     def picture_shape(self) -> tuple[int, int, int]:
-        """Of one image of a training step: pixels, or the cached features of a frozen stem."""
+        """Shape of one training image: pixels, or the cached features of a frozen stem."""
         stem, size = self.stem, self.image_size
         return (3, size, size) if stem is None or stem.trainable else (stem.channels, stem.grid, stem.grid)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """
-        Args:
-            images: (batch, 3, image_size, image_size), normalised; with a stem also its features (batch, channels,
-                grid, grid).
-        Returns:
-            image_features: (batch, num_class_tokens * projection_dim); token k fills the k-th block of projection_dim.
+        """Normalised images (batch, 3, size, size) or a stem's features -> (batch, num_class_tokens * projection_dim).
+
+        Token k fills the k-th block of projection_dim.
         """
         tokens = self.class_tokens(images)
         return (tokens if self.projection is None else tokens @ self.projection).flatten(1)
@@ -105,11 +101,7 @@ class VisionTransformer(nn.Module):
         return self.final_norm(self._blocks(images, self.num_class_tokens))
 
     def forward_tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """All tokens after the last LayerNorm, before any projection: the memory of a fusion transformer.
-
-        Returns:
-            (batch, num_class_tokens + num_patches, width), class tokens first, patches row by row.
-        """
+        """(batch, num_class_tokens + num_patches, width) before the projection: class tokens, patches row by row."""
         return self.final_norm(self._blocks(images))
 
     def _blocks(self, images: torch.Tensor, first: int | None = None) -> torch.Tensor:
@@ -144,15 +136,14 @@ class VisionTransformer(nn.Module):
 def interpolate_positions(
     position_embedding: torch.Tensor, num_class_tokens: int, grid: int, antialias: bool = True
 ) -> torch.Tensor:
-    """Position rows of a square grid of patches, resampled bicubically for another grid; class rows are kept.
+    """Position rows of a square grid of patches, resampled bicubically for another grid; class rows are unchanged.
 
     Args:
-        position_embedding: (num_class_tokens + old_grid**2, width).
-        num_class_tokens: rows in front that stand for no patch.
+        position_embedding: (num_class_tokens + old_grid**2, width), class rows first.
         grid: new side in patches.
         antialias: True as open_clip does; False as ALBEF and DeiT do (another bicubic kernel, also when enlarging).
     Returns:
-        (num_class_tokens + grid**2, width); the input itself if the grid does not change.
+        (num_class_tokens + grid**2, width); the input itself if the grid stays.
     Raises:
         ValueError: if the old rows are no square grid.
     """

@@ -1,7 +1,6 @@
-"""Accuracy-type metrics as pure functions of arrays.
+"""Accuracy-type metrics as pure functions of arrays, numpy or tensors; all results are fractions in [0, 1].
 
-Labels and predictions are class indices, hits are 0 or 1 per item; arrays may be numpy or tensors. All results are
-fractions in [0, 1].
+Labels and predictions are class indices, hits are 0 or 1 per item.
 """
 
 import operator
@@ -26,13 +25,10 @@ def accuracy(predictions: Any, labels: Any) -> float:
 
 
 def accuracy_at_k(scores: torch.Tensor, labels: torch.Tensor, k: int) -> float:
-    """Share of items whose label is among the k best classes; ties go to the lower class index.
+    """Share of items whose label is among the k best classes: the mean of `classification_hits`.
 
-    Args:
-        scores: (num_items, num_classes), finite, higher is closer.
-        labels: (num_items,).
     Raises:
-        ValueError: k above the number of classes, non-finite scores, no items.
+        ValueError: as `classification_hits`; no items.
     """
     hits = classification_hits(scores, labels, k)
     if not len(hits):
@@ -41,41 +37,37 @@ def accuracy_at_k(scores: torch.Tensor, labels: torch.Tensor, k: int) -> float:
 
 
 def mean_per_class_recall(predictions: Any, labels: Any) -> float:
-    """Mean of the recalls of the classes that occur in the labels (scikit-learn's balanced accuracy).
+    """Mean recall of the classes that occur in the labels (scikit-learn's balanced accuracy).
 
-    A class that is only predicted does not count; torchmetrics' macro accuracy counts it as 0.
+    torchmetrics' macro accuracy also counts classes that are only predicted, as 0.
     """
     predictions, labels = _pair(predictions, labels)
     return float(per_class_hits(predictions == labels, labels).mean())
 
 
 def per_class_hits(hits: Any, labels: Any) -> np.ndarray:
-    """(num_items,) numbers whose mean is the mean over the classes that occur of each class's mean of hits.
+    """(num_items,) numbers whose mean is the mean hit of each class, averaged over the classes that occur.
 
-    An item counts by what it moves the metric, w (hit - mean of its class) + metric, where w makes the classes equal.
-    So the spread of these numbers over items is that of the metric over test sets; the spread of w * hit would also
-    hold how many items each class happens to have.
+    An item gets w (hit - mean of its class) + metric, where w makes the classes equal, so the spread over items is that
+    of the metric over test sets.
     """
     hits, labels = _pair(hits, labels)
     _, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
     of_class = np.bincount(place, weights=hits) / counts
+    # the spread of w * hit would also hold how many items each class has
     return len(labels) / (len(counts) * counts[place]) * (hits - of_class[place]) + of_class.mean()
 
 
 def f1_macro_present(predictions: Any, labels: Any) -> float:
-    """F1 averaged over the classes that occur in the labels (WILDS, DataComp's "F1-macro_all").
+    """F1 = 2 * right / (predicted + occurring), averaged over the classes in the labels.
 
-    F1 of a class is 2 * right / (predicted + occurring).
+    WILDS reports it, and DataComp as "F1-macro_all".
     """
     return float(f1_macro_hits(predictions, labels).mean())
 
 
 def f1_macro_hits(predictions: Any, labels: Any) -> np.ndarray:
-    """(num_items,) numbers whose mean is `f1_macro_present`; an item counts by what it moves it, as `per_class_hits`.
-
-    To first order an item moves F1 of class c by (2 [right, of c] - F1 ([predicted c] + [of c])) / (predicted +
-    occurring).
-    """
+    """(num_items,) numbers whose mean is `f1_macro_present`, with the spread of the metric, as in `per_class_hits`."""
     predictions, labels = _pair(predictions, labels)
     classes, place, occurring = np.unique(labels, return_inverse=True, return_counts=True)
     guessed = np.searchsorted(classes, predictions).clip(max=len(classes) - 1)
@@ -83,13 +75,14 @@ def f1_macro_hits(predictions: Any, labels: Any) -> np.ndarray:
     size = occurring + np.bincount(guessed[occurs], minlength=len(classes))
     hits = predictions == labels
     f1 = 2 * np.bincount(place, weights=hits) / size
+    # to first order an item moves F1 of class c by (2 [right, of c] - F1 ([predicted c] + [of c])) / size
     moved = (2 * hits - f1[place]) / size[place]
     moved[occurs] -= (f1 / size)[guessed[occurs]]
     return len(labels) / len(classes) * moved + f1.mean()
 
 
 def group_accuracies(hits: Any, groups: Sequence[Any]) -> dict[Any, float]:
-    """Accuracy of each group that has items, in order of first appearance."""
+    """Accuracy of each group, in order of first appearance."""
     hits = array_of(hits).astype(np.float64)
     if len(hits) != len(groups) or not len(hits):
         raise ValueError(f"{len(hits)} hits and {len(groups)} groups; expected: equal counts, at least one")
@@ -101,31 +94,31 @@ def group_accuracies(hits: Any, groups: Sequence[Any]) -> dict[Any, float]:
 
 
 def worst_group_accuracy(hits: Any, groups: Sequence[Any]) -> float:
-    """Least accuracy over the groups that have items: acc_wg (GeoDE); of top-5 hits acc_top5_wg (Dollar Street)."""
+    """Least of `group_accuracies`: acc_wg (GeoDE); of top-5 hits acc_top5_wg (Dollar Street)."""
     return min(group_accuracies(hits, groups).values())
 
 
 def worst_group_hits(hits: Any, groups: Sequence[Any]) -> list[list[float]]:
-    """One list per item, empty outside the group with the least accuracy: the mean of all entries is that accuracy."""
+    """One list per item, empty outside the worst group; the mean of all entries is `worst_group_accuracy`."""
     by_group = group_accuracies(hits, groups)
     worst = min(by_group, key=by_group.get)
     return [[float(hit)] if group == worst else [] for hit, group in zip(hits, groups)]
 
 
 def worst_region_accuracy(hits: Any, regions: Sequence[str]) -> dict[str, float]:
-    """FMoW in both readings: the published evaluator intends to leave "Other" out but keeps it.
+    """FMoW in both readings: the published evaluator keeps the region "Other", which it intends to leave out.
 
     Returns:
-        "acc_worst_region": as published, "Other" is a region; "acc_worst_region_without_other": as intended.
+        "acc_worst_region": as published; "acc_worst_region_without_other": as intended.
     Raises:
-        ValueError: if all items lie in "Other".
+        ValueError: all items lie in "Other".
     """
     readings = worst_region_hits(hits, regions)
     return {name: float(np.mean([hit for item in lists for hit in item])) for name, lists in readings.items()}
 
 
 def worst_region_hits(hits: Any, regions: Sequence[str]) -> dict[str, list[list[float]]]:
-    """The lists of `worst_group_hits` for both readings of `worst_region_accuracy`."""
+    """`worst_group_hits` for both readings of `worst_region_accuracy`."""
     named = [place for place, region in enumerate(regions) if region != OTHER_REGION]
     if not named:
         raise ValueError(f"all {len(regions)} items lie in region {OTHER_REGION}; expected: at least one named region")
@@ -140,21 +133,21 @@ def worst_region_hits(hits: Any, regions: Sequence[str]) -> dict[str, list[list[
 
 def winogavil_prompt(cue: str) -> str:
     """The cue in lower case after "An " before a, e, i, o, u, else after "A "."""
-    if not cue.strip():
+    if not (word := cue.strip().lower()):
         raise ValueError(f"empty WinoGAViL cue {cue!r}; expected: a word")
-    return f"{'An' if cue[0].lower() in 'aeiou' else 'A'} {cue.lower()}"
+    return f"{'An' if word[0] in 'aeiou' else 'A'} {word}"
 
 
 def winogavil_jaccard(scores: Any, gold: Sequence[int]) -> float:
     """Jaccard index h / (2k - h) of the k best candidates and the k gold ones, h of them in common.
 
-    Ties as in the reference (last k of an ascending sort, here a stable one): the higher index wins.
+    Of equal scores the higher index wins, as in the reference (last k of an ascending sort, here a stable one).
 
     Args:
-        scores: (num_candidates,), finite, higher is closer.
-        gold: distinct indices of the associated candidates; k is their number.
+        scores: (num_candidates,), higher is closer.
+        gold: indices of the k associated candidates.
     Raises:
-        ValueError: non-finite scores, no gold candidates, or gold indices that are no candidates.
+        ValueError: non-finite scores, or gold indices that are missing, repeated or out of range.
     """
     scores, gold = array_of(scores), array_of(gold).tolist()
     if scores.ndim != 1 or not np.isfinite(scores).all():
@@ -179,7 +172,6 @@ def winogavil_metrics(jaccards: Sequence[float], num_candidates: Sequence[int]) 
     """Means over the instances of each of `WINOGAVIL_GROUPS`; the main metric is "jaccard_score_10-12".
 
     Args:
-        jaccards: one per instance.
         num_candidates: 5, 6, 10 or 12 per instance.
     Raises:
         ValueError: unequal counts, or a group without instances.

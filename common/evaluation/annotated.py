@@ -49,7 +49,7 @@ def vqa_score(predicted: str, answers: Sequence[str]) -> float:
     """Accuracy of one answer: the mean over annotators left out of min(1, matches among the others / 3).
 
     With n of ten annotators in agreement 0, 0.3, 0.6, 0.9, then 1; not the simplified min(1, n / 3). If all annotators
-    agree to the letter nothing is normalised, on either side.
+    agree to the letter, nothing is normalised, on either side.
 
     Args:
         answers: one per annotator, ten in VQA v2, at least two.
@@ -65,15 +65,15 @@ def vqa_score(predicted: str, answers: Sequence[str]) -> float:
 
 
 def best_answers(questions: Sequence[Sequence[str]], closed: Sequence[str] | None = None) -> list[str]:
-    """The answer of the highest score for each question: `vqa_metrics` of them is the upper bound.
+    """The best answer to each question; of equals the one whose last occurrence comes first.
 
-    It lies below 1 where no four annotators agree.
+    `vqa_metrics` of them is the upper bound, below 1 where no four annotators agree.
 
     Args:
-        questions: the annotated answers of every question.
+        questions: the annotated answers of each.
         closed: the answers that a model chooses from; None = any.
     Returns:
-        One answer per question, the first of equals; "" where the closed list has none of them.
+        One per question; "" where the closed list has none of its answers.
     """
     spelled = {} if closed is None else {normalize_answer(answer): answer for answer in reversed(closed)}
     known, best = set(closed or ()), []
@@ -93,13 +93,11 @@ def vqa_metrics(
     """VQA accuracy over questions and per answer type.
 
     Args:
-        predictions: question id -> answer.
-        answers: question id -> annotated answers.
-        answer_types: question id -> "yes/no", "number" or "other".
+        predictions, answers, answer_types: by question id; a type is "yes/no", "number" or "other".
     Returns:
         "accuracy" and "accuracy (<type>)" for each type that occurs.
     Raises:
-        ValueError: unless all three hold the same questions; no question may be left out.
+        ValueError: unless all three hold the same questions, at least one.
     """
     for name, other in (("predictions", predictions), ("answer types", answer_types)):
         missing, unknown = sorted(set(answers) - set(other)), sorted(set(other) - set(answers))
@@ -124,7 +122,7 @@ def entailment_metrics(predictions: Sequence[int], labels: Sequence[int]) -> dic
     """SNLI-VE: micro accuracy over three classes, and the recall of each that occurs.
 
     Args:
-        predictions, labels: places in `ENTAILMENT_LABELS`; unlabelled items ("-") are not among them.
+        predictions, labels: places in `ENTAILMENT_LABELS`; unlabelled items ("-") are left out.
     """
     _check_counts(predictions, labels)
     predictions, labels = ([getattr(v, "item", lambda v=v: v)() for v in values] for values in (predictions, labels))
@@ -146,7 +144,7 @@ def nlvr2_metrics(
     """NLVR2: accuracy over examples; consistency: share of sentences that are judged right on all their pairs.
 
     Args:
-        predictions, labels: bool, 0 or 1, or the text "True" or "False" in any case.
+        predictions, labels: bool, 0 or 1, or "True" or "False" in any case.
         identifiers: "split-set-pair-sentence" of each example, as in the files; None leaves consistency out.
     """
     _check_counts(predictions, labels)

@@ -7,10 +7,8 @@ import torch
 
 
 def tensor_of(values: Any, name: str) -> torch.Tensor:
-    """The values as a tensor; a tensor is returned as it is.
+    """A tensor as it is; a numpy array or nested list as a tensor.
 
-    Args:
-        values: tensor, numpy array or nested list.
     Raises:
         ValueError: what holds no numbers, or rows of unlike lengths.
     """
@@ -27,7 +25,7 @@ def tensor_of(values: Any, name: str) -> torch.Tensor:
 
 
 def labels_of(values: Any, name: str) -> torch.Tensor:
-    """Class labels, places or rows as int64, from integers of any width or bool; arguments as in `tensor_of`.
+    """Class labels, places or rows as int64, from integers of any width or bool.
 
     Raises:
         ValueError: as `tensor_of`; numbers that are no integers.

@@ -1,13 +1,12 @@
 """COCO's 5,000 Karpathy test images under four protocols: 5K, 1K, CxC, ECCV Caption.
 
     coco_5k  all captions, one ranking
-    coco_1k  five folds of 1,000 consecutive images with five captions each, every fold ranked by itself; the mean
+    coco_1k  mean over five folds of 1,000 consecutive images, every fold ranked by itself
     cxc      recalls by the positives of Crisscrossed Captions: pairs that people scored 3 or more
     eccv     mAP@R, R-Precision and R@1 by the positives of ECCV Caption
 
-All but the first use the first five captions of each image (nine images have more). CxC comes from its
-sits_test.csv, ECCV Caption from the JSON files of its package (`data/`); both join by the ids of COCO's images and
-annotations.
+All but the first use the first five captions of each image (nine images have more). Images and captions are identified
+by COCO's ids.
 """
 
 import csv
@@ -51,10 +50,10 @@ _CXC_HEADER = ["caption", "image", "agg_score", "sampling_method"]
 
 @dataclass(frozen=True)
 class Relation:
-    """Which captions are right for an image and which images for a caption, by COCO's ids; queries are the keys.
+    """Right captions of an image and right images of a caption, by COCO's ids; queries are the keys.
 
-    key: of its evaluation. title: in the protocol. metrics: "recall", or "precision" for mAP@R and R-Precision.
-    outside: captions that it names but that are no candidates; they count in the R of their images.
+    key: of its evaluation. title: in the protocol. metrics: "precision" = mAP@R and R-Precision.
+    outside: captions that are no candidates but count in the R of their images.
     """
 
     key: str
@@ -68,7 +67,7 @@ class Relation:
 def read_cxc(path: Path, score: float = CXC_SCORE) -> Relation:
     """The positives of Crisscrossed Captions, from sits_test.csv or sits_val.csv, plain or gzip.
 
-    A pair counts by its score only: 29 of the original COCO pairs of the test file fall below 3 and are no positives.
+    Only the score counts: 29 original COCO pairs of the test file fall below 3 and are no positives.
     """
     lines = csv.reader(io.StringIO(read_text(path)))
     if (header := next(lines, None)) != _CXC_HEADER:
@@ -94,7 +93,7 @@ def read_cxc(path: Path, score: float = CXC_SCORE) -> Relation:
 
 
 def read_eccv(folder: Path) -> Relation:
-    """The positives of ECCV Caption, from eccv_image_to_caption.json and eccv_caption_to_image.json, plain or gzip."""
+    """The positives of ECCV Caption: eccv_image_to_caption.json and eccv_caption_to_image.json, plain or gzip."""
     return Relation(
         "eccv",
         "ECCV Caption",
@@ -125,13 +124,12 @@ def evaluate_coco(
     """All protocols from one pass over the images; each process ranks its share.
 
     Args:
-        pairs: the test split; besides Pairs it offers image_id(index) and caption_ids(index), ids of COCO.
-        relations: of `read_cxc` and `read_eccv`, or none of them.
-        rule: what is done to the captions; its `per_image` concerns coco_5k, the others need five.
+        pairs: the test split, with COCO's image_id(index) and caption_ids(index).
+        rule: its `per_image` concerns coco_5k; the others need five.
     Returns:
         "coco_5k", "coco_1k" and the key of each relation -> Evaluation.
     Raises:
-        ValueError: if ids are missing, or images could not be read: these protocols are defined on all of them.
+        ValueError: missing ids or unreadable images: the protocols are defined on all.
     """
     embedded = embed_pairs(encoder, pairs, rule)
     image_ids = [int(pairs.image_id(index)) for index in embedded.indices]
@@ -167,16 +165,15 @@ def coco_results(
     """The protocols from scores and ids.
 
     Args:
-        scores, rows, text_scores: as in retrieval_ranks, with all captions of each image.
-        image_ids: (num_images,) COCO's, in the order of the file.
-        caption_ids: (num_texts,) COCO's annotation ids.
-        text_to_image: (num_texts,) row of the image that each caption belongs to.
+        scores, rows, text_scores: as in `retrieval_ranks`, with all captions of each image.
+        image_ids, caption_ids: COCO's, in the order of images and texts.
+        text_to_image: (num_texts,) row of each caption's image.
         fold_size: images of a fold of "1K"; divides num_images.
     Returns:
-        "coco_5k", "coco_1k" and the key of each relation -> Evaluation, whose protocol has what is known here.
+        As `evaluate_coco`; the protocols have what is known here.
     Raises:
-        ValueError: ids that occur twice, an image with fewer than five captions, a number of images that the folds do
-            not divide, or a relation with ids that are missing; and as retrieval_ranks.
+        ValueError: repeated ids, unknown ids in a relation, an image with fewer than five captions, folds that do not
+            divide the images; and as `retrieval_ranks`.
     """
     part = Part.of(scores, len(image_ids), rows, text_scores)
     return results_of_parts(
@@ -195,7 +192,7 @@ def results_of_parts(
     *,
     shared: bool,
 ) -> dict[str, Evaluation]:
-    """`coco_results` of scores of which some rows are in memory at a time; parts and shared as in ranks_of_parts."""
+    """`coco_results` of scores in parts; parts and shared as in `ranks_of_parts`."""
     images, captions = np.asarray(image_ids, np.int64), np.asarray(caption_ids, np.int64)
     text_to_image = labels_of(text_to_image, "text_to_image").cpu()
     owners = text_to_image.numpy()

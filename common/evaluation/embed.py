@@ -1,8 +1,8 @@
 """From a model and a data set to embeddings, metrics and the protocol that each number carries.
 
-Processes share the work in whole batches, and results are put together by index. No padded duplicate enters a metric,
-and every forward pass sees the same batch for any number of processes: the numbers are the same to the last bit (on the
-same hardware, with as many threads).
+Processes share the work in whole batches, and results are joined by index. No padded duplicate enters a metric, and
+every forward pass sees the same batch for any number of processes: the numbers are equal to the last bit (same hardware
+and number of threads).
 """
 
 import itertools
@@ -50,7 +50,7 @@ _ROWS_AT_ONCE = 256  # of the scores; the same for any number of processes
 
 @contextmanager
 def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """No dropout, BatchNorm by its averages; restores the mode of every module at the end."""
+    """Sets eval mode; restores the mode of every module at the end."""
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
@@ -62,11 +62,11 @@ def evaluation_mode(network: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Encoder:
-    """A model with the preprocessing that it was trained with; embeds in evaluation mode.
+    """A model with the preprocessing of its training; embeds in evaluation mode.
 
-    model: unwrapped (no DDP around it), on `device`.
+    model: unwrapped (no DDP), on `device`.
     batch_size: images or captions per forward pass and process.
-    cache: of the features of a frozen stem; None = they are computed again.
+    cache: features of a frozen stem; None = they are computed again.
     """
 
     model: TwoTowers
@@ -81,14 +81,14 @@ class Encoder:
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """What happens to an image at evaluation, for the protocol; without the augmentation of training."""
+        """What happens to an image at evaluation, for the protocol."""
         content = json.loads(self.transform.to_json())
         return {key: value for key, value in content.items() if key not in ("crop_scale", "flip_probability")}
 
     def cached(self, data_set: Any) -> tuple[Any, Any]:
-        """A set of images and the transform of its items; cached features take the place of images.
+        """A set of images, or cached features in their place, and the transform of its items.
 
-        A part of a set (`Subset`) reads the features of the whole set; a set without a fingerprint keeps its images.
+        A part (`Subset`) reads the features of the whole set; a set without a fingerprint keeps its images.
         """
         if isinstance(data_set, Subset):
             whole, transform = self.cached(data_set.dataset)
@@ -102,8 +102,8 @@ class Encoder:
         """Embeddings of all images of a data set, in its order.
 
         Returns:
-            (num_images, ...) embeddings on the CPU, and (num_images,) bool: False where an image could not be read
-            (its embedding is then zero and must not be ranked).
+            (num_images, ...) on the CPU, and (num_images,) bool: False where an image is unreadable (its embedding is
+            zero and must not be ranked).
         """
         size = min(self.batch_size, max(len(data_set), 1))
         batches = batches_here(len(data_set), size)
@@ -118,7 +118,7 @@ class Encoder:
 
     @torch.no_grad()
     def texts(self, texts: list[str]) -> torch.Tensor:
-        """(num_texts, ...) embeddings on the CPU, in order; equal texts go through the tower once."""
+        """(num_texts, ...) embeddings on the CPU, in order; equal texts are embedded once."""
         places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
         distinct = list(places)
         size = min(self.batch_size, max(len(distinct), 1))
@@ -132,16 +132,16 @@ class Encoder:
 
 
 def with_bar(batches: Iterable[Any], label: str) -> Iterable[Any]:
-    """The same batches; the main process shows a progress bar where they take long."""
+    """The same batches, on the main process with a progress bar after `BAR_AFTER` seconds."""
     return tqdm(batches, label, unit="batch", delay=BAR_AFTER, leave=False, disable=not is_main_process())
 
 
 @dataclass(frozen=True)
 class CaptionRule:
-    """Which captions of an image are ranked, and what is done to their text; part of the protocol.
+    """Which captions of an image are ranked, and how their text is changed.
 
-    per_image: so many captions, the first ones in file order; None = all.
-    prefix: put before every caption, e.g. "a photo of ".
+    per_image: number of captions, the first ones in file order; None = all.
+    prefix: of every caption, e.g. "a photo of ".
     cleaning: "none", or "albef" (lower case, without punctuation, at most 30 words), before the prefix.
     """
 
@@ -156,7 +156,6 @@ class CaptionRule:
             raise ValueError(f"caption cleaning = {self.cleaning!r}; expected: {', '.join(_CLEANINGS)}")
 
     def apply(self, caption: str) -> str:
-        """The text that goes to the tokenizer."""
         return self.prefix + _CLEANINGS[self.cleaning](caption)
 
 
@@ -171,10 +170,10 @@ _CLEANINGS: dict[str, Callable[[str], str]] = {"none": str, "albef": _as_albef}
 
 @dataclass(frozen=True)
 class EmbeddedPairs:
-    """A test set of captioned images, embedded; images that could not be read are left out.
+    """A test set of captioned images, embedded, without unreadable images.
 
-    images, texts: embeddings, (num_images, ...) and (num_texts, ...), on the CPU of every process.
-    indices: (num_images,) of the images in the data set.
+    images, texts: (num_images, ...) and (num_texts, ...), on the CPU of every process.
+    indices: of the images in the data set.
     captions_of: their captions as in the file. text_to_image: (num_texts,) row of each caption's image.
     """
 
@@ -188,7 +187,6 @@ class EmbeddedPairs:
 
     @property
     def captions(self) -> list[str]:
-        """All captions as the tokenizer gets them."""
         return [self.rule.apply(caption) for group in self.captions_of for caption in group]
 
     def protocol(
@@ -199,7 +197,6 @@ class EmbeddedPairs:
         *,
         ranking: str = "similarity",
     ) -> RetrievalProtocol:
-        """The protocol of a ranking of all of these images and texts."""
         counts = {len(captions) for captions in self.captions_of}
         per_image = (
             self.rule.per_image if self.rule.per_image is not None else counts.pop() if len(counts) == 1 else "all"
@@ -241,11 +238,11 @@ def embed_pairs(encoder: Encoder, pairs: Pairs, rule: CaptionRule) -> EmbeddedPa
 def evaluate_retrieval(
     encoder: Encoder, pairs: Pairs, rule: CaptionRule = CaptionRule(), gallery: int | None = None
 ) -> Evaluation:
-    """Ranks a test set of captioned images both ways by the model's similarity; each process ranks its share.
+    """Ranks a test set both ways by the model's similarity; each process ranks its share.
 
     Args:
-        gallery: so many consecutive images are candidates together, with their captions only. Metrics are means over
-            the galleries: a larger sample of the same task. None = all images.
+        gallery: number of consecutive images ranked together, with their captions only; metrics are means over
+            galleries. None = all images.
     Raises:
         ValueError: no image can be read, none has a caption, or their number is no multiple of the gallery.
     """
@@ -283,10 +280,10 @@ def _rank(encoder: Encoder, embedded: EmbeddedPairs, pictures: slice, captions: 
 
 
 class ScoreParts:
-    """Scores of all images and texts in parts, of which one is in memory at a time; what `ranks_of_parts` takes.
+    """Scores of all images and texts, in parts as `ranks_of_parts` takes them.
 
-    A set whose scores fit in `encoder.ranking_gb` is one part and computed once. The scores of a larger set are
-    computed again in every pass. Both are equal to the last bit: they are always computed for as many images at a time.
+    Scores that fit in `encoder.ranking_gb` are one part and computed once; others are computed again in every pass.
+    Both are equal to the last bit, as equally many images are scored at a time.
 
     Args:
         shared: each process has a share of the images; otherwise all of them.
@@ -336,12 +333,12 @@ class ScoreParts:
 def evaluate_zero_shot(
     encoder: Encoder, task: Any, average: PromptAverage, further: FurtherMetrics | None = None
 ) -> Evaluation:
-    """Top-1 (and where there are more than five classes top-5) accuracy of class prompts, and mean per-class recall.
+    """Top-1 (with more than five classes also top-5) accuracy of class prompts, and mean per-class recall.
 
     Args:
         task: has class_names, templates with one "{}" or "{c}", name, fingerprint, label(index), items with "image".
-        further: (scores, labels, indices in the task) of the images that could be read -> further metrics, each as
-            one list per image; the metric is the mean of all entries.
+        further: (scores, labels, indices in the task) of the readable images -> metric -> one list per image; the mean
+            of all entries is the metric.
     """
     image_embeddings, readable = encoder.images(task)
     indices = readable.nonzero().squeeze(1).tolist()
@@ -384,14 +381,14 @@ def _batches(count: int, size: int) -> list[list[int]]:
 
 
 def batches_here(count: int, size: int) -> list[list[int]]:
-    """Batches rank, rank + W, ... of this process; padded with the last, so that all make as many forward passes."""
+    """Batches rank, rank + W, ... of this process; padded with the last, so that all have equally many."""
     batches, processes = _batches(count, size), world_size()
     last = len(batches) - 1
     return [batches[min(index, last)] for index in range(rank(), -(-len(batches) // processes) * processes, processes)]
 
 
 def in_order(parts: list[torch.Tensor], size: int, count: int) -> torch.Tensor:
-    """From the results of `batches_here` on each process to (count, ...) in order, on the CPU of all."""
+    """Results of `batches_here` from all processes as (count, ...) in order, on the CPU of each."""
     if world_size() == 1 or not parts:
         return torch.cat([part.cpu() for part in parts]) if parts else torch.zeros(0)
     whole = [torch.cat([part, part.new_zeros(size - len(part), *part.shape[1:])]) for part in parts]

@@ -1,8 +1,7 @@
 """Grad-CAM: where in an image a score comes from, and grounding by boxes or by pointing.
 
-On cross-attention (ALBEF, and GeoMM's visual grounding): attention times the positive part of its gradient,
-averaged over heads and text tokens. On tokens (Grad-CAM, Eq. 1 and 2, as the oblique paper's Figures 5 and 7): channels
-weighted by their mean gradient. Boxes of this file are (x, y, width, height) in pixels, the form of annotation files.
+`attention_heat` is on cross-attention (ALBEF, GeoMM's visual grounding), `signed_heat` on tokens (Grad-CAM, Eq. 1 and
+2; the oblique paper's Figures 5 and 7). Boxes are (x, y, width, height) in pixels, unless stated otherwise.
 """
 
 import math
@@ -24,7 +23,7 @@ AREA_EXPONENT = 0.5  # alpha of the box score
 
 @contextmanager
 def recorded_input(block: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Records the tokens that go into a block and lets gradients stop there: the graph is that of what follows."""
+    """Records the tokens that go into a block; gradients stop there, so the graph is that of what follows."""
     recorded: list[torch.Tensor] = []
 
     def record(_: nn.Module, arguments: tuple) -> tuple:
@@ -40,16 +39,14 @@ def recorded_input(block: nn.Module) -> Iterator[list[torch.Tensor]]:
 
 
 def gradients_of(score: torch.Tensor, recorded: Sequence[torch.Tensor], keep_graph: bool = False) -> list[torch.Tensor]:
-    """Gradients of a score with respect to tensors recorded on the way to it; no parameter's .grad is touched.
+    """Gradients of a score with respect to recorded tensors; leaves the parameters' .grad alone.
 
     Args:
         score: a scalar, or (batch,) where each entry depends on its own item only (no batch statistics).
-        recorded: attention weights or activations of the same forward pass, part of its graph.
+        recorded: attention weights or activations of the same forward pass.
         keep_graph: further scores of the same pass follow.
-    Returns:
-        One tensor per recorded one, same shapes.
     Raises:
-        ValueError: if a recorded tensor is not part of the score's graph (a pass under no_grad, or a detached copy).
+        ValueError: a recorded tensor is not in the score's graph (a pass under no_grad, or a detached copy).
     """
     if not all(getattr(tensor, "requires_grad", False) for tensor in (score, *recorded)):
         raise ValueError("score or recorded tensors carry no gradient; run the forward pass without no_grad")
@@ -69,13 +66,13 @@ def attention_heat(
 ) -> torch.Tensor:
     """Heat map on the patch grid: mean over heads and text tokens of attention x relu(gradient).
 
-    Masked tokens contribute zero but count in the mean, as in the reference; a positive factor per text, so it changes
-    no choice between boxes.
+    Masked tokens contribute zero but count in the mean, as in the reference: one factor per text, so no choice between
+    boxes changes.
 
     Args:
         attention, gradient: (batch, heads, text_tokens, image_tokens).
         text_mask: (batch, text_tokens), True at words.
-        num_prefix_tokens: image tokens before the patches (class tokens), left out.
+        num_prefix_tokens: image tokens to leave out before the patches (class tokens).
         grid: rows and columns of patches; None = square.
     Returns:
         (batch, rows, columns), not negative.
@@ -98,13 +95,13 @@ def attention_heat(
 
 
 def signed_heat(activations: torch.Tensor, gradient: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Activations times the mean gradient of the kept tokens: linear in the gradient, so heat of parts of a score adds.
+    """Activations times the mean gradient of the kept tokens; it is linear in the gradient, so heat of parts adds up.
 
     Args:
-        activations, gradient: (batch, tokens, channels); a feature map's tokens are its places.
-        kept: (batch, tokens) bool; class tokens and padding are not.
+        activations, gradient: (batch, tokens, channels), tokens or places of a feature map.
+        kept: (batch, tokens) bool; False at class tokens and padding.
     Returns:
-        (batch, tokens), 0 where not kept, also all along a row of which nothing is; Grad-CAM shows what is positive.
+        (batch, tokens), 0 where not kept; Grad-CAM shows the positive part.
     """
     activations, gradient = tensor_of(activations, "activations"), tensor_of(gradient, "gradient")
     kept = tensor_of(kept, "kept")[..., None]
@@ -113,7 +110,7 @@ def signed_heat(activations: torch.Tensor, gradient: torch.Tensor, kept: torch.T
 
 
 def resize_heat(heat: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """A heat map in the picture's own pixels, bicubic; overshoot can make values negative."""
+    """(rows, columns) -> (height, width), bicubic; overshoot can make values negative."""
     heat = tensor_of(heat, "heat")
     if heat.ndim != 2 or height < 1 or width < 1:
         raise ValueError(f"heat of shape {tuple(heat.shape)} to {height} x {width}; expected: (rows, columns) to >= 1")
@@ -123,11 +120,11 @@ def resize_heat(heat: torch.Tensor, height: int, width: int) -> torch.Tensor:
 def box_scores(heat: Any, boxes: Any, area_exponent: float = AREA_EXPONENT) -> np.ndarray:
     """Sum of the heat inside each box over (width * height) ** area_exponent.
 
-    Rows int(y) to int(y + height) and columns int(x) to int(x + width), without the last, as in the reference; parts
-    outside the image are cut off. A box without area scores -inf.
+    A box covers rows int(y) to int(y + height) and columns int(x) to int(x + width), without the last, as in the
+    reference, cut off at the image. A box without area scores -inf.
 
     Args:
-        heat: (height, width) in pixels, finite.
+        heat: (height, width) in pixels.
         boxes: (num_boxes, 4).
         area_exponent: 0 sums, 1 averages.
     Returns:
@@ -150,8 +147,7 @@ def box_scores(heat: Any, boxes: Any, area_exponent: float = AREA_EXPONENT) -> n
 def inclusive_iou(one: Sequence[float], other: Sequence[float]) -> float:
     """Intersection over union of two boxes in the pixel-inclusive form of the reference.
 
-    A box covers the pixels x to x + width - 1. Equal to the ordinary form, except that an overlap of at most one pixel
-    in width or height counts as none.
+    It differs from the ordinary form only where the overlap is at most one pixel wide or high: that counts as none.
     """
     (x1, y1, w1, h1), (x2, y2, w2, h2) = _pixels(np.stack([array_of(one), array_of(other)]))
     left, right = max(x1, x2), min(x1 + w1, x2 + w2) - 1
@@ -163,10 +159,7 @@ def inclusive_iou(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def points_inside(heat: Any, box: Sequence[float]) -> bool:
-    """Pointing game: whether the hottest pixel (the first of equals, row by row) lies in the box.
-
-    Pixel (column, row) covers column to column + 1; its centre decides.
-    """
+    """Pointing game: whether the centre of the hottest pixel (the first of equals, row by row) lies in the box."""
     heat = array_of(heat)
     row, column = np.unravel_index(int(heat.argmax()), heat.shape)
     ((x, y, width, height),) = _pixels(array_of(box)[None])
@@ -174,19 +167,17 @@ def points_inside(heat: Any, box: Sequence[float]) -> bool:
 
 
 def box_coverage(box: Sequence[float], rows: int, columns: int) -> np.ndarray:
-    """(rows, columns): the share of each cell of a grid over the image that lies in a box."""
+    """(rows, columns) share of each grid cell that lies in a box, whose corners are fractions of the image."""
     ((left, top, right, bottom),) = _fractions(array_of(box)[None])
     return np.outer(_covered(top * rows, bottom * rows, rows), _covered(left * columns, right * columns, columns))
 
 
 def share_in_box(heat: Any, box: Sequence[float]) -> float | None:
-    """Share of the heat inside a box; a patch that the box cuts counts with the part inside.
+    """Share of the heat inside a box, in [0, 1]; None without any heat.
 
     Args:
-        heat: (rows, columns), not negative.
+        heat: (rows, columns), not negative; a cell that the box cuts counts in proportion.
         box: (left, top, right, bottom), fractions of the image.
-    Returns:
-        In [0, 1]; None where there is no heat.
     """
     heat = array_of(heat).astype(np.float64)
     total = heat.sum()
@@ -194,7 +185,7 @@ def share_in_box(heat: Any, box: Sequence[float]) -> float | None:
 
 
 def pixel_boxes(corners: Any, height: int, width: int) -> np.ndarray:
-    """Boxes (left, top, right, bottom) as fractions of the image, as scenes have them, as float64 boxes in pixels."""
+    """Boxes (left, top, right, bottom), fractions of the image as in scenes, as float64 boxes in pixels."""
     corners = _fractions(corners) * np.array([width, height, width, height], dtype=np.float64)
     return np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
 
@@ -203,10 +194,9 @@ def pixel_boxes(corners: Any, height: int, width: int) -> np.ndarray:
 class Grounding:
     """Result of one expression.
 
-    choice: index of the best proposal, None where no proposal has an area or all score 0.
-    iou: of the choice with the true box.
-    pointed: the hottest pixel lies in the true box.
-    positive: some proposal has a score above 0.
+    choice: index of the best proposal; None = no proposal has an area, or all score 0.
+    iou: of the choice with the true box. pointed: the hottest pixel lies in it.
+    positive: some proposal scores above 0.
     """
 
     choice: int | None
@@ -216,10 +206,7 @@ class Grounding:
 
 
 def ground(heat: Any, proposals: Any, true_box: Sequence[float], area_exponent: float = AREA_EXPONENT) -> Grounding:
-    """Chooses the best-scoring proposal, the first of equals; none where all scores are 0, as without any heat.
-
-    Scores may all be negative: the search starts at -inf.
-    """
+    """Chooses the proposal with the best score, which may be negative: the first of equals, none where all score 0."""
     scores = box_scores(heat, proposals, area_exponent)
     allowed = scores[scores > -math.inf]  # a box without area scores -inf and is never chosen
     choice = int(scores.argmax()) if allowed.any() else None
@@ -228,14 +215,14 @@ def ground(heat: Any, proposals: Any, true_box: Sequence[float], area_exponent: 
 
 
 def grounding_metrics(results: Sequence[Grounding], min_iou: float = MIN_IOU) -> dict[str, float]:
-    """Metrics over expressions (one sentence each, not one object each).
+    """Metrics over expressions (sentences, not objects).
 
     Returns:
         "accuracy": share whose chosen box overlaps the true one by at least min_iou; "pointing_accuracy";
-        "no_proposal_share": without any box to choose, counted as wrong; "no_positive_score_share": where the published
-        code would have re-used the box of the expression before.
+        "no_proposal_share": without a choice, counted as wrong; "no_positive_score_share": where the published code
+        would re-use the box of the expression before.
     Raises:
-        ValueError: if there are no results.
+        ValueError: no results.
     """
     if not results:
         raise ValueError("no expressions to average over")

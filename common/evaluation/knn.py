@@ -1,7 +1,7 @@
 """Weighted nearest neighbours: what a representation is worth, without training anything.
 
-The vote is that of instance discrimination (Wu et al. 2018), SimSiam's monitor. Features are those of the
-*encoder*, before projection and geometry.
+The vote is that of instance discrimination (Wu et al. 2018), SimSiam's monitor. Features are those before projection
+and geometry.
 """
 
 from typing import Any
@@ -29,21 +29,19 @@ def knn_scores(
 ) -> torch.Tensor:
     """Share of each class in the weighted vote of the k nearest bank features.
 
-    A neighbour with cosine s has weight exp(s / temperature). Of neighbours with equal cosines the first in the bank
-    counts, of classes with equal shares the lower one wins an arg-max.
+    A neighbour with cosine s has weight exp(s / temperature). Of equal cosines the first in the bank counts, of equal
+    shares the lower class wins an arg-max.
 
     Args:
-        features: (num_images, dim), any norm.
-        bank_features: (bank, dim), any norm.
+        features, bank_features: (num_images, dim) and (bank, dim), any norm.
         bank_labels: (bank,) in [0, num_classes).
-        k: neighbours; a smaller bank votes as a whole.
-        temperature: above 0.
-        chunk_size: images at a time; None: as many as keep the cosines within 128 MB. Never changes the result beyond
-            rounding.
+        k: a smaller bank votes as a whole.
+        chunk_size: images at a time, without effect beyond rounding; None = 128 MB of cosines.
     Returns:
         (num_images, num_classes), rows sum to 1; float32, or float64 where the features are.
     Raises:
-        ValueError: an empty bank, unlike shapes, labels out of range, non-finite features, k or temperature too small.
+        ValueError: an empty bank, unlike shapes, labels out of range, non-finite features, k below 1 or temperature not
+            above 0.
     """
     features, bank_features = tensor_of(features, "features"), tensor_of(bank_features, "bank features")
     bank_labels = labels_of(bank_labels, "bank labels").to(features.device)
@@ -65,11 +63,7 @@ def knn_scores(
 
 
 def evaluate_knn(encoder: Any, bank: Any, task: Any, k: int = 200, temperature: float = 0.1) -> Evaluation:
-    """Accuracy of the weighted vote on one labelled set with another one as the bank.
-
-    Args:
-        bank: with the classes of task, e.g. its part="train".
-    """
+    """Accuracy of the weighted vote on a labelled set; the bank has the same classes, e.g. its part="train"."""
     if list(bank.class_names) != list(task.class_names):
         raise ValueError(f"{bank.name} and {task.name} have unlike class names; a bank must hold the classes asked for")
     bank_features, bank_labels = labelled_features(encoder, bank)
@@ -97,11 +91,7 @@ def evaluate_knn(encoder: Any, bank: Any, task: Any, k: int = 200, temperature: 
 
 
 def labelled_features(encoder: Any, task: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features and labels of the images that can be read.
-
-    Returns:
-        (num_images, dim) on the CPU, each picture's embedding in one row, and (num_images,) labels.
-    """
+    """Features (num_images, dim), flattened, on the CPU, and labels (num_images,) of the images that can be read."""
     features, readable = encoder.images(task)
     kept = readable.nonzero().squeeze(1)
     if not len(kept):

@@ -1,11 +1,10 @@
 """Linear probes: how much of the classes one linear layer can read from a frozen network.
 
-A recipe is a value: `PROBES` holds those of MoCo v3, of the oblique paper (which states "follows MoCo v3" and deviates
-from it in most entries), and of MoCo v1 and v2. All train by SGD from weights of standard deviation 0.01 and bias 0.
+`PROBES` holds the recipes of MoCo v3, of the oblique paper (which states "follows MoCo v3" and deviates from it in most
+entries), and of MoCo v1 and v2. All train by SGD from weights of standard deviation 0.01 and bias 0.
 
-Features are those of the tower before projection and geometry (`backbone_encoder`). The network stays in evaluation
-mode, because BatchNorm statistics are weights too, and a check after training shows that no tensor of it has changed.
-Two tensors train: the weight and the bias of the layer.
+Features are those before projection and geometry. The network stays in evaluation mode: BatchNorm statistics are
+weights too.
 """
 
 import math
@@ -45,10 +44,9 @@ INITIAL_STD = 0.01  # of the layer's weights
 class ProbeConfig:
     """A recipe.
 
-    learning_rate: at the peak; of a batch of 256 where rate_per_256 is set (then times batch_size / 256).
+    learning_rate: at the peak; with rate_per_256 times batch_size / 256.
     schedule: "cosine" by step, "cosine_per_epoch", or "steps": a tenth at each of the milestones (epochs).
     warmup_epochs: linear, by step; "cosine" only.
-    normalize_features: to norm 1.
     crop_scale, flip_probability, use_rand_augment: of training images; None, 0, False trains on cached features.
     """
 
@@ -80,7 +78,7 @@ class ProbeConfig:
 
     @property
     def augments(self) -> bool:
-        """Whether training images change from epoch to epoch, so that features cannot be cached."""
+        """Whether training images change from epoch to epoch, so that features are not cached."""
         return self.crop_scale is not None or self.flip_probability > 0 or self.use_rand_augment
 
 
@@ -121,7 +119,7 @@ PROBES = {
 
 
 def probe_rate_at(step: int, config: ProbeConfig, steps_per_epoch: int) -> float:
-    """Learning rate of the update number `step`, in [0, epochs * steps_per_epoch)."""
+    """Learning rate of update `step`, in [0, epochs * steps_per_epoch)."""
     peak = config.learning_rate * (config.batch_size / 256 if config.rate_per_256 else 1)
     epoch = step // steps_per_epoch
     if config.schedule == "steps":
@@ -137,16 +135,16 @@ def probe_rate_at(step: int, config: ProbeConfig, steps_per_epoch: int) -> float
 def train_probe(
     batches: Batches, num_train: int, feature_dim: int, num_classes: int, config: ProbeConfig, seed: int, device: Any
 ) -> nn.Linear:
-    """Trains one linear layer by cross-entropy; the same seed and batches give the same layer.
+    """Trains one linear layer by cross-entropy; a pure function of seed and batches.
 
     Args:
-        batches: epoch -> (features (batch, feature_dim), labels (batch,)) over every training image once; see
-            `feature_batches` and `augmented_batches`. They carry no gradient.
+        batches: epoch -> (features (batch, feature_dim), labels (batch,)) over every training image once:
+            `feature_batches`, `augmented_batches`.
     Returns:
-        The layer, in evaluation mode, on the device.
+        In evaluation mode, on the device.
     Raises:
         ValueError: an epoch whose number of batches does not fit num_train, or features with a gradient.
-        FloatingPointError: the loss is not finite; names step and rate.
+        FloatingPointError: a loss that is not finite; names step and rate.
     """
     classifier = _new_classifier(feature_dim, num_classes, seed).to(device)
     optimizer = torch.optim.SGD(
@@ -184,7 +182,7 @@ def probe_scores(classifier: nn.Linear, features: torch.Tensor, config: ProbeCon
 
 
 def feature_batches(features: torch.Tensor, labels: torch.Tensor, batch_size: int, seed: int) -> Batches:
-    """Batches of cached features in an order that is a pure function of (seed, epoch); the last may be smaller."""
+    """Batches of cached features; the order is a pure function of (seed, epoch), the last batch may be smaller."""
     features, labels = tensor_of(features, "features"), labels_of(labels, "labels")
 
     def batches(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -197,8 +195,8 @@ def feature_batches(features: torch.Tensor, labels: torch.Tensor, batch_size: in
 def augmented_batches(encoder: Any, task: Any, config: ProbeConfig, seed: int) -> Batches:
     """Batches of features of freshly augmented images; a view is a pure function of (seed, epoch, index).
 
-    An image that cannot be read is replaced by the next one that can. Processes share the images of a batch, and each
-    has all features.
+    An unreadable image is replaced by the next readable one. Processes share the images of a batch, and each gets all
+    features.
     """
     transform = replace(encoder.transform, crop_scale=config.crop_scale, flip_probability=config.flip_probability)
 
@@ -223,34 +221,30 @@ def _share(rows: list[int]) -> list[int]:
 
 
 class TowerFeatures(nn.Module):
-    """A tower without what follows it: the class tokens of a ViT, all in one row, or the pooled map of a ResNet."""
+    """A tower without its projection: the class tokens of a ViT in one row, or the pooled map of a ResNet."""
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()
         self.tower = tower
 
     def encode_image(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, 3, size, size) normalised pixels -> (batch, feature_dim), after the last LayerNorm, unprojected."""
+        """(batch, 3, size, size) normalised pixels -> (batch, feature_dim), after the last LayerNorm."""
         if hasattr(self.tower, "class_tokens"):
             return self.tower.class_tokens(images).flatten(1)
         return self.tower(images)
 
 
 def backbone_encoder(encoder: Any, tower: nn.Module) -> Any:
-    """An encoder with the same preprocessing that gives the features of a tower instead of embeddings.
-
-    Args:
-        tower: e.g. `encoder.model.image_tower`, or an untrained copy of it for a baseline.
-    """
+    """An encoder with the same preprocessing that returns a tower's features instead of embeddings."""
     return replace(encoder, model=TowerFeatures(tower).to(encoder.device))
 
 
 @contextmanager
 def frozen(network: nn.Module) -> Iterator[nn.Module]:
-    """Evaluation mode and no gradients inside; restores both at the end and checks that no tensor has changed.
+    """Evaluation mode and no gradients; restores both at the end.
 
     Raises:
-        RuntimeError: a parameter or buffer (BatchNorm statistics) has changed; names them.
+        RuntimeError: names the parameters or buffers (BatchNorm statistics) that have changed.
     """
     trainable = {parameter: parameter.requires_grad for parameter in network.parameters()}
     before = {name: tensor.detach().clone() for name, tensor in _tensors(network).items()}
@@ -269,8 +263,6 @@ def frozen(network: nn.Module) -> Iterator[nn.Module]:
 
 def evaluate_linear_probe(encoder: Any, train: Any, test: Any, config: ProbeConfig, seed: int = 0) -> Evaluation:
     """Trains a probe on one labelled set and evaluates it on another.
-
-    Without augmentation the features are computed once.
 
     Args:
         encoder: of `backbone_encoder`. Test images get its evaluation view (MoCo resizes to 256 and cuts out 224).
@@ -348,10 +340,6 @@ def _shuffled(size: int, seed: int, epoch: int) -> torch.Tensor:
 
 
 def check_classes(train: Any, test: Any) -> None:
-    """Refuses two labelled sets whose class names differ.
-
-    Raises:
-        ValueError: names both sets.
-    """
+    """Refuses two labelled sets whose class names differ (ValueError)."""
     if list(train.class_names) != list(test.class_names):
         raise ValueError(f"{train.name} and {test.name} have unlike class names; a probe needs the same ones")

@@ -1,4 +1,4 @@
-"""What is right for each query of a retrieval, as ascending lists of candidates for both directions."""
+"""Which candidates are right for each query of a retrieval."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from common.evaluation.arrays import labels_of
 
 @dataclass(frozen=True)
 class Positives:
-    """What is right for each query: ascending lists of candidates, one after the other, for both directions.
+    """The ascending lists of right candidates of all queries, joined, for both directions.
 
     One direction need not mirror the other: ECCV Caption lists them for different queries.
 
     texts: those of image i are texts[image_starts[i] : image_starts[i + 1]]; image_starts is (num_images + 1,).
     images: those of text j are images[text_starts[j] : text_starts[j + 1]]; text_starts is (num_texts + 1,).
-    texts_outside: (num_images,) how many more positives each image has that are no candidates: never found, but they
-        count in the R of R-Precision and mAP@R. Only queries with a positive among the candidates may have some.
+    texts_outside: (num_images,) number of further positives that are no candidates: never found, but counted in the R
+        of R-Precision and mAP@R. Only queries with a positive among the candidates may have some.
     """
 
     texts: np.ndarray
@@ -29,7 +29,7 @@ class Positives:
 
     @classmethod
     def from_owners(cls, text_to_image: torch.Tensor, num_images: int) -> "Positives":
-        """Each caption belongs to one image, whose row text_to_image (num_texts,) holds; an image may have none."""
+        """Each caption belongs to one image, row text_to_image (num_texts,); an image may have none."""
         owners = labels_of(text_to_image, "text_to_image").cpu().numpy()
         if owners.ndim != 1:
             raise ValueError(f"text_to_image has shape {owners.shape}; expected: one row index for each text")
@@ -47,11 +47,10 @@ class Positives:
         images_of_text: Sequence[Sequence[int]],
         texts_outside: Sequence[int] | None = None,
     ) -> "Positives":
-        """Any relation, one list for every image and every text in their order; empty lists are no queries.
+        """Any relation: one list for every image and every text in order; empty lists are no queries.
 
         Raises:
-            ValueError: if a list holds a candidate twice or one that does not exist, or is empty while more positives
-                of its image lie outside the candidates.
+            ValueError: a list that holds a candidate twice or an unknown one, or is empty while texts_outside is not 0.
         """
         num_images, num_texts = len(texts_of_image), len(images_of_text)
         texts, image_starts = _joined(texts_of_image, num_texts, "image", "text")

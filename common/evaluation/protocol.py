@@ -1,7 +1,7 @@
 """What a number means: its protocol, and the refusal to compare numbers whose protocols differ.
 
 Recalls of one model differ by points between splits, caption counts, tie rules and preprocessings. So every evaluation
-carries these beside its metrics, and `check_alike` runs wherever numbers are put next to each other.
+carries these, and `check_alike` runs wherever numbers stand next to each other.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics of one data set, with what is needed to compare them and to put an interval around them.
+    """Metrics of one data set, with what comparisons and intervals need.
 
     metrics: fractions; only "rsum" is a sum of six.
-    protocol: what the numbers mean; only equal protocols may share a column (`check_alike`).
-    chance: expected metrics of a random model, for the keys it knows.
-    hits: metric -> one array per image of its queries' results, for a bootstrap over images.
+    protocol: only equal ones may share a column (`check_alike`).
+    chance: expected metrics of a random model, where known.
+    hits: metric -> one list per image of its queries' results, for a bootstrap over images.
     """
 
     metrics: dict[str, float]
@@ -50,7 +50,7 @@ class Evaluation:
 
 
 def mean_of_folds(folds: Sequence[Evaluation], candidates: str) -> Evaluation:
-    """The mean over parts of a test set that are ranked separately; a bootstrap draws from the images of all of them.
+    """The mean over separately ranked parts of a test set; a bootstrap draws from the images of all.
 
     Args:
         folds: of equally many images.
@@ -69,12 +69,11 @@ def mean_of_folds(folds: Sequence[Evaluation], candidates: str) -> Evaluation:
 class RetrievalProtocol:
     """All that changes a recall without changing the model.
 
-    captions_per_image: how many of each image's captions are used, the first ones in file order; "all" where all are
-        and images have unlike numbers of them.
-    caption_cleaning: name of the rule that the captions went through; "none" for the text as it is.
-    num_image_queries, num_text_queries: those of them that have a positive.
-    captions_hash: of the candidate captions as the file gives them, see `hash_of_captions`: which split it is.
-    unreadable_images: images that are no candidates because they could not be read.
+    captions_per_image: the first ones in file order; "all" where images have unlike numbers of them and all are used.
+    caption_cleaning: name of the rule; "none" = the text as it is.
+    num_image_queries, num_text_queries: those that have a positive.
+    captions_hash: of the candidates as in the file: which split it is.
+    unreadable_images: left out of the candidates.
     """
 
     data: str
@@ -96,7 +95,6 @@ class RetrievalProtocol:
     tie_rule: str = TIE_RULE
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dict for an Evaluation and its file; the task comes first."""
         return {"task": "retrieval", **asdict(self)}
 
 
@@ -110,11 +108,11 @@ def check_alike(protocols: Mapping[str, Mapping[str, Any]], may_differ: Sequence
     """Refuses to put numbers of unlike protocols side by side: in a column, over seeds, in an average.
 
     Args:
-        protocols: what carries the number (a row, a seed), for the message -> its protocol.
-        may_differ: keys of the protocol that are not compared; a table that compares image sizes adds
-            "preprocessing.size" and says so in a note. A key stands for all that is nested below it.
+        protocols: label of the number (a row, a seed) for the message -> its protocol.
+        may_differ: keys that are not compared, with all that is nested below; a table of image sizes adds
+            "preprocessing.size" and says so in a note.
     Raises:
-        ProtocolError: naming the first key that differs, both values and what carries them.
+        ProtocolError: names the first key that differs, both values and their labels.
     """
     labels = list(protocols)
     for label in labels[1:]:
@@ -130,10 +128,9 @@ def check_alike(protocols: Mapping[str, Mapping[str, Any]], may_differ: Sequence
 def first_difference(
     one: Mapping[str, Any], other: Mapping[str, Any], may_differ: Sequence[str] = MAY_DIFFER
 ) -> tuple[str, str, str] | None:
-    """First key (dotted where nested, in the order of `one`) whose values differ, with both values as text.
+    """First key (dotted where nested, in the order of `one`) whose values differ, and both values as text.
 
-    A key that only one protocol has is a difference too; its other value reads "absent". Tuples equal lists, as they
-    do in JSON.
+    A value that one protocol lacks reads "absent". Tuples equal lists, as in JSON.
     """
     first, second = _flat(one), _flat(other)
     for key in [*first, *(key for key in second if key not in first)]:
@@ -151,7 +148,7 @@ def data_text(protocol: Mapping[str, Any]) -> str:
 
 
 def protocol_text(protocol: Mapping[str, Any]) -> str:
-    """The part of a protocol that two numbers must share to stand in one column."""
+    """What two protocols must share for their numbers to stand in one column."""
     return ", ".join(f"{key} {protocol[key]}" for key in _PROTOCOL_KEYS if protocol.get(key, "all") != "all")
 
 
@@ -171,7 +168,6 @@ def as_json(
     """Metrics with their protocols, and what produced them.
 
     Args:
-        step: of the weights.
         training: the checkpoint's state, with the origin of the weights.
     """
     return {
@@ -191,7 +187,7 @@ def as_json(
 
 
 def evaluation_text(content: Mapping[str, Any]) -> str:
-    """The content of `as_json` on about ten lines for the screen: metrics in percent, each with its protocol."""
+    """`as_json` on about ten lines for the screen: metrics in percent, each with its protocol."""
     lines = []
     for role, evaluation in content["evaluations"].items():
         metrics, chances, protocol = evaluation["metrics"], evaluation["chance"], evaluation["protocol"]

@@ -1,4 +1,4 @@
-"""The compiled loops of `retrieval.py`. A loop passes once over the scores; it neither sorts nor copies them.
+"""The compiled loops of `retrieval.py`. Each passes once over the scores and neither sorts nor copies them.
 
 Arguments of all loops:
     scores      (num_rows, num_texts), the rows that this process holds
@@ -17,7 +17,7 @@ from common.base.compiled import compiled
 
 @compiled(parallel=True)
 def ranks_of_images(scores, rows, texts, starts):
-    """Rank of the best positive of each row (0 without one) and how many negatives tie with it."""
+    """Rank of each row's best positive (0 without one) and how many negatives tie with it."""
     num_rows, num_texts = scores.shape
     ranks = np.zeros(num_rows, np.int64)
     tied = np.zeros(num_rows, np.int64)
@@ -46,7 +46,7 @@ def ranks_of_images(scores, rows, texts, starts):
 
 @compiled
 def best_of_texts(scores, here, images, starts):
-    """Score of the best positive of each column among the rows here, and the lowest image that has it."""
+    """Score of each column's best positive among the rows here, and the lowest image that has it."""
     num_texts = len(starts) - 1
     best = np.full(num_texts, -np.inf, scores.dtype)
     first = np.full(num_texts, len(here), np.int64)
@@ -73,8 +73,7 @@ def equal_positives(scores, here, images, starts, best):
 def counts_of_texts(scores, rows, best, first, num_best):
     """How many of these rows are ahead of each column's best positive, and how many negatives tie with it.
 
-    best, first, num_best: (num_texts,) score of the best positive over all processes, the lowest image that has it, and
-    how many positives among these rows have it.
+    best, first: (num_texts,) of `best_of_texts`, over all processes. num_best: (num_texts,) of `equal_positives`.
     """
     num_rows, num_texts = scores.shape
     ahead = np.zeros(num_texts, np.int64)

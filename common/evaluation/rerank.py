@@ -1,9 +1,7 @@
 """Two-stage retrieval (ALBEF, TCL, GeoMM): contrastive scores choose k candidates, a matching head ranks these.
 
-A query's k best candidates by the first stage (ties to the lower index) are ranked by the
-logit of "these two match"; all others keep their places behind them. The released code fills the others with -100
-instead: the same recalls for K <= k, as long as no logit lies below the fill, which cannot go wrong here. The two
-directions choose different pairs, so they have different logits.
+Candidates are ranked by the logit of "these two match"; all others keep their places behind them. The released code
+fills the others with -100 instead: the same recalls for K <= k, as long as no logit lies below.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -39,8 +37,8 @@ Match = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class TwoStage:
     """Ranks by the contrastive scores and after matching.
 
-    i2t_kept_share, t2i_kept_share: share of queries with a positive among the k candidates that were matched, an
-        upper bound of the second stage.
+    i2t_kept_share, t2i_kept_share: share of queries with a positive among the k candidates, an upper bound of the
+        second stage.
     """
 
     contrastive: Ranks
@@ -59,19 +57,19 @@ def two_stage_ranks(
     text_scores: torch.Tensor | None = None,
     share_queries: bool = False,
 ) -> TwoStage:
-    """Ranks of both stages. Memory beyond the scores is that of `pairs_at_once` pairs.
+    """Ranks of both stages.
 
     Args:
         scores: (num_images, num_texts) of the first stage, float32 or float64; all of them on every process.
-        positives: Positives, or (num_texts,) the row of the image that each caption belongs to.
-        match: logits of some pairs, of several queries in one call. i2t asks image by image, t2i text by text.
+        positives, text_scores: as in `retrieval_ranks`.
+        match: logits of pairs of several queries in one call. i2t asks image by image, t2i text by text.
         k_test: candidates matched per query (COCO 256, Flickr30k 128).
-        pairs_at_once: at most this many pairs per call of `match`, but at least one query.
-        share_queries: each process matches its share of the queries, with as many calls of `match` on each; all
-            processes make this call and get the result.
+        pairs_at_once: most pairs per call of `match`, but at least one query; bounds the memory beyond the scores.
+        share_queries: each process matches its share, in equally many calls of `match`; all make this call and get the
+            result.
     Raises:
-        ValueError: k_test below 10 (R@10 would count what was not matched) or above the number of candidates, logits
-            of another shape or in half precision, logits that are not finite; and as retrieval_ranks.
+        ValueError: k_test below 10 (R@10 would count what was not matched) or above the number of candidates, logits of
+            another shape, in half precision or not finite; and as `retrieval_ranks`.
     """
     tables = [None if table is None else tensor_of(table, "scores").detach().cpu() for table in (scores, text_scores)]
     if not isinstance(positives, Positives):
@@ -91,11 +89,7 @@ def two_stage_of_parts(
     pairs_at_once: int = 1024,
     share_queries: bool = False,
 ) -> TwoStage:
-    """`two_stage_ranks` of scores of which only some rows are in memory at a time.
-
-    Args:
-        parts: as in ranks_of_parts, all of them on every process.
-    """
+    """`two_stage_ranks` of scores in parts, as in `ranks_of_parts`; every process has all of them."""
     most = min(positives.num_images, positives.num_texts)
     if not max(RECALL_AT) <= k_test <= most:
         raise ValueError(f"k_test = {k_test}; expected: {max(RECALL_AT)} to {most}, the number of candidates")
@@ -127,7 +121,7 @@ def evaluate_two_stage(
     """Both stages on a test set; each process matches its share.
 
     Args:
-        build_match: from the embedded test set, whose `indices` and `captions` say what row and column are, to `match`.
+        build_match: embedded test set, whose `indices` and `captions` say what row and column are -> `match`.
     Returns:
         "contrastive" and "matched" -> Evaluation.
     """
@@ -232,11 +226,7 @@ def _rerank(
 
 
 def best_candidates(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """The k candidates with the highest scores of each query, ties to the lower index (torch.topk keeps any).
-
-    Returns:
-        (num_queries, k) indices, ascending.
-    """
+    """(num_queries, k) ascending indices of the highest scores, ties to the lower index (torch.topk keeps any)."""
     scores = tensor_of(scores, "scores")
     last = scores.topk(k, dim=1).values[:, -1:]
     above, equal = scores > last, scores == last

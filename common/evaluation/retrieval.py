@@ -1,11 +1,11 @@
-"""Ranks, recall and precision from a matrix of scores and the relation of what is right. Arrays in; no model.
+"""Ranks, recall and precision from a matrix of scores and the relation of what is right.
 
-Protocol: a query is found if any of its positives is in the top K; ties go to the lower index, as a stable descending
-sort does; a query without positives is not counted, but as a candidate it stays. The share of queries whose best
-positive ties with a negative is reported, because a collapsed model scores ties everywhere.
+Protocol: a query is found if any of its positives is in the top K; ties go to the lower index, as in a stable
+descending sort; a query without positives is not counted, but stays a candidate. The share of tied queries is reported,
+because a collapsed model scores ties everywhere.
 
-Several processes may each hold some rows of the scores (argument `rows`), or some rows be in memory at a time
-(`ranks_of_parts`). What is exchanged are maxima and counts, so the result is the same to the last bit.
+The scores may be split by rows, over processes (argument `rows`) or in memory (`ranks_of_parts`). Only maxima and
+counts are exchanged: the result is equal to the last bit.
 """
 
 from collections.abc import Iterable, Iterator
@@ -38,8 +38,8 @@ class Ranks:
 
     image_to_text: (num_image_queries,); query_images holds their images.
     text_to_image: (num_text_queries,); query_texts holds their texts.
-    tied_share: share of queries whose best positive ties with a candidate that is no positive; i2t_tied_share and
-        t2i_tied_share by direction. Equal captions of two images explain ties of image queries, not of text queries.
+    tied_share: share of queries whose best positive ties with a negative. Equal captions of two images explain ties of
+        image queries, not of text queries.
     """
 
     image_to_text: torch.Tensor
@@ -55,7 +55,6 @@ class Ranks:
         cls, positives: Positives, image_ranks: np.ndarray, image_tied: np.ndarray, text_ranks: np.ndarray,
         text_tied: np.ndarray,
     ) -> "Ranks":  # fmt: skip
-        """From the ranks of the queries of each direction, and whether each ties with a negative."""
         both = np.concatenate([image_tied, text_tied])
         arrays = (image_ranks, text_ranks, positives.query_images, positives.query_texts)
         shares = (float(tied.mean()) if len(tied) else 0.0 for tied in (both, image_tied, text_tied))
@@ -64,11 +63,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class PerQuery:
-    """Results of single queries.
-
-    image_to_text: metric -> (num_image_queries,) in [0, 1]; query_images holds their images.
-    text_to_image: metric -> (num_text_queries,) in [0, 1]; query_texts holds their texts.
-    """
+    """Results of single queries: metric -> (num_queries,) in [0, 1], for the queries of `Ranks`."""
 
     image_to_text: dict[str, np.ndarray]
     text_to_image: dict[str, np.ndarray]
@@ -81,8 +76,7 @@ class Part(NamedTuple):
 
     rows: (num_rows,) ascending: which images these are.
     scores: (num_rows, num_texts), float32 or float64, higher is closer.
-    text_scores: as scores, where texts are ranked against images by other scores than images against texts (late
-        interaction).
+    text_scores: as scores, where texts rank images by other ones (late interaction).
     """
 
     rows: torch.Tensor
@@ -91,7 +85,7 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, scores: Any, num_images: int, rows: Any = None, text_scores: Any = None) -> "Part":
-        """From tensors or arrays; rows None: of all images."""
+        """From tensors or arrays; rows None = all images."""
         images = torch.arange(num_images) if rows is None else labels_of(rows, "rows")
         others = None if text_scores is None else tensor_of(text_scores, "text_scores")
         return cls(images, tensor_of(scores, "scores"), others)
@@ -104,17 +98,16 @@ def retrieval_ranks(
     rows: torch.Tensor | None = None,
     text_scores: torch.Tensor | None = None,
 ) -> Ranks:
-    """Exact ranks in both directions, in two passes over the scores and without sorting or copying them.
+    """Exact ranks in both directions, in two passes over the scores, which are neither sorted nor copied.
 
     Args:
-        scores: (num_images, num_texts), float32 or float64, higher is closer; with `rows`, (num_rows, num_texts).
-        positives: Positives, or (num_texts,) the row of the image that each caption belongs to; with `rows` Positives.
-        rows: (num_rows,) ascending: the images whose scores this process holds; every image is held by exactly one
-            process, and all make this call and get the result. None: all rows are here.
-        text_scores: as in `Part`.
+        scores, text_scores: as in `Part`.
+        positives: Positives, or (num_texts,) row of each caption's image; with `rows` Positives.
+        rows: (num_rows,) ascending: the images whose scores this process holds, each on exactly one process; all make
+            this call and get the result. None = all images.
     Raises:
-        ValueError: half precision, NaN or infinite scores, shapes that do not fit, or an image that is held twice or
-            by no process.
+        ValueError: half precision, NaN or infinite scores, shapes that do not fit, or an image held twice or by no
+            process.
     """
     if not isinstance(positives, Positives):
         positives = Positives.from_owners(positives, len(scores))
@@ -124,11 +117,11 @@ def retrieval_ranks(
 
 
 def ranks_of_parts(parts: Iterable[Part], positives: Positives, *, shared: bool = False) -> Ranks:
-    """`retrieval_ranks` of scores of which only some rows are in memory at a time; the result is the same.
+    """`retrieval_ranks` of scores of which some rows are in memory at a time.
 
     Args:
         parts: iterated twice, with the same scores; at least one, each image in exactly one.
-        shared: other processes hold the other images. All make this call and all get the result.
+        shared: other processes hold the other images; all make this call and get the result.
     """
     over = _Over(positives, shared)
     # first pass: the ranks of images, which need one row only, and the best positive of each text
@@ -183,9 +176,9 @@ def precisions_at_r(
     """mAP@R, R-Precision and R@1 of every query with R positives (ECCV Caption).
 
     With P(r) the share of positives among the first r candidates: mAP@R is the sum of P(r) over the places r <= R that
-    hold a positive, over R (not over how many those are); R-Precision is P(R). All candidates are ranked, none is cut.
+    hold a positive, over R (not over how many those are); R-Precision is P(R).
 
-    Args and Raises: as retrieval_ranks.
+    Args and Raises: as `retrieval_ranks`.
     Returns:
         PerQuery of "map_at_r", "r_precision" and "recall_at_1".
     """
@@ -195,7 +188,7 @@ def precisions_at_r(
 
 
 def precisions_of_parts(parts: Iterable[Part], positives: Positives, *, shared: bool = False) -> PerQuery:
-    """`precisions_at_r` of scores of which only some rows are in memory at a time; arguments as in `ranks_of_parts`."""
+    """`precisions_at_r` of scores in parts; arguments as in `ranks_of_parts`."""
     over = _Over(positives, shared)
     image_ranks, positive_scores = np.zeros(len(positives.texts), np.int64), None
     for by_image, by_text in over.checked(parts):
@@ -229,8 +222,8 @@ def recall_at_k(ranks: torch.Tensor, k: int) -> float:
 def retrieval_metrics(ranks: Ranks) -> dict[str, float]:
     """R@1, R@5, R@10 both ways, their means and sum, and the shares of tied queries.
 
-    i2t_mean_recall, t2i_mean_recall: of the three recalls of a direction (ALBEF's txt_r_mean and img_r_mean).
-    mean_recall: of all six (RSUM / 6, ALBEF's r_mean). rsum: their sum, in [0, 6]; papers print it in percent, to 600.
+    i2t_mean_recall, t2i_mean_recall: of a direction's three recalls (ALBEF's txt_r_mean, img_r_mean).
+    mean_recall: of all six (ALBEF's r_mean). rsum: their sum, in [0, 6]; papers print it in percent, to 600.
     mean_recall_at_1: of the two directions (DataComp's mean_recall@1).
     """
     ties = {name: getattr(ranks, name) for name in ("tied_share", "i2t_tied_share", "t2i_tied_share")}
@@ -238,7 +231,7 @@ def retrieval_metrics(ranks: Ranks) -> dict[str, float]:
 
 
 def means(results: PerQuery) -> dict[str, float]:
-    """Means over the queries of each direction under "i2t_" and "t2i_", and the means of recalls if all six exist."""
+    """Means over the queries of each direction; means over both if all six recalls exist."""
     metrics = {}
     for name, values in (("i2t", results.image_to_text), ("t2i", results.text_to_image)):
         for metric, of_queries in values.items():
@@ -249,14 +242,14 @@ def means(results: PerQuery) -> dict[str, float]:
 
 
 def hits_by_image(results: PerQuery, text_to_image: torch.Tensor, num_images: int) -> dict[str, list[list[float]]]:
-    """The results of the queries of each image, for a bootstrap over images: metric -> one list per image.
+    """Results of the queries of each image, for a bootstrap over images: metric -> one list per image.
 
-    i2t lists hold one number, t2i lists one per caption, means over both directions one. Images without a query of the
-    metric are left out. Where images have unlike numbers of text queries, the mean over images of a mean over both
-    directions differs slightly from the metric, which averages t2i over texts.
+    Lists of t2i hold one number per caption, others one. Images without a query of the metric are left out. If images
+    have unlike numbers of text queries, the mean of a mean over both directions differs slightly from the metric, which
+    averages t2i over texts.
 
     Args:
-        text_to_image: (num_texts,) the image that each caption belongs to, for any positives.
+        text_to_image: as in `Positives.from_owners`, for any positives.
     """
     owners = labels_of(text_to_image, "text_to_image").cpu()[torch.from_numpy(results.query_texts)].tolist()
     hits: dict[str, list[list[float]]] = {}
@@ -297,9 +290,8 @@ def chance_level(positives: Positives) -> dict[str, float]:
 def precision_chance_level(positives: Positives) -> dict[str, float]:
     """Expected metrics of a random ranking, with the keys of means(precisions_at_r(...)).
 
-    For p positives among C candidates, R = p plus those outside, H the R-th harmonic number: mAP@R is
-    p / (C R) (H + (R - H) (p - 1) / (C - 1)), because place r holds a positive with probability p / C, and places q and
-    r both do with p (p - 1) / (C (C - 1)); R-Precision and R@1 are p / C.
+    For p positives among C candidates, R = p plus those outside, H the R-th harmonic number:
+    mAP@R is p / (C R) (H + (R - H) (p - 1) / (C - 1)), R-Precision and R@1 are p / C.
     """
     chance = {}
     for name, starts, candidates in _directions(positives):
@@ -307,6 +299,7 @@ def precision_chance_level(positives: Positives) -> dict[str, float]:
         total = counts + (positives.texts_outside if name == "i2t" else 0)
         counts, total = counts[counts > 0], total[counts > 0]
         harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, total.max(initial=0) + 1))])[total]
+        # place r holds a positive with probability p / C, places q and r both do with p (p - 1) / (C (C - 1))
         pairs = (total - harmonic) * (counts - 1) / max(candidates - 1, 1)
         chance[f"{name}_map_at_r"] = float((counts * (harmonic + pairs) / (candidates * total)).mean())
         chance[f"{name}_r_precision"] = chance[f"{name}_recall_at_1"] = float((counts / candidates).mean())
@@ -314,7 +307,7 @@ def precision_chance_level(positives: Positives) -> dict[str, float]:
 
 
 def combine_over_processes(values: np.ndarray, operation: str) -> np.ndarray:
-    """Element-wise "SUM", "MAX" or "MIN" over processes, for counts and single scores: exact, so any order will do."""
+    """Element-wise "SUM", "MAX" or "MIN" over processes, for counts and single scores: exact in any order."""
     if world_size() == 1:
         return values
     tensor = torch.from_numpy(np.array(values, order="C"))  # a copy: the reduction writes into it
@@ -371,7 +364,6 @@ class _Table(NamedTuple):
         return cls(scores.detach().cpu().contiguous().numpy(), images, here)
 
     def count_bad(self) -> int:
-        """How many scores are not finite."""
         # NaN and infinities survive a sum, which is fast; only if the sum is not finite are the scores counted
         scores = torch.from_numpy(self.table)
         return 0 if scores.sum().isfinite() else int((~scores.isfinite()).sum())
@@ -387,13 +379,13 @@ class _Over:
     shared: bool
 
     def tables(self, parts: Iterable[Part]) -> Iterator[tuple[_Table, _Table]]:
-        """Each part's scores by which images rank texts, and texts images."""
+        # Each part's scores by which images rank texts, and texts images.
         for rows, scores, text_scores in parts:
             by_image = _Table.of(scores, rows, self.positives)
             yield by_image, by_image if text_scores is None else _Table.of(text_scores, rows, self.positives)
 
     def checked(self, parts: Iterable[Part]) -> Iterator[tuple[_Table, _Table]]:
-        """As `tables`, with a check at the end, by all processes together: otherwise one stops and the others wait."""
+        # The check at the end is made by all processes together: otherwise one stops and the others wait.
         times, bad = np.zeros(self.positives.num_images, np.int64), np.zeros(2, np.int64)
         for by_image, by_text in self.tables(parts):
             times[by_image.rows] += 1

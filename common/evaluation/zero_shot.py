@@ -1,7 +1,7 @@
 """Zero-shot classification: class prompts are texts, the closest class wins.
 
-Four ways to combine the prompts of a class are in use. They are not interchangeable:
-on the same embeddings they can choose different classes.
+The ways to combine the prompts of a class are not interchangeable: on the same embeddings they can choose different
+classes.
 
     name             class c, templates k                              used by
     normalized_mean  unit(mean_k unit(t_ck))                           A: CLIP, open_clip, DataComp; elliptic
@@ -10,8 +10,7 @@ on the same embeddings they can choose different classes.
     scores           mean_k similarity(x, t_ck)                        D: oblique paper, "average the distances"
     embeddings       the geometry's own mean: A on the sphere, B where it is Euclidean, C where it is hyperbolic
 
-Hyperbolic embeddings are tangent vectors here (their geometry lifts them inside `similarity`), so B and C are the same
-sum; they keep two names because a protocol names the recipe of a paper.
+Hyperbolic embeddings are tangent vectors here, so B and C are the same sum; a protocol names the recipe of a paper.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,12 +27,12 @@ Mean = Callable[[torch.Tensor], torch.Tensor]
 
 
 def normalized_mean(prompt_embeddings: torch.Tensor) -> torch.Tensor:
-    """Mode A over the first axis: prompts to norm 1, their mean, to norm 1 again; the last axis is the vector."""
+    """Mode A over the first axis; the last axis is the vector."""
     return unit(unit(tensor_of(prompt_embeddings, "prompt embeddings")).mean(dim=0))
 
 
 def plain_mean(prompt_embeddings: torch.Tensor) -> torch.Tensor:
-    """Modes B and C over the first axis: the mean as it is, of vectors or of tangent vectors."""
+    """Modes B and C over the first axis."""
     return tensor_of(prompt_embeddings, "prompt embeddings").mean(dim=0)
 
 
@@ -52,15 +51,12 @@ def class_scores(
     average: PromptAverage,
     chunk_size: int = 1024,
 ) -> torch.Tensor:
-    """Score of every image for every class.
+    """(num_images, num_classes) score of every image for every class, higher is closer.
 
     Args:
-        image_embeddings: (num_images, ...).
-        prompt_embeddings: (num_templates, num_classes, ...).
-        mean: the geometry's mean over the first axis; used by average="embeddings".
-        chunk_size: images per call of `similarity`; bounds memory, never changes the result beyond rounding.
-    Returns:
-        (num_images, num_classes), higher is closer.
+        image_embeddings, prompt_embeddings: (num_images, ...) and (num_templates, num_classes, ...).
+        mean: the geometry's, over the first axis; used by average="embeddings".
+        chunk_size: images per call of `similarity`; no effect beyond rounding.
     """
     if average not in get_args(PromptAverage):
         raise ValueError(f"average = {average!r}; expected: {', '.join(get_args(PromptAverage))}")
@@ -88,18 +84,15 @@ def prompt_scores(
     chunk_size: int = 1024,
     prompts_per_chunk: int = 16_384,
 ) -> torch.Tensor:
-    """`class_scores` from names and templates, holding the embeddings of `prompts_per_chunk` prompts at a time.
+    """`class_scores` from names and templates, with the embeddings of `prompts_per_chunk` prompts at a time.
 
-    80 templates of 1,000 classes are 80,000 prompts: the classes are encoded and scored block by block. A name that
-    occurs twice (ImageNet: "missile", "sunglasses") is encoded once, so that its two columns tie to the last bit and
-    the first class wins with any batching.
+    A name that occurs twice (ImageNet: "missile", "sunglasses") is encoded once, so that its columns tie to the last
+    bit and the first class wins.
 
     Args:
-        encode: texts -> (num_texts, ...) embeddings, on the device of the image embeddings.
-        templates: each with one place for the name, "{}" or "{c}".
-        prompts_per_chunk: at least the templates of one class are encoded together.
-    Returns:
-        (num_images, num_classes), higher is closer.
+        encode: texts -> (num_texts, ...), on the device of the image embeddings.
+        templates: each with one "{}" or "{c}" for the name.
+        prompts_per_chunk: at least the templates of one class.
     """
     if not class_names or not templates:
         raise ValueError(f"{len(class_names)} class names and {len(templates)} templates; expected: at least one each")
@@ -116,10 +109,10 @@ def prompt_scores(
 
 
 def fill(template: str, name: str) -> str:
-    """The prompt of a class. Only the placeholder is replaced, so names and templates may hold other braces.
+    """The prompt of a class; names and templates may hold other braces than the placeholder.
 
     Raises:
-        ValueError: if the template has no "{}" or "{c}".
+        ValueError: the template has no "{}" or "{c}".
     """
     for place in ("{c}", "{}"):
         if place in template:
@@ -131,10 +124,10 @@ def classification_hits(scores: torch.Tensor, labels: torch.Tensor, k: int = 1) 
     """Whether the label is among the k best classes of each image; ties go to the lower class index.
 
     Args:
-        scores: (num_images, num_classes), finite.
-        k: at most num_classes; a larger k would call every image right.
+        scores: (num_images, num_classes), finite, higher is closer.
+        k: at most num_classes, with which every image is right.
     Raises:
-        ValueError: non-finite scores, labels that are no class, or k larger than the number of classes.
+        ValueError: non-finite scores, labels that are no class, or k out of range.
     """
     scores = tensor_of(scores, "scores")
     labels = labels_of(labels, "labels").to(scores.device)

@@ -6,9 +6,8 @@ One step of training, as the loop writes it:
     losses = model(images, token_ids, masked_ids, word_targets, alpha)
     sum(losses.parts.values()).backward(); optimizer.step(); clamp_scalars_(model.scalars())
     model.insert(losses.image_keys, losses.text_keys, ids)
-What differs from ALBEF's code: the keys of all processes are candidates (there: those of one process and the queue), so
-that the contrastive loss does not depend on the number of processes; the rest of it is the same. Negatives for matching
-come from the process's own batch, as there.
+Unlike in ALBEF's code, the keys of all processes are candidates, so that the contrastive loss does not depend on the
+number of processes. Negatives for matching come from the process's own batch, as there.
 """
 
 from collections.abc import Mapping
@@ -36,10 +35,8 @@ class ProjectedTowers(nn.Module):
     """Two towers whose class tokens are projected outside of them, so that all their tokens stay available.
 
     Args:
-        image_tower: without projection.
-        text_tower: without projection, one class token.
-        embedding_dim: of both projections.
-        bias: of both; ALBEF has them, CLIP and FLIP do not.
+        image_tower, text_tower: without projection; the text tower has one class token.
+        bias: of both projections; ALBEF has it, CLIP and FLIP do not.
     """
 
     def __init__(
@@ -63,16 +60,16 @@ class ProjectedTowers(nn.Module):
         return self.image_tower.class_tokens(images)
 
     def text_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """(batch, 1 or length, text width): the tokens that a training step uses, the class token first."""
+        """(batch, 1 or length, text width), as `image_tokens`."""
         return tokens_by_length(self.text_tower.class_tokens, token_ids, self.text_mask(token_ids))
 
 
 class FusedEncoders(ProjectedTowers):
     """The modules of which ALBEF has a momentum copy: towers, projections, fusion, masked-word head.
 
+    `image_tokens` and `text_tokens` give all tokens, for the fusion.
+
     Args:
-        image_tower, text_tower, embedding_dim: as in `ProjectedTowers`.
-        fusion: of the text tower's tokens, with cross-attention to the image tower's.
         word_head: scores words by the embeddings of the text tower, or of its stem.
     """
 
@@ -88,17 +85,15 @@ class FusedEncoders(ProjectedTowers):
         self.fusion, self.word_head = fusion, word_head
 
     def image_tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """All tokens, for the cross-attention of the fusion."""
         return self.image_tower.forward_tokens(images)
 
     def text_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """All tokens, which the fusion starts from."""
         return tokens_by_length(self.text_tower.forward_tokens, token_ids, self.text_mask(token_ids))
 
     def class_token(
         self, text_tokens: torch.Tensor, text_mask: torch.Tensor, image_tokens: torch.Tensor
     ) -> torch.Tensor:
-        """(batch, width): the class token after the fusion, by which pairs of text and image are judged."""
+        """(batch, width): the class token after the fusion, which decides whether text and image match."""
         return tokens_by_length(partial(self.fusion, first=1), text_tokens, text_mask, image_tokens)[:, 0]
 
     def word_logits(
@@ -130,8 +125,8 @@ class FusedEncoders(ProjectedTowers):
 class Losses(NamedTuple):
     """Losses and keys of one step.
 
-    parts: name -> loss in nats; their sum trains. image_keys, text_keys: to put into the pools after it.
-    image_embeddings, text_embeddings: without gradient. logged: name -> what is logged beside the losses.
+    parts: name -> loss in nats; their sum trains. image_keys, text_keys: for `insert`.
+    image_embeddings, text_embeddings: without gradient. logged: name -> value to log beside the losses.
     """
 
     parts: dict[str, torch.Tensor]
@@ -147,14 +142,13 @@ class QueueClip(nn.Module):
 
     What differs from plain CLIP:
         1. keys come from momentum copies of the encoders and stay in pools;
-        2. part of the target mass follows the momentum model's own similarities (distillation weight alpha).
+        2. part of the target mass follows the momentum model's similarities (distillation weight alpha).
 
     Args:
-        encoders: trained; a momentum copy is made of them.
-        geometry: of the embeddings; ALBEF: sphere.
+        geometry: ALBEF: sphere.
         logit_scale: ALBEF's 1/tau: start 1/0.07, bounds [2, 1000].
-        image_pool, text_pool: the keys of each modality; ALBEF: queues of 65,536, see `image_and_text_pools`. They
-            define how queries of the other modality are compared with them.
+        image_pool, text_pool: the keys of each modality, and how queries of the other are compared with them; ALBEF:
+            queues of 65,536, see `image_and_text_pools`.
     """
 
     def __init__(
@@ -172,34 +166,30 @@ class QueueClip(nn.Module):
 
     @property
     def image_tower(self) -> nn.Module:
-        """The trained image tower."""
         return self.encoders.image_tower
 
     @property
     def text_tower(self) -> nn.Module:
-        """The trained text tower."""
         return self.encoders.text_tower
 
     def start_momentum_(self) -> None:
-        """Copies the encoders into the momentum encoders."""
         self.momentum_encoders.encoder.load_state_dict(self.encoders.state_dict())
 
     def scalars(self) -> list[Scalar]:
-        """The logit scale and those of the geometry."""
         return [*self.logit_scale.scalars(), *self.geometry.scalars()]
 
     def encode_image(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, 3, size, size) normalised pixels -> image embeddings."""
+        """As `TwoTowers.encode_image`."""
         return self._image_embeddings(self.encoders, self.encoders.image_tower.class_tokens(images))
 
     def encode_text(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """(batch, length) -> text embeddings."""
+        """As `TwoTowers.encode_text`."""
         return self._text_embeddings(self.encoders, self.encoders.text_tower.class_tokens(token_ids))
 
     def forward(
         self, images: torch.Tensor, token_ids: torch.Tensor, alpha: float, ids: torch.Tensor | None = None
     ) -> Losses:
-        """Arguments and losses as in `Albef.forward`, without matching and words."""
+        """As `Albef.forward`, without matching and words."""
         step = self.encode_step(images, images, token_ids, ids)
         return step.losses(contrast=self.cross_modal_contrast(step, alpha)[2])
 
@@ -210,7 +200,7 @@ class QueueClip(nn.Module):
         token_ids: torch.Tensor,
         ids: torch.Tensor | None,
     ) -> "EncodedStep":
-        """Both encoders on one batch, and the candidates that its queries will meet; None = the images."""
+        """Both encoders on one batch, and the candidates that its queries meet; momentum_images None = images."""
         encoders, momentum = self.encoders, self.momentum_encoders.encoder
         image_tokens = encoders.image_tokens(images)
         text_tokens = encoders.text_tokens(token_ids)
@@ -276,12 +266,8 @@ class QueueClip(nn.Module):
 class Albef(QueueClip):
     """ALBEF's pre-training model; with ids and without masked words, its fine-tuning model for retrieval.
 
-    What it adds: a fusion transformer judges whether image and caption belong together, on hard negatives of the
-    batch, and fills in masked words.
-
-    Args:
-        encoders: trained; a momentum copy is made of them.
-        geometry, logit_scale, image_pool, text_pool: as in `QueueClip`.
+    To `QueueClip` it adds a fusion transformer, which judges whether image and caption belong together, on hard
+    negatives of the batch, and fills in masked words.
     """
 
     def __init__(
@@ -302,13 +288,10 @@ class Albef(QueueClip):
         image_tokens: torch.Tensor,
         recorded: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Do image and caption belong together?
+        """(batch, 2) logits of no and yes for pairs of text and image, row by row; re-ranking sorts by the second.
 
         Args:
-            text_tokens, text_mask, image_tokens: row by row one pair, of the towers.
             recorded: receives the cross-attention weights of each fusion layer, for Grad-CAM.
-        Returns:
-            (batch, 2) logits of no and yes; re-ranking sorts by the second.
         """
         pairs, encoders = (text_tokens, text_mask, image_tokens), self.encoders
         fused = encoders.class_token(*pairs) if recorded is None else encoders.fusion(*pairs, recorded)[:, 0]
@@ -330,12 +313,12 @@ class Albef(QueueClip):
         Args:
             images: (batch, 3, size, size), the view of the trained encoders.
             token_ids: (batch, length).
-            masked_ids, word_targets: of mask_words; None = no loss on words (fine-tuning for retrieval).
-            alpha: distillation weight in [0, 1], see distillation_weight.
+            masked_ids, word_targets: of `mask_words`; None = no loss on words (fine-tuning for retrieval).
+            alpha: distillation weight in [0, 1], see `distillation_weight`.
             ids: (batch,) int64; all candidates with the same id are positives. None = only the key of the same sample.
-            generator: that hard negatives are drawn with, on the images' device; None = the global one.
+            generator: draws hard negatives, on the images' device; None = the global one.
             num_words: masked ones of the batch; None = counted, for which the host waits for the device.
-            momentum_images: another view of the images, of the momentum encoders; None = the same (ALBEF's code).
+            momentum_images: another view of the images, for the momentum encoders; None = the same (ALBEF's code).
         Returns:
             Losses: contrast, matching and words, the last 0 without masked words.
         """
@@ -352,10 +335,7 @@ class Albef(QueueClip):
         text_to_image: torch.Tensor,
         generator: torch.Generator | None = None,
     ) -> torch.Tensor:
-        """Cross-entropy over the true pairs, each text with a hard image and each image with a hard text (3 batch).
-
-        Negatives come from the batch of this process, the logits of which are arguments.
-        """
+        """Cross-entropy over the true pairs, each text with a hard image and each image with a hard text (3 batch)."""
         # 3 batch pairs: the true ones, texts with hard images, hard texts with images
         image_of_text = hard_negatives(text_to_image, step.ids, generator)
         text_of_image = hard_negatives(image_to_text, step.ids, generator)
@@ -397,7 +377,7 @@ class Albef(QueueClip):
 
 
 class EncodedStep(NamedTuple):
-    """What both encoders made of a batch; tokens before any projection, embeddings and keys after the geometry."""
+    """What both encoders made of a batch: tokens before any projection, embeddings and keys after the geometry."""
 
     image_tokens: torch.Tensor
     text_tokens: torch.Tensor
@@ -413,15 +393,12 @@ class EncodedStep(NamedTuple):
     ids: torch.Tensor | None
 
     def losses(self, logged: Mapping[str, torch.Tensor] = {}, **parts: torch.Tensor) -> Losses:
-        """The losses of a step; logged = name -> what is logged beside them."""
         embeddings = self.image_embeddings.detach(), self.text_embeddings.detach()
         return Losses(parts, self.image_keys, self.text_keys, *embeddings, logged)
 
     def pairs(self, texts: torch.Tensor, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Text tokens, their mask and image tokens of these rows, which may come more than once.
-
-        The gradient of `tokens[rows]` adds those up in any order where there are several threads.
-        """
+        """Text tokens, their mask and image tokens of these rows, which may repeat."""
+        # the gradient of tokens[rows] adds up rows that repeat in any order, if there are several threads
         text_tokens, image_tokens = self.text_tokens.index_select(0, texts), self.image_tokens.index_select(0, images)
         return text_tokens, self.text_mask[texts], image_tokens
 
@@ -434,7 +411,7 @@ class EncodedStep(NamedTuple):
 
 
 def distillation_weight(step: int, steps_per_epoch: int, alpha: float = 0.4) -> float:
-    """alpha, in the first epoch multiplied by the share of it that is done (ALBEF's code)."""
+    """alpha; in the first epoch, times the share of it that is done (ALBEF's code)."""
     return alpha * min(1.0, step / steps_per_epoch)
 
 
@@ -443,8 +420,7 @@ def hard_negatives(
 ) -> torch.Tensor:
     """Draws one negative of the batch for each query, the likelier the closer (ALBEF's ITM).
 
-    The weights are softmax(logits) + 1e-4, and 0 for the partner and candidates of its id. The 1e-4 comes after the
-    softmax, so that a row whose mass sits on the partner can still be drawn from. Where all candidates share the
+    The weights are softmax(logits) + 1e-4, and 0 for the partner and candidates of its id. If all candidates share the
     query's id, any but the partner is drawn.
 
     Args:
@@ -459,6 +435,7 @@ def hard_negatives(
     batch = len(logits)
     if batch < 2 or logits.shape != (batch, batch):
         raise ValueError(f"hard negatives need a square matrix of at least 2 samples, got {tuple(logits.shape)}")
+    # 1e-4 after the softmax: a row whose mass sits on the partner can still be drawn from
     weights = logits.detach().float().softmax(dim=1) + 1e-4
     partners = torch.eye(batch, dtype=torch.bool, device=logits.device)
     not_negative = partners if ids is None else partners | ((ids[:, None] == ids[None, :]) & (ids[:, None] >= 0))
@@ -471,9 +448,8 @@ def replaceable_words(vocabulary_size: int, no_words: tuple[int, ...], device: t
     """The words that `mask_words` draws from; made once, because its size depends on values on the device.
 
     Args:
-        vocabulary_size: ids lie in [0, vocabulary_size).
-        no_words: ids that are never drawn: padding, class, end and mask token. (BERT's code draws them too, and a
-            caption would seem to end early.)
+        no_words: ids that are never drawn: padding, class, end and mask token. (BERT's code draws them too; a caption
+            would seem to end early.)
     Returns:
         (num_words,) int64, ascending.
     """
@@ -493,9 +469,8 @@ def mask_words(
 
     Args:
         token_ids: (batch, length).
-        words: (num_words,) what a random word is drawn from, see `replaceable_words`; on the ids' device.
+        words: (num_words,) of `replaceable_words`, on the ids' device.
         never_masked: ids that are never drawn; ALBEF: padding and class token.
-        probability: of a position to be drawn.
         generator: on the ids' device; None = the global one.
     Returns:
         (masked_ids, word_targets); word_targets holds the true id at drawn positions and NOT_MASKED elsewhere.

@@ -4,14 +4,14 @@ One step of training with a pool (v1, v2), as the loop writes it:
     model.update_momentum_encoder(ema_momentum)                  # before the keys; theta_q of before the optimiser step
     logits, columns, keys = model(query_views, key_views, shuffle_seed)
     moco_loss(logits, columns).backward(); optimizer.step()
-    model.insert(keys)                                           # after the backward pass, which reads the pool
+    model.insert(keys)
 and without one (v3):
     model.update_momentum_encoder(ema_momentum_at(step, steps, 0.99, "half_cosine"))
     loss = moco_v3_loss(*model(first_views, second_views), model.logit_scale())
     loss.backward(); optimizer.step()
-The published code updates the momentum encoder between the two forward passes. As only parameters are averaged, and a
-forward pass of the query encoder changes only buffers, this is the same. It also enqueues before the backward pass,
-from a copy of the whole queue; here the queue is read in place, and such an order is a RuntimeError.
+The published code updates the momentum encoder between the two forward passes; this is the same, as only parameters are
+averaged and the query encoder's forward pass changes only buffers. It also enqueues before the backward pass, which
+reads a copy of the queue; here the queue is read in place, and that order is a RuntimeError.
 
 The temperature is 1 / logit_scale, fixed in all three: LogitScale(1 / T, maximum=None, trainable=False).
 """
@@ -35,7 +35,7 @@ class MomentumContrastStep(NamedTuple):
     """MoCo's logits and keys of a batch of num_queries queries.
 
     logits: (num_queries, num_columns). columns: (num_queries,) int64, where the positives are; 0 with a queue.
-    keys: (num_queries, dim) without gradient, for `insert` after the step.
+    keys: (num_queries, dim) without gradient, for `insert`.
     """
 
     logits: torch.Tensor
@@ -53,10 +53,10 @@ class MomentumContrast(nn.Module):
         4. one direction: queries against keys.
 
     Args:
-        encoder: backbone and head, (batch, ...) views -> features (batch, dim); see `linear_head` and `mlp_head`.
-        geometry: how features are embedded and compared; MoCo: sphere. Its image side serves both views.
+        encoder: backbone and head, (batch, ...) views -> (batch, dim); see `linear_head` and `mlp_head`.
+        geometry: MoCo: sphere. Its image side serves both views.
         logit_scale: 1/T. MoCo v1: T = 0.07, v2: 0.2.
-        pool: of past keys; MoCo: QueuePool(FeatureQueue(65_536, 128), geometry.similarity, matched_key_only=True).
+        pool: MoCo: QueuePool(FeatureQueue(65_536, 128), geometry.similarity, matched_key_only=True).
         symmetric: each view is query once and key once (the CIFAR demo).
     """
 
@@ -80,11 +80,11 @@ class MomentumContrast(nn.Module):
 
         Args:
             query_views, key_views: (batch, ...), row k of both shows one image.
-            shuffle_seed: of this step, the same on every process: keys are computed in an order that is shuffled over
-                the global batch, so that batch statistics do not give away which key belongs to a query.
-                None = not shuffled (encoders without batch normalisation).
+            shuffle_seed: of this step, the same on every process: keys are computed in an order shuffled over the
+                global batch, so that batch statistics do not give away which key belongs to a query. None = not
+                shuffled (encoders without batch normalisation).
         Returns:
-            MomentumContrastStep of batch queries; symmetric: of 2 batch, the second half with the views exchanged.
+            Of batch queries; symmetric: of 2 batch, the second half with the views exchanged.
         """
         there = self._direction(query_views, key_views, shuffle_seed)
         if not self.symmetric:
@@ -95,7 +95,7 @@ class MomentumContrast(nn.Module):
     def _direction(
         self, query_views: torch.Tensor, key_views: torch.Tensor, shuffle_seed: int | None
     ) -> MomentumContrastStep:
-        """Queries meet the keys of this direction only: of both, the key of the query's view would be a negative."""
+        # queries meet the keys of this direction only: of both, the key of the query's view would be a negative
         queries = self.geometry.embed_image(self.encoder(query_views))
         keys = self.encode_keys(key_views, shuffle_seed)
         candidates = self.pool.open(keys)
@@ -111,17 +111,11 @@ class MomentumContrast(nn.Module):
         return self.geometry.embed_image(unshuffle_rows(features, shuffle_seed))
 
     def update_momentum_encoder(self, ema_momentum: float) -> None:
-        """theta_k <- m theta_k + (1 - m) theta_q over parameters; MoCo: 0.999. Once per step, before `forward`."""
+        """theta_k <- m theta_k + (1 - m) theta_q over parameters; MoCo: 0.999."""
         self.momentum_encoder.update_(self.encoder, ema_momentum)
 
     def insert(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Puts the keys of all processes into the pool. Once per step, on every process.
-
-        Args:
-            keys: as `forward` returned them. ids: one int64 for each, or None.
-        Returns:
-            Slots of all processes' keys in rank order.
-        """
+        """Puts the keys of all processes, with int64 ids if any, into the pool; returns their slots in rank order."""
         return self.pool.insert(keys, ids)
 
 
@@ -129,14 +123,14 @@ class MomentumContrastV3(nn.Module):
     """MoCo v3: no queue, both directions, a predictor on the query side.
 
     What differs from MoCo v2:
-        1. the keys of the whole global batch are the candidates, so the batch is large instead of the queue;
+        1. the keys of the global batch are the candidates, so the batch is large instead of the queue;
         2. queries pass a predictor, of which there is no momentum copy;
         3. the loss of each direction is multiplied by 2T (`moco_v3_loss`).
 
     Args:
         encoder: backbone and projector, see `batch_norm_mlp`.
         predictor: features -> features of the same size.
-        geometry: how they are embedded and compared; MoCo v3: sphere.
+        geometry: MoCo v3: sphere.
         logit_scale: 1/T. MoCo v3: T = 1 (ResNet), 0.2 (ViT).
     """
 
@@ -146,13 +140,9 @@ class MomentumContrastV3(nn.Module):
         self.momentum_encoder = MomentumEncoder(encoder)
 
     def forward(self, first_views: torch.Tensor, second_views: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of both directions.
+        """Logits of first views against keys of the second, and the reverse: two (batch, world_size * batch).
 
-        Args:
-            first_views, second_views: (batch, ...), row k of both shows one image.
-        Returns:
-            Two (batch, world_size * batch): queries of the first views against keys of the second, and the reverse. The
-            positive of row i is column i + rank * batch.
+        Row k of both views, (batch, ...), shows one image. The positive of row i is column i + rank * batch.
         """
         queries = [
             self.geometry.embed_image(self.predictor(self.encoder(views))) for views in (first_views, second_views)
@@ -166,7 +156,7 @@ class MomentumContrastV3(nn.Module):
         return first, second
 
     def update_momentum_encoder(self, ema_momentum: float) -> None:
-        """theta_k <- m theta_k + (1 - m) theta over backbone and projector. Once per step, before `forward`."""
+        """As in `MomentumContrast`, over backbone and projector."""
         self.momentum_encoder.update_(self.encoder, ema_momentum)
 
 
@@ -190,11 +180,10 @@ def moco_v3_loss(first_logits: torch.Tensor, second_logits: torch.Tensor, logit_
     """ctr(q1, k2) + ctr(q2, k1), with ctr = 2T * mean_i [ log sum_j exp l_ij - l_i,i' ] (MoCo v3, Alg. 1).
 
     Args:
-        first_logits, second_logits: (batch, world_size * batch) of `MomentumContrastV3.forward`; row i's positive is
-            column i' = i + rank * batch.
+        first_logits, second_logits: of `MomentumContrastV3.forward`; row i's positive is column i' = i + rank * batch.
         logit_scale: scalar tensor, 1/T.
     Returns:
-        Scalar; equal logits give 4T ln(global batch). Its mean over processes is the loss of the global batch.
+        Scalar, over processes as `moco_loss`; equal logits give 4T ln(global batch).
     """
     targets = torch.arange(len(first_logits), device=first_logits.device) + rank() * len(first_logits)
     return 2 / logit_scale * (info_nce(first_logits, targets) + info_nce(second_logits, targets))
@@ -207,7 +196,7 @@ def shuffle_rows(rows: torch.Tensor, seed: int) -> torch.Tensor:
         rows: (local_batch, ...), as many on each process.
         seed: the same on every process, another one in each step. The global random state is not used.
     Returns:
-        (local_batch, ...), in general rows of other processes too; no gradient.
+        (local_batch, ...), also of other processes; no gradient.
     """
     order = _global_order(len(rows), seed).to(rows.device, non_blocking=True)
     return gather_without_gradient(rows)[order[local_rows(len(rows))]]
@@ -225,13 +214,13 @@ def _global_order(local_batch: int, seed: int) -> torch.Tensor:
 
 
 class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Batch normalisation with statistics of each part of the batch, as if each part were on a device of its own.
+    """Batch normalisation with statistics of each part of the batch, as on that many devices, but in one process.
 
-    Emulates the per-device statistics, against which MoCo shuffles its keys, in one process (MoCo, Sec. 3.3). Running
-    statistics take the mean over the parts. In eval mode it is ordinary batch normalisation.
+    Against such statistics MoCo shuffles its keys (Sec. 3.3). Running statistics are the mean over the parts. In eval
+    mode it is ordinary batch normalisation.
 
     Args:
-        num_parts: consecutive parts of equal size; must divide the batch.
+        num_parts: consecutive parts of equal size.
     """
 
     def __init__(self, num_features: int, num_parts: int, **options) -> None:
@@ -242,7 +231,7 @@ class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
         """(batch, num_features, ...) -> the same shape.
 
         Raises:
-            ValueError: in train mode, a batch that does not split into parts of equal size.
+            ValueError: in train mode, a batch that num_parts does not divide.
         """
         if not self.training:
             return super().forward(features)
@@ -271,7 +260,7 @@ class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 def linear_head(width: int, dim: int = 128) -> nn.Module:
-    """MoCo v1's head, one linear layer: (batch, width) -> (batch, dim)."""
+    """MoCo v1's head, one linear layer."""
     return nn.Linear(width, dim)
 
 
@@ -291,8 +280,8 @@ def batch_norm_mlp(
 
     Args:
         width: of the features; of the predictor: dim.
-        num_layers: linear layers, at least 1.
-        final_batch_norm: normalise the output, without scale and shift.
+        num_layers: at least 1.
+        final_batch_norm: normalises the output, without scale and shift.
     """
     widths = [width, *[hidden_dim] * (num_layers - 1), dim]
     layers: list[nn.Module] = []

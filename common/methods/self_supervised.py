@@ -1,21 +1,18 @@
 """Learning from images only, as a training loop sees it: `common/run/pretraining.py`.
 
-One step, the same for all methods:
+One step, the same for all methods; a method without the part named does nothing:
 
-    model.start_step(step)                                                   graphs, prototypes; nothing elsewhere
-    model.update_momentum_encoder(ema_momentum)                              MoCo; nothing elsewhere
+    model.start_step(step)                                                   graphs, prototypes
+    model.update_momentum_encoder(ema_momentum)                              momentum encoder
     loss, keys = model(first_views, second_views, labels, shuffle_seed)
     loss.backward(); model.hold(step); optimizer.step()
-    model.insert(keys)                                                       what has a queue; nothing elsewhere
+    model.insert(keys)                                                       queue
 
-Each method has an `encoder` of two parts, backbone and head; what is learnt is the backbone, the head is dropped.
-
-Several processes. Methods whose heads normalise their batch want its statistics over the global batch
-(`synchronised`): torch's SyncBatchNorm, which runs on GPUs only. MoCo v1 and v2 want them per process, and shuffle the
-keys, so that the statistics do not give away which key belongs to a query. DDP must not broadcast buffers in its
-forward pass: the queue is equal on all processes by construction and the momentum encoder's statistics are its own;
-`common.run.launch.launched_accelerator` sees to that. Running statistics then differ between processes and are put
-right by `share_buffers` before an evaluation.
+Several processes. Methods whose heads normalise their batch want its statistics over the global batch (`synchronised`):
+torch's SyncBatchNorm, which runs on GPUs only. MoCo v1 and v2 want them per process, and shuffle the keys. DDP must not
+broadcast buffers in its forward pass (`common.run.launch.launched_accelerator` sees to that): the momentum encoder's
+statistics are its own. Running statistics then differ between processes; `share_buffers` makes them equal before an
+evaluation.
 """
 
 from collections import OrderedDict
@@ -44,7 +41,7 @@ class StepLoss(NamedTuple):
 class Method(nn.Module):
     """A method as the training loop sees it; calling it returns the StepLoss of a batch.
 
-    encoder: backbone and head, by these names.
+    encoder: backbone, which is what is learnt, and head, by these names.
     synchronised: whether batch normalisation takes its statistics over all processes.
     loss_at_chance: of a model that separates nothing; None = not stated.
     """
@@ -56,21 +53,21 @@ class Method(nn.Module):
         """First call of a step, on every process: normalises or rebuilds what changes between steps.
 
         Returns:
-            Facts for the log, empty if there are none; only the main process needs them.
+            Facts for the log; only the main process needs them.
         """
         return {}
 
     def update_momentum_encoder(self, ema_momentum: float | None) -> None:
-        """Before the keys of a step; a method without a momentum encoder has nothing to do."""
+        """Before the keys of a step."""
 
     def hold(self, step: int) -> None:
         """After the backward pass: removes the gradients of what is frozen in this step."""
 
     def insert(self, keys: Tensor | None) -> None:
-        """After a step, on every process; a method without a pool has nothing to do."""
+        """After a step, on every process: keys into the pool."""
 
     def predictor_parameters(self) -> list[nn.Parameter]:
-        """Of SimSiam's predictor, which may keep its learning rate; none elsewhere."""
+        """Of SimSiam's predictor, which may keep its learning rate."""
         return []
 
 
@@ -78,7 +75,6 @@ class MoCo(Method):
     """Queries against their keys and a queue of past ones (v1, v2).
 
     Args:
-        contrast: encoder, momentum encoder and pool.
         shuffle_keys: whether a step's shuffle_seed is used.
     """
 
@@ -90,7 +86,6 @@ class MoCo(Method):
 
     @property
     def encoder(self) -> nn.Module:
-        """The query encoder."""
         return self.contrast.encoder
 
     def forward(
@@ -101,25 +96,18 @@ class MoCo(Method):
         return StepLoss(moco_loss(step.logits, step.columns), step.keys)
 
     def start_step(self, step: int) -> Mapping[str, Any]:
-        """Rebuilds what the pool derives from its keys, if it is due."""
         self.contrast.pool.rebuild(step)
         return {}
 
     def update_momentum_encoder(self, ema_momentum: float | None) -> None:
-        """theta_k <- m theta_k + (1 - m) theta_q, parameters only."""
         self.contrast.update_momentum_encoder(ema_momentum)
 
     def insert(self, keys: Tensor | None) -> None:
-        """The keys of all processes into the pool, in rank order."""
         self.contrast.insert(keys)
 
 
 class RandomWeights(Method):
-    """Lower control: the same backbone with its random weights. It is not trained.
-
-    Args:
-        encoder: backbone, and a head that does nothing.
-    """
+    """Lower control: the backbone with its random weights and a head that does nothing. It is not trained."""
 
     synchronised = False
 
@@ -129,11 +117,7 @@ class RandomWeights(Method):
 
 
 def build_backbone(model: VisionModelConfig, batch_norm_parts: int = 1) -> nn.Module:
-    """(batch, 3, height, width) -> (batch, output_dim).
-
-    Args:
-        batch_norm_parts: above 1, batch normalisation as on that many GPUs.
-    """
+    """(batch, 3, height, width) -> (batch, output_dim); batch normalisation as on `batch_norm_parts` GPUs."""
     norm_layer = None if batch_norm_parts == 1 else partial(SplitBatchNorm, num_parts=batch_norm_parts)
     if model.backbone == "resnet50":
         return resnet50(model.zero_init_residual, norm_layer)
@@ -141,7 +125,7 @@ def build_backbone(model: VisionModelConfig, batch_norm_parts: int = 1) -> nn.Mo
 
 
 def share_buffers(model: nn.Module) -> None:
-    """Gives every process the first one's buffers, so that all evaluate the same model; call on every process."""
+    """Gives every process the first one's buffers; call on every process."""
     for buffer in model.buffers():
         broadcast_(buffer)
 

@@ -1,7 +1,6 @@
 """TCL: ALBEF with contrast inside each modality, between whole samples and between a sample and its parts.
 
-Source: Yang et al. 2022, after their code. Two views of each image: the trained encoders see the first, the
-momentum encoders the second. The losses are the six contrastive terms' mean, and ALBEF's matching and masked words.
+Source: Yang et al. 2022, after their code.
 """
 
 import torch
@@ -24,11 +23,10 @@ class Tcl(Albef):
         4. the contrastive loss is the mean of the six terms.
 
     Args:
-        encoders, geometry, logit_scale, image_pool, text_pool: as in `Albef`.
         pooled_grid: side of the grid that the patches' embeddings are averaged to.
     Raises:
-        ValueError: a geometry that is no inner product. Averages of patches have a meaning in no other, and a pool
-            compares its keys with queries of the other modality, which is the same for their modality in no other.
+        ValueError: a geometry that is no inner product: averages of patches have no meaning there, and pools compare
+            keys with queries of the other modality only.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class Tcl(Albef):
         num_words: int | None = None,
         momentum_images: torch.Tensor | None = None,
     ) -> Losses:
-        """Arguments and losses as in `Albef.forward`; `contrast` is the mean of the six terms."""
+        """As `Albef.forward`; `contrast` is the mean of the six terms."""
         step = self.encode_step(images, momentum_images, token_ids, ids)
         *logits, cross_modal = self.cross_modal_contrast(step, alpha)
         contrast = (2 * cross_modal + sum(self.in_modal_contrast(step))) / 6
@@ -98,12 +96,12 @@ def local_contrast(
 
     For sample i and its part k, with s = logit_scale * inner product:
         -s(g_i, l_ik) + log( exp s(g_i, l_ik) + sum over j != i and all parts k' of exp s(g_i, l_jk') ),
-    averaged over the parts of i, then over i. The other parts of i itself are neither positives nor negatives.
+    averaged over the parts of i, then over i. The other parts of i are neither positives nor negatives.
 
     Args:
         local_embeddings: (batch, parts, ...) momentum embeddings of patches or words; no gradient.
         global_embeddings: (batch, ...) of whole samples.
-        local_mask: (batch, parts), False at padding, which is left out everywhere; None = all are real.
+        local_mask: (batch, parts), False at padding, which is left out everywhere; None = no padding.
     Returns:
         Scalar in nats: the mean over this process's samples, among the parts of all processes.
     """
@@ -129,7 +127,7 @@ def pooled_patches(patches: torch.Tensor, grid: int) -> torch.Tensor:
 
     Args:
         patches: (batch, side**2, ...).
-        grid: new side; a smaller image than that stays as it is.
+        grid: new side; a smaller image stays as it is.
     Returns:
         (batch, min(grid, side)**2, ...).
     """
@@ -142,7 +140,7 @@ def pooled_patches(patches: torch.Tensor, grid: int) -> torch.Tensor:
 
 
 def _embedded(geometry: Geometry, features: torch.Tensor, modality: str) -> torch.Tensor:
-    """The geometry's map for every part of every sample: (batch, parts, dim) -> (batch, parts, ...)."""
+    # the geometry's map for every part of every sample: (batch, parts, dim) -> (batch, parts, ...)
     embed = {"image": geometry.embed_image, "text": geometry.embed_text}[modality]
     embedded = embed(features.flatten(0, 1))
     return embedded.view(*features.shape[:2], *embedded.shape[1:])

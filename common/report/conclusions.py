@@ -4,8 +4,8 @@
       scale: demo                   # of these verdicts
       text: It breaks, from {table3/demo/table3 | Sphere, e^0 | zs_i2t_r1} to ... percent.
 
-A number stands as {part/scale/table | row | column}, or as {experiments/scale/name | value}; it is the mean over seeds.
-The same sentences open the paper's README.md and the report. A test compares the verdicts with those of the report.
+A number is {part/scale/table | row | column} or {experiments/scale/name | value}, the mean over seeds. The sentences
+open the paper's README.md and the report; a test compares the verdicts.
 """
 
 import math
@@ -25,7 +25,7 @@ _LEADS = {"undecided": "could not be shown", "no difference beyond x": "no diffe
 
 @dataclass(frozen=True)
 class Conclusion:
-    """A few sentences; `claims`: id -> verdict, `scale`: of these verdicts."""
+    """`claims`: id -> verdict; `scale`: of these verdicts."""
 
     text: str
     claims: Mapping[str, str] = field(default_factory=dict)
@@ -48,15 +48,14 @@ class Conclusion:
 
     @property
     def rest(self) -> str:
-        """The other sentences."""
         return self.text[len(self.short) :]
 
 
 def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results") -> list[Conclusion]:
-    """The sentences of a paper folder; none if it has no conclusions.yaml.
+    """The conclusions of a paper folder; none without a conclusions.yaml.
 
     Raises:
-        ValueError: a number that does not exist; names the file, the number and those that do.
+        ValueError: a number that does not exist; names the file, the number and the known ones.
     """
     path = Path(folder) / "conclusions.yaml"
     if not path.is_file():
@@ -76,7 +75,10 @@ def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results")
 def _number(results: Path, parts: list[str]) -> str:
     source, row, *column = parts
     if not column:
-        values = read_experiment(results / f"{source}.json").values[row]
+        known = read_experiment(results / f"{source}.json").values
+        if row not in known:
+            raise ValueError(f"no {row!r}; expected one of: {', '.join(known)}")
+        values = known[row]
         return f"{math.fsum(values) / len(values):.3g}"
     table = read_table(results / f"{source}.json")
     rows = {entry.method: {key: cell for key, cell in entry.ours.items() if cell} for entry in table.rows}

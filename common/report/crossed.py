@@ -1,14 +1,13 @@
 """Interval of a margin over two crossed random effects: training seeds and test pictures.
 
-z[s, p] is what seed s and picture p, with all queries of the picture, give to a margin; the margin is the mean of z.
-The model is z = margin + seed + picture + rest. New seeds on these pictures move the margin by V_S, new pictures with
-these seeds by V_P; the rest is in both, and V_C is its part. So the variance for new seeds and pictures is
-V_S + V_P - V_C:
+Seed s and picture p, with all its queries, add z[s, p] to a margin, the mean of z. In the model
+z = margin + seed + picture + rest, new seeds on these pictures move the margin by V_S, new pictures with these seeds by
+V_P. Both contain V_C, the part of the rest, so the variance for new seeds and pictures is V_S + V_P - V_C:
 
     half-width^2 = t^2 V_S + normal^2 * sum over test sets of max(0, V_P - V_C)
 
 t has the degrees of freedom of V_S, which may come from all rows of a table (`statistics.shared_spread`). Pictures are
-many, so their quantile is the normal one. `tests/test_common_report_crossed.py` simulates how often it covers.
+many, so their quantile is normal. `tests/test_common_report_crossed.py` simulates the coverage.
 """
 
 import math
@@ -21,10 +20,10 @@ _POWER_FACTOR = (special.ndtri(0.975) + special.ndtri(0.8)) ** 2
 
 
 def components(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """V_S, V_P and V_C of the mean of z: the variances that seeds show, that pictures show, and the part in both.
+    """V_S, V_P and V_C of the mean of z, see the module.
 
     Args:
-        z: (..., seeds, pictures), two of each at least, in any unit.
+        z: (..., seeds, pictures), at least two of each, in any unit.
     Returns:
         Three arrays of the leading axes, in the square of the unit.
     """
@@ -36,37 +35,37 @@ def components(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def picture_variance(*blocks: np.ndarray) -> np.ndarray:
-    """max(0, V_P - V_C): what new pictures add to the variance that the seeds show; of one seed V_P.
+    """max(0, V_P - V_C): what new pictures add to the variance that the seeds show; with one seed V_P.
 
     Args:
         blocks: (..., seeds, pictures) of one test set; the margin is the sum of their means. Runs that share their
-            seeds are one block; the seeds of different blocks have nothing in common.
+            seeds are one block; blocks are independent.
     """
     v_p = sum(z.mean(axis=-2) for z in blocks).var(axis=-1, ddof=1) / blocks[0].shape[-1]
     return np.maximum(0, v_p - sum(components(z)[2] for z in blocks if z.shape[-2] > 1))
 
 
 def crossed_half_width(over_seeds: np.ndarray | float, pictures: np.ndarray | float, error: float) -> np.ndarray:
-    """Half the width of the two-sided interval over seeds and pictures that misses with probability `error`.
+    """Half-width of the two-sided interval over seeds and pictures that misses with probability `error`.
 
     Args:
-        over_seeds: half-width of the interval over seeds, t * sqrt(V_S), at the same error.
+        over_seeds: the same over seeds only, t * sqrt(V_S).
         pictures: sum of `picture_variance` over the test sets, in the square of the unit.
     """
     return np.sqrt(np.square(over_seeds) + special.ndtri(error / 2) ** 2 * pictures)
 
 
 def seeds_needed(variance: float, pictures: float, difference: float, freedom: float = 1.0) -> int | None:
-    """Seeds with which a true margin of `difference` is seen in four cases of five; None where only pictures help.
+    """Seeds that show a true margin of `difference` in four cases of five; None if only more pictures help.
 
-    n = (t(97.5 %) + t(80 %))^2 s^2 / (x^2 - 7.85 b^2) for a two-sided error of 5 %, with the quantiles of t at n seeds:
-    few seeds do not know their own spread well. Of many seeds the factor is 7.85.
+    n = (t(97.5 %) + t(80 %))^2 s^2 / (x^2 - 7.85 b^2) for a two-sided error of 5 %, with the quantiles of t at n seeds;
+    for many seeds the factor is 7.85.
 
     Args:
         variance: s^2, of one seed's margin on these pictures.
-        pictures: b^2, sum of `picture_variance` over the test sets.
+        pictures: b^2, as in `crossed_half_width`.
         difference: x, above 0.
-        freedom: degrees of freedom of s^2 for each seed beyond the first: 1, or more where rows share their spread.
+        freedom: degrees of freedom of s^2 for each seed beyond the first; above 1 where rows share their spread.
     """
     room = difference**2 - _POWER_FACTOR * pictures
     if room <= 0:

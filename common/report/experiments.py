@@ -20,11 +20,13 @@ from common.report.table import Measured, Table, build, json_of_format, read_for
 class Experiment:
     """Values of one experiment at one scale.
 
-    paper: the folder. name: as claims refer to it. scale: of the runs. seeds: of the runs.
-    values: name -> one value per seed, in the order of `seeds`. units: of the values that have one.
-    data: what it was measured on. protocol: how; values are compared only under the same one.
-    columns: where values are called <row>_<column> and each row is a training of its own: the columns, whose rows lend
-        each other their spread over seeds. caption: what the experiment is; the rest as in a table.
+    paper: the folder.
+    name: as claims refer to it.
+    values: name -> one value per seed, in the order of `seeds`.
+    data: what it was measured on.
+    protocol: how; values are compared only under the same one.
+    columns: of values <row>_<column> where each row is a training run; rows of a column lend each other their spread
+        over seeds.
     """
 
     paper: str
@@ -66,24 +68,24 @@ class Experiment:
     def beside(
         cls, table: Table, name: str, caption: str, values: Mapping[str, Sequence[float]], **more
     ) -> "Experiment":
-        """Values that were measured together with a table, under its provenance; `more`: units, protocol, columns."""
+        """Values measured together with a table, under its provenance; `more`: units, protocol, columns."""
         shared = ("paper", "scale", "seeds", "data", "git_revision", "command", "created", "hardware")
         provenance = {key: getattr(table, key) for key in shared}
         return cls(name=name, caption=caption, values=values, **provenance, **more)
 
     def row_of(self, key: str) -> tuple[str, str]:
-        """Row and column of a value; its name and nothing where the experiment has no columns."""
+        """Row and column of a value; its name and "" where the experiment has no columns."""
         matching = max((column for column in self.columns if key.endswith(f"_{column}")), key=len, default="")
-        return key.removesuffix(f"_{matching}"), matching
+        return (key.removesuffix(f"_{matching}") if matching else key), matching
 
     def measured(self, key: str) -> Measured:
-        """One value as a cell of a table has it."""
+        """One value as a cell of a table."""
         protocol = {"data": self.data, **self.protocol}
         return Measured(self.values[key], self.seeds, None, "", self.scale, self.data, "", full_protocol=protocol)
 
 
 def write_experiment(experiment: Experiment, root: str | Path) -> Path:
-    """Write `<root>/<paper>/experiments/<scale>/<name>.json` atomically."""
+    """Write the file of an experiment, atomically."""
     path = Path(root) / experiment.paper / "experiments" / experiment.scale / f"{experiment.name}.json"
     return write_atomically(path, json_of_format("experiment", asdict(experiment)))
 
@@ -104,7 +106,7 @@ def collect_experiments(roots: Sequence[str | Path]) -> list[Experiment]:
     """All experiments below `<root>/<paper>/experiments/`, later roots last.
 
     Raises:
-        ValueError: a file that is broken; the message names it.
+        ValueError: a broken file; the message names it.
     """
     folders = dict.fromkeys(Path(root).resolve() for root in roots)
     return [read_experiment(path) for root in folders for path in sorted(root.glob("*/experiments/**/*.json"))]

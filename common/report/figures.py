@@ -1,6 +1,6 @@
-"""Plots of tables, curves, distributions and heat maps; the numbers that no table has lie beside them as JSON.
+"""Plots of tables, curves, distributions and heat maps; numbers that no table has go to `<stem>_plotted.json`.
 
-Their parts and their look are in `common/base/drawing.py`.
+Panels are in the order of reading, `across` of them side by side; those that share a label share its colour.
 """
 
 import math
@@ -41,20 +41,19 @@ MOST_ROWS = 32  # of the figure of a table; more are a page that nobody compares
 def plot_table(table: Table, path: str | Path, method: Mapping[str, str] | None = None, title: str = "") -> list[Path]:
     """One panel per measured column: our mean and interval for every measured row, the chance level as a line.
 
-    Recall at 5 and 10 has no panel beside recall at 1 where there are more than six; a line of panels has the rows
-    that were measured in one of them.
+    With more than six columns recall at 5 and 10 has no panel beside recall at 1. A line of panels has the rows that
+    were measured in one of them. Nothing is drawn of more than MOST_ROWS rows, or if half of the columns or more are
+    constant.
 
     Args:
-        table: whose cells are plotted; columns and rows without a measured cell are left out, and columns of constants,
-            which are the same for every seed. Where these are half of the columns or more nothing is drawn, nor of more
-            than MOST_ROWS rows: the part that measures so many draws what they show.
+        table: columns and rows without a measured cell, and columns that are constant over seeds, are left out.
         path: of the PNG; outside the folder of the scale the title names the changed settings.
-        method: `paper.method` of a paper_tables.yaml. "rows" is a regular expression that is found in the names of rows
-            with the paper's method, which have a colour of their own and the name "with"; others are called "without".
-            Rows whose names differ only by what matches "pair" share a height.
-        title: what the table compares, in words; empty = the beginning of its caption.
+        method: `paper.method` of a paper_tables.yaml. The regular expression "rows" finds the rows with the paper's
+            method, which have a colour of their own and the name "with"; others are called "without". Rows whose names
+            differ only by what matches "pair" share a height.
+        title: what the table compares; empty = the beginning of its caption.
     Returns:
-        The written file; an empty list when nothing was drawn.
+        The written file; empty if nothing was drawn.
     """
     measured = [column for column in table.columns if table.measured(column.key)]
     columns = [column for column in measured if not _constant(table.measured(column.key))]
@@ -97,7 +96,6 @@ def plot_table(table: Table, path: str | Path, method: Mapping[str, str] | None 
 
 
 def _leading(columns: list[Column]) -> list[Column]:
-    """Without recall at 5 and 10 where recall at 1 has its panel and there are more than six."""
     labels = {column.label for column in columns}
     if len(columns) <= 6:
         return columns
@@ -106,7 +104,7 @@ def _leading(columns: list[Column]) -> list[Column]:
 
 
 def _across(table: Table, columns: Sequence[Column]) -> int:
-    """Panels in a line: as many test sets with all their columns as fit, where they have equally many, else up to 4."""
+    """As many test sets with all their columns as fit, if they have equally many, else up to 4 panels."""
     sources = (named(stand_in(table, column) or "") for column in columns)
     sizes = [len(list(group)) for _, group in groupby(sources)]
     if 1 < sizes[0] <= 4 and len(set(sizes)) == 1:
@@ -115,14 +113,14 @@ def _across(table: Table, columns: Sequence[Column]) -> int:
 
 
 def _labels(rows: Sequence[Row], method: Mapping[str, str] | None) -> list[str]:
-    """By row; that of a row without the method for the same row with it."""
+    """By row; a row without the method has the label of the same row with it."""
     names = [row.ran or row.method for row in rows]
     plain = [re.sub(method["pair"], "", name) if method and "pair" in method else name for name in names]
     return [textwrap.fill(short if short in names else name, 36) for name, short in zip(names, plain)]
 
 
 def _constant(cells: Sequence[Measured]) -> bool:
-    """Whether all seeds, at least two, gave one value: a count or a setting, no measurement."""
+    # of two seeds or more: a count or a setting, no measurement
     return all(len(cell.values) > 1 and max(cell.values) - min(cell.values) <= 1e-6 * abs(cell.mean) for cell in cells)
 
 
@@ -163,7 +161,7 @@ def _draw_column(
 
 @dataclass(frozen=True)
 class Distributions:
-    """One panel of histograms: for each label the values, in the unit that `x_label` names.
+    """One panel of histograms: label -> values, in the unit that `x_label` names.
 
     whole_numbers: the values are counts; each gets a bin of its own.
     """
@@ -175,17 +173,14 @@ class Distributions:
 
 
 def plot_distributions(panels: Sequence[Distributions], path: str | Path, across: int, bins: int = 50) -> list[Path]:
-    """Histograms as outlines, so that several can lie over each other; each sums to 100 %.
+    """Histograms as outlines, so that several can overlap; each sums to 100 %.
 
-    Every axis has its 0, and panels of a row have one scale where they measure the same (`x_label`).
+    Every axis has its 0, and panels of a row with the same `x_label` have one scale.
 
     Args:
-        panels: in the order of reading; those that share a label share its colour.
-        path: of the PNG; the numbers go to `<stem>_plotted.json`.
-        across: panels side by side.
         bins: equal ones over the joint range of a panel's values; whole numbers have theirs.
     Returns:
-        The two files.
+        The PNG and its numbers.
     Raises:
         ValueError: no panel, a label without values, or a value that is not finite.
     """
@@ -218,7 +213,6 @@ def plot_distributions(panels: Sequence[Distributions], path: str | Path, across
 
 
 def _histograms(panel: Distributions, bins: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Edges over the joint range, and by label the percent in each bin."""
     arrays = {label: np.asarray(values, dtype=np.float64) for label, values in panel.values.items()}
     for label, values in arrays.items():
         if not len(values) or not np.isfinite(values).all():
@@ -242,11 +236,13 @@ def _draw_outline(axis, edges: np.ndarray, heights: np.ndarray, index: int):
 
 @dataclass(frozen=True)
 class Curves:
-    """One panel: for each label points (x, one value per seed), ascending in x.
+    """One panel: label -> points (x, one value per seed), ascending in x.
 
-    A curve that is labelled as its panel is titled takes no line of the legend. log_y: intervals are as wide in the
-    logarithm, to first order, so that they stay above 0. behind: labels of curves that others
-    lie upon; they are thick, pale lines. level: label and height of a dotted line.
+    A curve that is labelled as its panel is titled takes no line of the legend.
+
+    log_y: intervals are as wide in the logarithm, to first order, so that they stay above 0.
+    behind: labels of curves that others lie upon; they are thick, pale lines.
+    level: label and height of a dotted line.
     """
 
     title: str
@@ -260,15 +256,7 @@ class Curves:
 
 
 def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list[Path]:
-    """Curves over steps or sizes, the mean over seeds with its 95 % interval; the numbers go to `<stem>_plotted.json`.
-
-    Args:
-        panels: in the order of reading; those that share a label share its colour.
-        path: of the PNG.
-        across: panels side by side.
-    Returns:
-        The two files. With one seed there are no intervals.
-    """
+    """The mean over seeds with its 95 % interval, none with one seed, over steps or sizes; returns both files."""
     labels = list(dict.fromkeys(label for panel in panels for label in panel.curves if label != panel.title))
     columns = across + 1 if max(map(len, labels), default=0) <= 32 else across
     wrapped = {label: textwrap.fill(label, 44) for label in labels}
@@ -320,7 +308,7 @@ _FADED = 0.22  # how much of a picture is left where there is no heat
 class HeatOnPicture:
     """One line of pictures.
 
-    caption: under the picture. picture: (height, width, 3) uint8.
+    picture: (height, width, 3) uint8.
     maps: title -> (rows, columns), not negative; each is drawn relative to its largest value.
     boxes: title -> (x, y, width, height) in pixels, drawn on its map; "" is the picture's own.
     """
@@ -332,17 +320,15 @@ class HeatOnPicture:
 
 
 def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path, beside: int = 1) -> list[Path]:
-    """The picture, then once for each map: clear where it is hot, grey elsewhere; the maps go to `<stem>_plotted.json`.
+    """The picture, then once for each map: clear where it is hot, grey elsewhere.
 
-    A title stands over the first of the maps below each other that share it. A map with a box of its own has that of
-    the picture, too, so that a wrong choice is seen.
+    A title stands over the first of the maps below each other that share it. A map with a box also has that of the
+    picture, so that a wrong choice is visible.
 
     Args:
-        lines: in the order of reading.
-        path: of the PNG.
         beside: lines side by side.
     Returns:
-        The two files.
+        The PNG and its numbers.
     """
     across = 1 + max(len(line.maps) for line in lines)
     captions = [textwrap.fill(line.caption, 26) for line in lines]

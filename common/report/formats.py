@@ -1,9 +1,8 @@
 """How a table is written: Markdown, CSV, LaTeX, terminal text; the HTML page and the READMEs take the same lines.
 
 `lay_out` turns a table into lines of short texts, once for all formats. A method takes up to three lines: "paper",
-"ours", and "ours - paper" where the two may be compared. A line belongs to one source, so a number of the paper cannot
-stand in a line of ours whatever the format. The line above the methods names our test sets, the
-line below them gives the chance level.
+"ours", and "ours - paper" where the two may be compared. A line belongs to one source, so no format can print a number
+of the paper in a line of ours.
 """
 
 import math
@@ -44,7 +43,7 @@ _GLOSSARY = (
 
 @dataclass(frozen=True)
 class Line:
-    """One printed line: `kind` is "stand_in", "paper", "ours", "difference" or "chance"; `cells` follow the columns."""
+    """`kind` is "stand_in", "paper", "ours", "difference" or "chance"; `cells` follow the columns."""
 
     kind: str
     method: str
@@ -56,7 +55,7 @@ class Line:
 def lay_out(table: Table, compact: bool = False) -> list[list[Line]]:
     """Groups of lines: our test sets (where needed), one group per method, the chance level (where known).
 
-    `compact` leaves the number of seeds out of the cells where all share it; `reading` gives it once.
+    `compact` leaves the number of seeds out of the cells where all share it; `reading` gives it.
     """
     with_seeds = not compact or _shared_seeds(table) is None
     groups = []
@@ -71,7 +70,7 @@ def lay_out(table: Table, compact: bool = False) -> list[list[Line]]:
 
 
 def chance_level(columns: Sequence[Column]) -> str:
-    """ "chance level", with the models behind it where they are not uniform guesses."""
+    """`CHANCE`, with the models behind it where they are not uniform guesses."""
     models = " or ".join(dict.fromkeys(column.guess for column in columns if column.guess))
     return f"{CHANCE} ({models})" if models else CHANCE
 
@@ -85,8 +84,7 @@ def stand_in(table: Table, column: Column) -> str | None:
 
 
 def panel_label(table: Table, column: Column) -> str:
-    """What a column was measured on, before the data of the paper that these stand in for; its label where none do, or
-    where all columns have the same data, which `title_in_words` names."""
+    """Our data and the column that they stand in for, else its label, with our data unless all columns share them."""
     source = named(stand_in(table, column) or "")
     if column.stands_in_for is not None and any(row.paper.get(column.key) is not None for row in table.rows):
         return f"{source}, standing in for {column.label}"
@@ -94,7 +92,7 @@ def panel_label(table: Table, column: Column) -> str:
 
 
 def title_in_words(table: Table, title: str = "") -> str:
-    """The title, else the beginning of the caption; and the data if all columns have the same."""
+    """The title, else the beginning of the caption; and the data if all columns share them."""
     parts = re.split(r"(?<=\w[^q][.;:)]) ", f"{table.caption} ")  # not after Eq.
     text = title or (parts[0] if len(parts[0]) >= 25 or len(parts) == 1 else f"{parts[0]} {parts[1]}")
     text, data = text.strip().rstrip(".;:"), _shared_data(table)
@@ -102,20 +100,19 @@ def title_in_words(table: Table, title: str = "") -> str:
 
 
 def _shared_data(table: Table) -> str:
-    """The data of all measured columns, or empty where they differ or stand in for the paper's."""
     columns = [column for column in table.columns if table.measured(column.key)]
     sources = {named(stand_in(table, column) or "") for column in columns}
     return sources.pop() if len(columns) > 1 and len(sources) == 1 else ""
 
 
 def heading(paper: str, table_id: str, scale: str, command: str = "", settings: Sequence[str] = ()) -> str:
-    """Paper, table and scale, rows and settings that the command of a changed one names, and settings near the best."""
+    """Paper, table, scale, the changed rows and settings that a command names, and settings near the best."""
     changes = re.findall(r'\b(?:ROWS|SET)=(?:"[^"]*"|\S+)', command)
     return ", ".join([paper, table_id, f"scale {scale}", *changes, *settings])
 
 
 def line_below(table: Table) -> str:
-    """What stands under every table of ours: models, data and seeds in one line; empty where nothing was measured."""
+    """The line under every table of ours: models, data and seeds; empty where nothing was measured."""
     if not any(table.measured(column.key) for column in table.columns):
         return ""
     seeds = f"{seeds_name(table.seeds)} {', '.join(map(str, table.seeds))}"
@@ -124,7 +121,6 @@ def line_below(table: Table) -> str:
 
 
 def _plan(table: Table) -> str:
-    """How many seeds decide, where that is not all at once."""
     if not table.plan:
         return ""
     count, error = table.deciding
@@ -156,7 +152,7 @@ def warning(table: Table) -> str:
 
 
 def provenance(table: Table) -> list[tuple[str, str]]:
-    """Pairs of label and text: which paper and table, and what was run."""
+    """(label, text): paper and table, and what was run."""
     pairs = [
         ("paper", f"{table.paper_title} ({table.paper}, {table.paper_version})"),
         ("table", table.table_id),
@@ -172,16 +168,16 @@ def provenance(table: Table) -> list[tuple[str, str]]:
 
 
 def full_status(table: Table, row: Row) -> str:
-    """The status of a row, and how many of the columns it holds for when some are missing."""
+    """The status of a row, and how many columns it holds for if some are missing."""
     count = sum(row.ours.get(column.key) is not None for column in table.columns)
     partly = row.status == MEASURED and count < len(table.columns)
     return f"measured in {count} of {len(table.columns)} columns" if partly else row.status
 
 
 def remarks(table: Table, with_status: bool = False) -> list[tuple[str, str]]:
-    """Pairs of label and text that stand below a table: notes on rows, on the table, and errata of the printed one.
+    """(label, text) below a table: notes on rows, on the table, and errata of the printed one.
 
-    `with_status` adds the status of rows that are measured in part, for formats that print no status beside numbers.
+    `with_status` adds the status of rows that are measured in part.
     """
     statuses = [(row.method, full_status(table, row)) for row in table.rows if any(row.ours.values())]
     pairs = [(method, status) for method, status in statuses if with_status and status != MEASURED]
@@ -197,7 +193,6 @@ def remarks(table: Table, with_status: bool = False) -> list[tuple[str, str]]:
 
 
 def _provenance_of_rows(table: Table) -> list[tuple[str, str]]:
-    """Pairs of label and text: by what the settings were chosen, and which revisions trained and evaluated the rows."""
     has_runs = table.models or any(
         row.note.startswith("ours: ") for row in table.rows
     )  # those of images have notes only
@@ -215,7 +210,7 @@ def _provenance_of_rows(table: Table) -> list[tuple[str, str]]:
 
 
 def _notes_on_rows(table: Table) -> list[tuple[str, str]]:
-    """Pairs of row and note; a beginning that all measured rows share stands once, before them."""
+    # a beginning that all measured rows share stands once, before them
     rows = [row for row in table.rows if any(row.ours.values()) or row.note]
     notes = [re.split(r"; (?![^(]*\))", row.note) for row in rows]
     alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*notes))
@@ -226,7 +221,7 @@ def _notes_on_rows(table: Table) -> list[tuple[str, str]]:
 
 
 def glossary(table: Table) -> list[tuple[str, str]]:
-    """Pairs of term and meaning, only for what the table shows."""
+    """(term, meaning), only for what the table shows."""
     labels = " ".join(f"{column.key} {column.label}" for column in table.columns)
     pairs = [(term, meaning) for pattern, term, meaning in _GLOSSARY if re.search(pattern, labels)]
     pairs += _interval_kinds(table)
@@ -242,7 +237,7 @@ def glossary(table: Table) -> list[tuple[str, str]]:
 
 
 def reading(table: Table) -> str:
-    """How to read a line of ours in the compact layout, in one sentence; empty when nothing was measured."""
+    """How to read a line of ours in the compact layout; empty when nothing was measured."""
     shared = _shared_seeds(table)
     if not any(table.measured(column.key) for column in table.columns):
         return ""
@@ -261,7 +256,7 @@ def format_value(value: float, unit: str) -> str:
 
 
 def format_paper(value: float | None, unit: str) -> str:
-    """A number of the paper with the digits that the paper printed, and at least one decimal for percent."""
+    """A number of the paper with its printed digits, and at least one decimal for percent."""
     if value is None:
         return DASH
     digits = f"{value:.6g}"
@@ -269,9 +264,9 @@ def format_paper(value: float | None, unit: str) -> str:
 
 
 def format_measured(cell: Measured | None, unit: str, with_seeds: bool = True) -> str:
-    """Mean +- half-width over seeds, or mean [low, high] over queries; a dash when there is no number.
+    """Mean +- half-width, or mean [low, high] where the interval is not symmetric; a dash without a number.
 
-    A mean that is neither percent nor fraction has the decimals that its half-width allows; percent that would read 0.0
+    A mean that is neither percent nor fraction has the decimals that its half-width allows. Percent that would read 0.0
     has two digits.
     """
     if cell is None:
@@ -294,7 +289,7 @@ def format_measured(cell: Measured | None, unit: str, with_seeds: bool = True) -
 
 
 def _decimals(mean: float, half: float) -> int | None:
-    """Decimals of a mean and its half-width: two digits of the latter, four of the former at most; None = neither."""
+    """Two digits of the half-width, at most four of the mean; None outside [1e-4, 1e4)."""
     if not 1e-4 <= abs(mean) < 1e4:
         return None
     of_mean = 3 - math.floor(math.log10(abs(mean)) + 1e-6)  # 0.09999999 is 0.1
@@ -308,7 +303,7 @@ def count_seeds(number: int) -> str:
 
 
 def seeds_name(seeds: Sequence[int]) -> str:
-    """What stands before so many seeds."""
+    """ "seed" or "seeds"."""
     return "seed" if len(seeds) == 1 else "seeds"
 
 
@@ -380,9 +375,9 @@ FORMATS = {"csv": "csv", "latex": "tex"}  # on request -> ending
 
 
 def write_table(table: Table, folder: str | Path, formats: Sequence[str] = ()) -> list[Path]:
-    """Write `<table_id>.md` and `.json`, the `FORMATS` asked for, and `<table_id>_hits.npz` where cells have hits.
+    """Write `<table_id>.md`, `.json`, the named `FORMATS`, and `<table_id>_hits.npz` where cells have hits.
 
-    Into `folder` (made if missing), atomically.
+    Each file is written atomically; those of other formats, from an earlier run, are deleted.
     """
     folder, hits = Path(folder), hits_of(table)
     table = replace(table, hits_file=f"{table.table_id}_hits.npz" if hits else "")
@@ -422,9 +417,9 @@ def to_markdown(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Tidy CSV, one line per method and column; `paper_number` and `ours_mean` are separate fields, empty if unknown.
+    """Tidy CSV, one line per method and column; numbers are written in full, empty if unknown.
 
-    Numbers are written in full; `ours_values` and `seeds` hold one entry per seed, separated by semicolons.
+    `ours_values` and `seeds` hold one entry per seed, separated by semicolons.
     """
     import pandas  # takes half a second, and most commands write neither CSV nor LaTeX
 
@@ -492,7 +487,6 @@ def to_text(table: Table, width: int = 100) -> str:
 
 
 def _text_blocks(table: Table, width: int) -> Iterator[str]:
-    """Lines of as few blocks of columns as fit into `width`, of even size."""
     groups = [group for group in lay_out(table, compact=True) if group[0].kind != "stand_in"]
     lines = [line for group in groups for line in group]
     labels = [textwrap.wrap(column.label, _TEXT_COLUMN) for column in table.columns]
@@ -529,13 +523,11 @@ def _text_blocks(table: Table, width: int) -> Iterator[str]:
 
 
 def _paired_lines(left: Iterable[str], right: Iterable[str], left_width: int) -> Iterator[str]:
-    """Two stacks of texts as one; the shorter one ends in blanks."""
     for texts in zip_longest(left, right, fillvalue=""):
         yield f"{texts[0]:<{left_width}}{texts[1]}".rstrip()
 
 
 def _nothing(line: Line) -> bool:
-    """Whether a line of ours has no number."""
     return line.kind == "ours" and all(cell == DASH for cell in line.cells)
 
 
@@ -544,7 +536,7 @@ def _latex(text: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """One line of plain text that GitHub Markdown shows as it is, also within a table."""
+    """One line of plain text that GitHub Markdown shows as it is, also in a table."""
     text = _one_line(text).replace("\\", "\\\\").replace("<", "&lt;")
     text = re.sub(r"&(?!lt;)(?=#?\w+;)", "&amp;", text)
     text = re.sub(r"([|*`$]|~~|(?<!\w)_|_(?!\w))", r"\\\1", text)

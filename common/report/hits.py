@@ -1,4 +1,4 @@
-"""What every query of a test set gave to a number, packed: some kilobytes a run, so that an interval can be recomputed.
+"""Results of every query of a test set, packed to some kilobytes a run, so that an interval can be recomputed.
 
 `<table>_hits.npz` lies beside `<table>.json`. Three arrays belong to a cell:
 
@@ -6,7 +6,7 @@
     "<row>/<column>/levels"    the distinct results, in the column's unit: 0 and 100 for hits and misses in percent
     "<row>/<column>"           (seeds, planes, bytes) uint8: bit plane k holds bit k of every result's index into levels
 
-The queries stand in the order of the pictures; the seeds in that of the cell. numpy.unpackbits reads a plane.
+Queries are in the order of the pictures, seeds in that of the cell. numpy.unpackbits reads a plane.
 """
 
 import io
@@ -28,7 +28,7 @@ class Hits:
 
     @classmethod
     def of(cls, runs: Sequence[Sequence[Sequence[float]]], whole: float = 100.0) -> "Hits | None":
-        """From the `hits` of evaluations: one entry per seed, which lists the results of each picture's queries.
+        """From the `hits` of evaluations: per seed, the results of each picture's queries.
 
         Args:
             runs: in the order of the cell's seeds.
@@ -44,14 +44,15 @@ class Hits:
         return cls(whole * levels, codes.reshape(results.shape), np.array(counts[0]))
 
     def of_seeds(self, places: Sequence[int]) -> "Hits":
-        """Those of some seeds, by their places."""
+        """Only the seeds at these places."""
         return replace(self, codes=self.codes[list(places)])
 
     def by_picture(self) -> np.ndarray:
-        """z, (seeds, pictures): what a picture with all its queries gives to the number, in the column's unit.
+        """z, (seeds, pictures): what a picture with all its queries adds to the number, in the column's unit.
 
-        The number is a mean over queries. A picture with more queries counts more, by w = its queries / their mean
-        number: z = w * (mean of its results) - number * (w - 1), whose mean over pictures is the number.
+        The number is the mean over queries, so a picture counts by w = its queries / the mean number of queries:
+
+            z = w * (mean of its results) - number * (w - 1), whose mean over pictures is the number
         """
         ends = np.cumsum(self.queries)
         sums = np.cumsum(np.pad(self.levels[self.codes], ((0, 0), (1, 0))), axis=1)
@@ -61,7 +62,7 @@ class Hits:
 
 
 def packed(cells: Mapping[tuple[str, str], Hits]) -> bytes:
-    """The file of a table's hits; `cells` by row and column."""
+    """Content of a table's file of hits; `cells` by row and column."""
     arrays = {}
     for (row, column), hits in cells.items():
         planes = max(1, int(len(hits.levels) - 1).bit_length())
@@ -78,7 +79,7 @@ def read_hits(path: Path) -> dict[tuple[str, str], Hits]:
     """What `packed` made, by row and column.
 
     Raises:
-        OSError, ValueError: a file that is missing or no such archive.
+        OSError, ValueError, KeyError, zipfile.BadZipFile: a file that is missing, damaged or no such archive.
     """
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)

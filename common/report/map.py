@@ -1,9 +1,8 @@
 """A map of embedding spaces: images and captions of a test set in two dimensions, as one HTML page without network.
 
-All geometries share polar coordinates about the root. The radius is the exact distance from the root, and the way of an
-image to the root is a spoke. In hyperbolic space the radius is that of the Poincaré disk, tanh(sqrt(c) d / 2). The
-angle comes from a projection of directions and keeps few neighbours, so every layout states how many. `scripts/map.py`
-opens runs and calls `write_map`; the markup is in `map.html.jinja`.
+All geometries share polar coordinates about the root, and the way of an image to the root is a spoke. The radius is the
+exact distance d from the root, or that of the Poincaré disk in hyperbolic space, tanh(sqrt(c) d / 2). The angle comes
+from a projection of directions and keeps few neighbours, so every layout states how many.
 """
 
 import math
@@ -30,11 +29,13 @@ MAX_BYTES = 3_000_000  # of the page
 class TestSet:
     """Images and captions that all models of a page embed.
 
-    texts: distinct captions. chains: for each image the indices of its captions, specific ones first.
+    texts: distinct captions.
+    chains: for each image the indices of its captions, specific ones first.
     holds: (num_images, num_texts) bool, whether a caption is true of an image.
     knows_truth: False = `holds` has only the captions of an image; others may be true of it, too.
     levels: names of the places in a chain; () = their order has no meaning.
-    classes: a name for each image; () = unknown. pictures: data URLs, "" = the page may not show it.
+    classes: of each image; () = unknown.
+    pictures: data URLs, "" = the page may not show it.
     """
 
     __test__ = False  # pytest must not collect it
@@ -51,10 +52,9 @@ class TestSet:
 
 @dataclass(frozen=True)
 class Walks:
-    """Walks from every image to the root past captions, under one entailment filter (None = no filter).
+    """Walks from every image to the root past captions, under one entailment filter.
 
-    The page draws the captions' cones of the filter that is on, or of the last one.
-
+    min_radius: of the filter, whose cones the page draws; None = no filter, and the cones of the last one.
     places: (num_images, num_points) indices of the nearest captions; num_texts = the root.
     """
 
@@ -66,7 +66,8 @@ class Walks:
 class Space:
     """A model's embeddings of a test set, (num_images, ...) and (num_texts, ...), and its root, on the CPU.
 
-    facts: label -> text, for the table of models. graph: of cluster centres, see `cluster_graph`.
+    facts: label -> text, for the table of models.
+    graph: of cluster centres, see `cluster_graph`.
     """
 
     name: str
@@ -94,7 +95,7 @@ def tangents(geometry: RootedGeometry, embeddings: torch.Tensor, root: torch.Ten
 def half_apertures(geometry: RootedGeometry, texts: torch.Tensor, min_radius: float) -> torch.Tensor:
     """Radians between a caption's cone and its axis, in [0, pi / 2]: (num_texts, dim) -> (num_texts,).
 
-    The root misses a cone by pi minus its half-aperture, as it lies straight behind the apex.
+    The root lies straight behind the apex: it misses a cone by pi minus its half-aperture.
     """
     residual = geometry.entailment_residual(images=torch.zeros_like(texts), texts=texts, min_radius=min_radius)
     return torch.where(norm(texts) > 1e-6, math.pi - residual, math.pi / 2)
@@ -107,7 +108,8 @@ def neighbors_kept(space: np.ndarray, layout: np.ndarray, k: int = NEIGHBORS) ->
     """Share, in [0, 1], of each point's k nearest neighbours in the space that are among its k nearest in the layout.
 
     Args:
-        space: (num_points, dim). layout: (num_points, 2); both compared by the Euclidean distance.
+        space: (num_points, dim), Euclidean.
+        layout: (num_points, 2).
     """
     from sklearn.neighbors import NearestNeighbors
 
@@ -123,8 +125,8 @@ def layouts(images: torch.Tensor, texts: torch.Tensor) -> dict[str, dict[str, An
         polar   angle: (num_points,) radians, by PCA or t-SNE, whichever keeps more
         plane   xy: (num_points, 2), t-SNE of directions
         gap     xy: (num_points, 2), PCA of the vectors as they are
-        In the first two the mean direction of each modality is subtracted; otherwise the gap between modalities is all
-        they show. The last one shows it. xy lie within the unit circle.
+        The first two subtract the mean direction of each modality, or they would show only the gap between modalities.
+            xy lie within the unit circle.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -165,7 +167,7 @@ def histogram(groups: Sequence[np.ndarray], bins: int = BINS) -> dict[str, Any]:
 
 
 def matched_above_unmatched(matched: np.ndarray, unmatched: np.ndarray) -> float:
-    """Area under the ROC curve: probability that a matched pair is more similar than an unmatched one, ties half."""
+    """Area under the ROC curve: probability that a matched pair is the more similar one, ties half."""
     unmatched = np.sort(unmatched)
     ranks = np.searchsorted(unmatched, matched, "left") + np.searchsorted(unmatched, matched, "right")
     return float(ranks.mean() / 2 / len(unmatched))
@@ -176,11 +178,10 @@ def cluster_graph(centers: torch.Tensor, paths: torch.Tensor, edges: torch.Tenso
 
     Args:
         centers: (num_clusters, dim) unit vectors.
-        paths: (num_clusters, num_clusters) lengths of the shortest paths in radians, inf = none.
-        edges: (num_clusters, num_clusters) lengths of the edges, inf = none.
+        paths, edges: (num_clusters, num_clusters) lengths of shortest paths and of edges in radians, inf = none.
     Returns:
         xy and kept of the centres; edges as pairs; before: [i][j], the centre before j on the path from i, -1 = none;
-        length: `paths`, null = none; start: the two ends of the path with the most edges.
+            length: `paths`, null = none; start: the two ends of the path with the most edges.
     """
     from scipy.sparse.csgraph import shortest_path
     from sklearn.manifold import TSNE
@@ -211,8 +212,9 @@ def cluster_graph(centers: torch.Tensor, paths: torch.Tensor, edges: torch.Tenso
 def describe(space: Space, test_set: TestSet) -> dict[str, Any]:
     """What the page shows of a model, as JSON values.
 
-    distances, radii: from the root, by the geometry. histograms count images and captions by distance, and matched and
-    unmatched pairs by similarity: an image with its captions, and with captions that are not true of it.
+    distances, radii: from the root.
+    norms: histogram of images and captions by distance.
+    similarities: histogram of pairs: an image with its captions, and with captions that are not true of it.
     """
     geometry, root = space.geometry, space.root
     distances = [geometry.distance_to(rows, root).double().numpy() for rows in (space.images, space.texts)]
@@ -280,12 +282,11 @@ def _walks(space: Space, walks: Walks, paths: torch.Tensor) -> dict[str, Any]:
 
 
 def _edge(space: str, root: torch.Tensor) -> float | None:
-    """Distance of the farthest point of the space: pi on a sphere, pi sqrt(m) on a product of m spheres."""
+    # distance of the farthest point of the space
     return {"sphere": math.pi, "product": math.pi * math.sqrt(len(root))}.get(space)
 
 
 def _cones(space: Space, min_radius: float) -> dict[str, Any]:
-    """Half-apertures of all captions, and the images in each cone."""
     halves = half_apertures(space.geometry, space.texts, min_radius)
     arguments = {"images": space.images, "min_radius": min_radius}
     inside = [space.geometry.entailment_residual(texts=text[None], **arguments) <= 0 for text in space.texts]
@@ -324,10 +325,10 @@ def page_content(spaces: Sequence[Space], test_set: TestSet) -> dict[str, Any]:
 
 
 def write_map(content: dict[str, Any], test_set: str, path: str | Path) -> Path:
-    """Writes the page atomically. Jinja escapes every text, also within the script.
+    """Writes the page of `page_content`, atomically; Jinja escapes every text, also within the script.
 
     Args:
-        content: from `page_content`. test_set: its name.
+        test_set: its name.
     Raises:
         ValueError: a page above `MAX_BYTES`.
     """

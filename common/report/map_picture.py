@@ -27,8 +27,7 @@ def draw_map(content: dict[str, Any], path: str | Path) -> Path:
     """Draws the layout "Distance" of all models, and below it the distances from the root by modality.
 
     Args:
-        content: of the page, from `map.page_content`; the coordinates are the page's.
-        path: of the PNG.
+        content: from `map.page_content`.
     """
     models = content["models"]
     across = min(ACROSS, len(models))
@@ -92,7 +91,6 @@ def _draw_disk(axis, model: dict[str, Any], content: dict[str, Any]) -> None:
 
 
 def _draw_distances(axis, model: dict[str, Any], content: dict[str, Any]) -> None:
-    """Images as an outline, captions as an area, and the medians of the levels as marks."""
     norms = model["norms"]
     edges = np.linspace(norms["low"], norms["high"], len(norms["counts"][0]) + 1)
     images, captions = (np.array(counts) / sum(counts) for counts in norms["counts"])

@@ -2,10 +2,9 @@
 
     python -m common.report.page --results results outputs/results --output outputs/report.html
 
-writes an index, with the verdict on every claim and the conclusions, and beside it a page for each paper,
-`report_<paper>.html`: every table below `<root>/<paper>/<part>/<scale>/` with the pictures beside it, and both verdicts
-on the claims of every paper folder that has a claims.yaml. The markup is in `index.html.jinja` and `page.html.jinja`;
-Jinja escapes every text that is put in.
+writes an index with the conclusions and the verdict on every claim, and beside it `report_<paper>.html` for each paper:
+its claims with both verdicts, its tables and their pictures. The markup is in `index.html.jinja` and `page.html.jinja`;
+Jinja escapes every text.
 """
 
 import base64
@@ -72,14 +71,13 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file with the sentence below it, which also stands in for it."""
+    """A PNG file with its caption, which is also its alternative text."""
 
     path: Path
     caption: str
 
     @property
     def data(self) -> str:
-        """The file in base64."""
         return base64.b64encode(self.path.read_bytes()).decode("ascii")
 
 
@@ -87,7 +85,7 @@ class Picture:
 class Entry:
     """A table with its pictures, its file, and the root where it was found.
 
-    `changed`: its rows were run with changed settings.
+    `changed`: its rows ran with changed settings.
     """
 
     table: Table
@@ -98,7 +96,7 @@ class Entry:
 
     @property
     def decides(self) -> bool:
-        """Whether claims take the table into account."""
+        """Whether claims use the table."""
         return not self.changed or bool(self.table.settings)
 
 
@@ -110,15 +108,11 @@ def write_page(
     conclusions: Sequence[Conclusion] = (),
     index: str = "",
 ) -> Path:
-    """Write one HTML page, atomically; pictures are embedded, so it can be sent as one file.
+    """Write one HTML page of conclusions, claims and tables, atomically; it embeds its pictures.
 
     Args:
-        entries: in the order of the page; the root stands in the heading of a table that occurs in several.
-        path: of the page.
-        title: heading of the page.
-        claims: of each paper, with their verdicts; they come before the tables.
-        conclusions: sentences that open the page.
-        index: file name of the page that leads here.
+        entries: in the order of the page; the heading of a table that occurs in several roots names its root.
+        index: file name of the index page, for a link; empty = no link.
     """
     names = [_name(entry.table, entry.changed) for entry in entries]
     headings = [
@@ -141,12 +135,12 @@ def _render(template: str, path: str | Path, **content: object) -> Path:
 
 
 def collect(roots: Sequence[str | Path]) -> list[Entry]:
-    """Tables below `<root>/<paper>/<part>/<scale>/*.json`, sorted by paper, part, scale and table, then root.
+    """Tables in `<root>/<paper>/<part>/<scale>/*.json`, sorted by paper, part, scale and table, then root.
 
-    A root that does not exist counts as empty, and JSON files that are no tables are passed over.
+    A missing root counts as empty; JSON files that are no tables are skipped.
 
     Raises:
-        ValueError: a file that is broken JSON or a broken table; the message names it.
+        ValueError: a broken file; the message names it.
     """
     entries = []
     for root in dict.fromkeys(Path(root).resolve() for root in roots):
@@ -161,10 +155,10 @@ def collect(roots: Sequence[str | Path]) -> list[Entry]:
 def collect_claims(
     roots: Sequence[str | Path], entries: Sequence[Entry], papers: str | Path = _PAPERS
 ) -> list[PaperClaims]:
-    """Both verdicts of the claims of every paper folder in `papers`, by the entries and the experiments of the roots.
+    """The claims of every paper folder in `papers`, judged by the entries and the experiments of the roots.
 
     Raises:
-        ValueError: a claims.yaml or an experiment that is broken; the message names it.
+        ValueError: a broken claims.yaml or experiment; the message names it.
     """
     tables = [entry.table for entry in entries if entry.decides]
     experiments = collect_experiments(roots)
@@ -174,7 +168,7 @@ def collect_claims(
 
 
 def maps_beside(roots: Sequence[str | Path], page: str | Path) -> list[tuple[str, str]]:
-    """Pairs of title and link, of `make map`'s pages in `<root>/<paper>/map/<scale>/` and beside a root or the page."""
+    """(title, link) of `make map`'s pages in `<root>/<paper>/map/<scale>/` and beside a root or the page."""
     page = Path(page).resolve()
     folders = [folder for root in map(Path, roots) for folder in (*sorted(root.glob("*/map/*")), root.resolve().parent)]
     files = (file for folder in (*folders, page.parent) for file in sorted(folder.glob("map*.html")))
@@ -187,12 +181,12 @@ def maps_beside(roots: Sequence[str | Path], page: str | Path) -> list[tuple[str
 
 
 def refreshed_claims(results: str | Path, papers: str | Path = _PAPERS) -> dict[Path, str]:
-    """What every `<paper>/<part>/<scale>/<part>_claims.md` below a folder has to say of the results that lie there now.
+    """Path -> current text of every `<paper>/<part>/<scale>/<part>_claims.md` below a folder of results.
 
     A part writes its verdicts once; later results of other parts, and changed claims, can change them.
 
     Raises:
-        ValueError: a table, a claims.yaml or an experiment that is broken; the message names it.
+        ValueError: a broken table, claims.yaml or experiment; the message names it.
     """
     results = Path(results)
     tables = [entry.table for entry in collect([results]) if entry.decides]
@@ -221,7 +215,7 @@ def refreshed_claims(results: str | Path, papers: str | Path = _PAPERS) -> dict[
 def collect_page(
     roots: Sequence[str | Path], path: str | Path, papers: str | Path = _PAPERS
 ) -> tuple[int, list[PaperClaims]]:
-    """Write the index, and beside it a page for each paper, of its claims and tables.
+    """Write the index, and beside it a page for each paper.
 
     Returns:
         The number of tables, and the claims with their verdicts.
@@ -255,7 +249,7 @@ def collect_page(
 
 
 def mark_of(judged: Judged) -> str:
-    """How the index marks a claim: by its verdict at the most telling scale, and what follows without measurement."""
+    """ "construction" or "test" for what holds without a measurement over seeds, else `style_of` the first verdict."""
     first = judged.measured[0]
     mark = {"by construction": "construction", "by test": "test", "parity check": "test"}.get(first.how)
     return mark if mark and first.verdict != FAILS else style_of(first)
@@ -281,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def outdated(table: Table) -> list[tuple[str, str]]:
-    """Pairs of row and text, of rows that were trained by files that have changed since."""
+    """(row, text) of rows whose training files have changed since."""
     changed = {key: changed_files(files) for key, files in table.code.items()}
     return [
         (row.ran or row.method, f"trained before {last_change(changed[row.training.code])}, which changed the code")
@@ -308,7 +302,7 @@ def _read(file: Path) -> Table | None:
 
 
 def _pictures(file: Path, name: str, tables: dict[Path, Table]) -> tuple[Picture, ...]:
-    """PNG files beside a table whose name begins with its id (and no longer one); others go to the first table."""
+    # the longest table id with which the file name begins; others go to the first table
     table = tables[file]
     seeds = f"{seeds_name(table.seeds)} {', '.join(map(str, table.seeds))}"
     here = {path.stem: path for path in tables if path.parent == file.parent}
@@ -323,13 +317,13 @@ def _pictures(file: Path, name: str, tables: dict[Path, Table]) -> tuple[Picture
 
 
 def _shown(root: str) -> str:
-    """A root relative to the working directory where it lies below it, so that no path of a machine is printed."""
+    # no path of this machine is printed
     path = Path(root).resolve()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
 
 
 def _place(entry: Entry) -> tuple:
-    """Sort key: the tables of a paper, its figures, the rest, each part by scale; table2 stands before table10."""
+    # tables, then figures, then the rest; table2 stands before table10
     paper, part, scale = entry.path.parts[-4:-1]
     kind = next((place for place, name in enumerate(("table", "figure")) if part.startswith(name)), 2)
     texts = (re.findall(r"\d+|\D+", text) for text in (part, scale, entry.table.table_id))
@@ -337,7 +331,7 @@ def _place(entry: Entry) -> tuple:
 
 
 def _breakable(text: str) -> Markup:
-    """Escaped text that may break after '/' and '_' and before an interval, but not within "1.2 ± 0.3" or "[1, 2]"."""
+    """Escaped text that may break after '/' and '_' and before an interval, but not in "1.2 ± 0.3" or "[1, 2]"."""
     text = re.sub(r"([/_])(?=[A-Za-z0-9])", r"\1<wbr>", str(escape(text)))
     return Markup(re.sub(r"^-?[\d.]+ ± [\d.]+|\[-?[\d.]+, -?[\d.]+\]", r'<span class="whole">\g<0></span>', text))
 

@@ -1,14 +1,13 @@
 """Intervals for measured numbers: over training seeds, or over the queries of one seed.
 
-The two answer different questions. The interval over seeds says how far a newly trained model may land from the ones
-that were trained here; the interval over queries says how far this one model may land on freshly drawn test pictures.
-A table cell names which one it carries. Chance levels are no business of this file: whoever knows the task passes them.
+The interval over seeds covers newly trained models, the interval over queries this one model on new test pictures. An
+interval is (low, high) in the unit of the values; its `level` is the coverage, a fraction in (0, 1).
 
 Rows of a table that share their seeds are compared by `shared_spread`. Its model: a number is the row's mean, plus what
-its seed does to every row alike, plus a rest of one variance. Three seeds tell little of a variance, so the rows of a
-column lend each other theirs. The seed is always a block: a difference of rows so loses what the seeds share, and where
-they share nothing the block costs (seeds - 1) of the degrees of freedom. Nothing is chosen by looking at the result. A
-row of another variance stays apart; `tests/test_common_report_statistics.py` simulates all of it and prints the power.
+its seed does to every row, plus a rest of one variance. Three seeds estimate a variance poorly, so the rows of a column
+pool theirs. The seed is always a block: a difference of rows loses what the seeds share, and where they share nothing
+the block costs (seeds - 1) degrees of freedom. `tests/test_common_report_statistics.py` simulates it and prints the
+power.
 """
 
 import math
@@ -27,15 +26,14 @@ _RESAMPLED_CLUSTERS_AT_ONCE = 2_000_000  # bounds the memory of one bootstrap bl
 
 
 def interval_over_seeds(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Student t interval of the mean over seeds: mean +- t(level, n - 1) s / sqrt(n); a contrast of one block.
+    """Student t interval of the mean over seeds: mean +- t(level, n - 1) s / sqrt(n).
+
+    It may leave the range of the metric (below 0 %).
 
     Args:
-        values: one finite number per seed, at least two, in any unit.
-        level: coverage as a fraction in (0, 1).
-    Returns:
-        (low, high) in the unit of `values`; it may leave the range of the metric (below 0 %), which is left visible.
+        values: one finite number per seed, at least two.
     Raises:
-        ValueError: for fewer than two values, a value that is not finite, or a level outside (0, 1).
+        ValueError: fewer than two values, a value that is not finite, or a level outside (0, 1).
     """
     return contrast_interval([values], level)
 
@@ -43,14 +41,12 @@ def interval_over_seeds(values: Sequence[float], level: float = 0.95) -> tuple[f
 def contrast_interval(blocks: Sequence[Sequence[float]], level: float = 0.95) -> tuple[float, float]:
     """Interval of a sum of means over seeds, one mean per block; blocks are independent of each other.
 
-    A contrast such as a - b is one block of a - b per seed where both share seeds and data (the paired t interval), and
-    two blocks, a and -b, where they do not (Welch's interval). The degrees of freedom are Satterthwaite's.
+    A contrast a - b is one block of differences per seed where both share seeds and data (the paired t interval), else
+    two blocks, a and -b (Welch's interval). The degrees of freedom are Satterthwaite's. The width is 0 if no block
+    varies.
 
     Args:
         blocks: per block one value per seed, at least two each.
-        level: coverage as a fraction in (0, 1).
-    Returns:
-        (low, high) in the unit of the values.
     Raises:
         ValueError: as `interval_over_seeds`, or without blocks.
     """
@@ -71,11 +67,13 @@ def contrast_interval(blocks: Sequence[Sequence[float]], level: float = 0.95) ->
 
 @dataclass(frozen=True)
 class SharedSpread:
-    """The spread over seeds that the rows of a column share; arrays are of the leading axes of `shared_spread`.
+    """The spread over seeds that the rows of a column share; arrays have the leading axes of `shared_spread`.
 
-    values: (..., rows, seeds). p_values, pooled, doubtful: (..., rows), of Brown and Forsythe's test; the rows that are
-    pooled; those of them that may be noisier. within, between: mean squares of the pooled rows, of the rest and of what
-    seeds do to all rows; freedom: of `within`, that of `between` is seeds - 1.
+    values: (..., rows, seeds).
+    p_values: (..., rows), of Brown and Forsythe's test.
+    pooled, doubtful: (..., rows), the rows that are pooled, and those of them that may be noisier.
+    within, between: mean squares over the pooled rows, of the rest and of what seeds do to all rows.
+    freedom: of `within`; that of `between` is seeds - 1.
     """
 
     values: np.ndarray
@@ -87,7 +85,7 @@ class SharedSpread:
     freedom: np.ndarray
 
     def rules(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whether a sum of row means, `weights` (..., rows), goes by the pooled rows, and whether by its own values."""
+        """Whether a sum of row means, `weights` (..., rows), uses the pooled rows, and whether its own values."""
         used = weights != 0
         apart = (used & ~self.pooled).any(axis=-1) | (self.pooled.sum(axis=-1) < 3)
         return ~apart, apart | (used & self.doubtful).any(axis=-1)
@@ -95,8 +93,8 @@ class SharedSpread:
     def half_width(self, weights: np.ndarray, error: float) -> np.ndarray:
         """Of the two-sided interval of a sum of row means that misses with probability `error`.
 
-        Where weights do not add up to 0, two variances of unlike freedom add up: their quantiles are weighted so that
-        the interval never covers too rarely (Banerjee 1960). Where both rules count it is the wider one.
+        If the weights do not add up to 0, two variances of different freedom add up: their quantiles are weighted so
+        that the interval never covers too rarely (Banerjee 1960).
         """
         few, many = (special.stdtrit(freedom, error / 2) ** 2 for freedom in (self.values.shape[-1] - 1, self.freedom))
         return np.sqrt(self._weighted_variance(weights, few, many))
@@ -106,7 +104,7 @@ class SharedSpread:
         return self._weighted_variance(weights, 1.0, 1.0)
 
     def _weighted_variance(self, weights: np.ndarray, few: float, many: np.ndarray | float) -> np.ndarray:
-        """Its parts times `few`, where the freedom is that of the seeds, and `many`, where it is that of the rows."""
+        """`few` multiplies what has the freedom of the seeds, `many` what has that of the rows."""
         seeds = self.values.shape[-1]
         counted = np.where(self.pooled, weights, 0)
         alike = counted.sum(axis=-1) ** 2 / np.maximum(self.pooled.sum(axis=-1), 2)  # what all rows have of the weights
@@ -117,15 +115,15 @@ class SharedSpread:
 
 
 def shared_spread(values: np.ndarray) -> SharedSpread:
-    """What the rows of a column, which share their seeds, tell of each other's spread.
+    """The spread over seeds of a column's rows, which share their seeds.
 
-    Rows are pooled but for those that Brown and Forsythe's test tells from the others (`APART`; one by one, the
-    clearest first), and those without any spread. A sum with such a row, and every sum where fewer than three are
-    pooled, goes by its own values over seeds (the paired t interval). A row that may be noisier (`DOUBTFUL`) is pooled,
-    but a sum with it gets the wider of the two.
+    Rows are pooled except those without spread and those that Brown and Forsythe's test sets apart (`APART`; one by
+    one, the clearest first). A sum with such a row, and every sum if fewer than three are pooled, uses its own values
+    over seeds (the paired t interval). A row that may be noisier (`DOUBTFUL`) is pooled, but a sum with it gets the
+    wider of the two intervals.
 
     Args:
-        values: (..., rows, seeds), two seeds at least: all rows, of which a sum may take a few.
+        values: (..., rows, seeds), at least two seeds: all rows, of which a sum may take a few.
     """
     p_values, noisier, pooled = _brown_forsythe(values)
     seeds, rows = values.shape[-1], np.maximum(pooled.sum(axis=-1), 2)
@@ -145,11 +143,10 @@ def shared_spread(values: np.ndarray) -> SharedSpread:
 
 
 def _brown_forsythe(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each of (..., rows, seeds): p of the test that its spread is that of the rows that are pooled beside it;
-    whether it is the greater; whether it is pooled itself.
+    """For each row: p of the test that its spread is that of the other pooled rows; is it greater; is the row pooled.
 
-    Deviations are from the median over seeds, after what a seed does to all rows, its median over rows, is taken off.
-    Of fewer than three rows nothing is said: p is 1.
+    Deviations are from the median over seeds, after each seed's median over rows is subtracted. With fewer than three
+    rows p is 1.
     """
     pooled = np.ptp(values, axis=-1) > 0
     p_values, noisier = np.ones(pooled.shape), np.zeros(pooled.shape, dtype=bool)
@@ -180,17 +177,17 @@ def _brown_forsythe(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def share_angle(shares: np.ndarray | float) -> np.ndarray:
-    """arcsin sqrt of shares in [0, 1]: in it they spread alike near the ends and in the middle; in [0, pi / 2]."""
+    """arcsin sqrt of shares in [0, 1], which spreads as much near the ends as in the middle; in [0, pi / 2]."""
     return np.arcsin(np.sqrt(shares))
 
 
 def share_of_angle(angles: np.ndarray | float) -> np.ndarray:
-    """What `share_angle` came from; an angle beyond its range is at the end of it."""
+    """Inverse of `share_angle`; an angle beyond its range is clipped."""
     return np.sin(np.clip(angles, 0, math.pi / 2)) ** 2
 
 
 def share_interval(low: float, high: float, whole: float) -> tuple[float, float]:
-    """A symmetric interval of a share of `whole`, taken over to the scale of `share_angle`: it keeps to [0, whole]."""
+    """A symmetric interval of a share of `whole`, moved to the scale of `share_angle`: it stays in [0, whole]."""
     mean = (low + high) / 2 / whole
     slope = 2 * math.sqrt(mean * (1 - mean))  # of a share by its angle
     half_width = (high - low) / 2 / whole / slope if slope else 0.0
@@ -204,9 +201,9 @@ def bounded_interval(
     """A symmetric interval of the mean of `values`, or `share_interval` where it would leave [0, whole].
 
     Args:
-        whole: None = the values are no shares.
+        whole: None = the values are no shares; nor are values outside [0, whole].
     Returns:
-        The interval, and whether it is that of shares. Values outside [0, whole] are no shares.
+        The interval, and whether it is that of shares.
     """
     low, high = interval
     if whole is None or (low >= 0 and high <= whole) or min(values) < 0 or max(values) > whole:
@@ -219,8 +216,8 @@ def interval_of_hits(
 ) -> tuple[tuple[float, float], Literal["bootstrap", "Wilson"]]:
     """Interval of a share of hits over the queries of one seed, and its kind.
 
-    The bootstrap, as `bootstrap_interval`; where every query is a hit, or none is, it has nothing to draw from, and
-    Wilson's interval of so many images, 0 of 40 for instance, takes its place.
+    Where all queries are hits, or none is, Wilson's interval over the images (0 of 40) takes the place of the
+    bootstrap.
 
     Raises:
         ValueError: as `bootstrap_interval`.
@@ -236,23 +233,17 @@ def interval_of_hits(
 def bootstrap_interval(
     hits_per_query: Sequence[Sequence[float]], level: float = 0.95, num_resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over queries, clustered by image.
+    """Percentile bootstrap interval of the mean over queries, clustered by image; of width zero if all hits are equal.
 
-    Whole images are drawn with replacement, so the captions of one image, whose hits resemble each other, move
-    together; drawing captions one by one would make the interval too narrow. The statistic is the mean over *queries*
-    (images with more captions weigh more), the same number that a recall is.
+    Whole images are drawn with replacement: the captions of one image have similar hits, and drawing them one by one
+    would make the interval too narrow. The mean is over *queries*, so images with more captions weigh more, as in a
+    recall.
 
     Args:
-        hits_per_query: one array per image with the hit (0 or 1, or any score) of each of its queries; for i2t every
-            array holds one entry, for t2i one entry per caption. Images without queries (empty arrays) are left out.
-        level: coverage as a fraction in (0, 1).
-        num_resamples: number of bootstrap samples.
-        seed: of the resampling; the same seed gives the same interval.
-    Returns:
-        (low, high) in the unit of the hits (fractions for 0 and 1). If all hits are equal the interval has width zero:
-        the bootstrap cannot see what it never drew.
+        hits_per_query: per image the hits (0 or 1, or any score) of its queries; images without queries are left out.
+        seed: of the resampling.
     Raises:
-        ValueError: for fewer than two images with queries, a hit that is not finite, a bad level or number of samples.
+        ValueError: fewer than two images with queries, a hit that is not finite, a bad level or number of samples.
     """
     _check_level(level)
     clusters = [np.ravel(np.asarray(hits, dtype=np.float64)) for hits in hits_per_query]
@@ -269,12 +260,12 @@ def bootstrap_interval(
 def bootstrap_means(sums: np.ndarray, counts: np.ndarray, num_resamples: int = 2000, seed: int = 0) -> np.ndarray:
     """The mean over queries in each of `num_resamples` draws of whole images with replacement.
 
-    The draws depend on `seed` and the number of images alone: two numbers of the same test images with the same seed
-    are drawn together, so that their difference is resampled in pairs.
+    The draws depend only on `seed` and the number of images, so a difference of two numbers of the same test images can
+    be resampled in pairs.
 
     Args:
-        sums: (num_images,) what the queries of an image add up to.
-        counts: (num_images,) of its queries, each at least one.
+        sums: (num_images,) sum over the queries of an image.
+        counts: (num_images,) number of its queries, at least one.
     Returns:
         (num_resamples,)
     """
@@ -291,18 +282,17 @@ def bootstrap_means(sums: np.ndarray, counts: np.ndarray, num_resamples: int = 2
 
 
 def sign_flip_p_value(differences: np.ndarray, num_draws: int = 10_000, seed: int = 0) -> float:
-    """Two-sided p value of "these two models do equally well on such images", paired by test image.
+    """Two-sided p value of "the two models do equally well on such images", paired by test image.
 
-    If they do, each image's difference could as well have had the other sign. Where all differences have one size, as
-    with one hit or miss per image, that is McNemar's exact test: binomial, over the images on which the models
-    disagree. Otherwise (five captions per image, means over seeds) signs are drawn at random.
+    If they do, each image's difference could have either sign. Where all differences have one size, as with one hit or
+    miss per image, this is McNemar's exact test: binomial, over the images on which the models disagree. Otherwise
+    signs are drawn at random.
 
     Args:
-        differences: (num_images,) what the queries of an image add to one model's number, less the other's.
-        num_draws: of random signs; p is no less than 1 / (num_draws + 1).
-        seed: of the draws.
+        differences: (num_images,) sum over an image's queries, of one model less the other.
+        num_draws: of random signs; p is at least 1 / (num_draws + 1).
     Returns:
-        p in (0, 1]; 1 where the models agree on every image.
+        p in (0, 1]; 1 if the models agree on every image.
     """
     differences = np.asarray(differences, dtype=np.float64)
     differences = differences[np.abs(differences) > 1e-9 * max(1.0, np.abs(differences).max(initial=0.0))]

@@ -4,9 +4,9 @@
     row = Row("sphere", paper={"i2t_r1": 64.1}, ours={"i2t_r1": cell}, status="measured")
     table = Table(paper="oblique_topology", ..., columns=(Column("i2t_r1", "i2t R@1"),), rows=(row,), ...)
 
-The paper's numbers and ours have different types, so that neither can land in the other's place: `Row.paper` holds bare
-numbers, `Row.ours` holds `Measured` records that carry seeds, scale, data and protocol. Every other format is written
-from these records (see `formats.py`) and JSON alone is read back.
+The paper's numbers and ours have different types, so that neither can take the other's place: `Row.paper` holds bare
+numbers, `Row.ours` holds `Measured` records. Every other format is written from these records (`formats.py`); only JSON
+is read back.
 """
 
 import json
@@ -37,10 +37,10 @@ _LOSS_OF_CHANCE, _ODDS_OF_CHANCE = 0.95, 2  # a row that did not get away from a
 class Column:
     """One column of a table.
 
-    `unit` is "percent" (one decimal), "fraction" (three decimals) or any other text (four significant digits).
-    `stands_in_for` names our test set when it is not the paper's, for example "scenes/imagenet_a" in a column labelled
-    ImageNet-A. `better` is "higher", "lower", or None where the number is no quality (a temperature, a reference).
-    `guess` names the model behind the `chance` of its cells; empty = uniform guessing.
+    unit: "percent" (one decimal), "fraction" (three decimals) or any other text (four significant digits).
+    stands_in_for: our test set where it is not the paper's, for example "scenes/imagenet_a" for ImageNet-A.
+    better: "higher", "lower", or None where the number is no quality (a temperature, a reference).
+    guess: the model behind the `chance` of its cells; empty = uniform guessing.
     """
 
     key: str
@@ -59,12 +59,14 @@ class Column:
 class Measured:
     """One number of ours: a value per seed, in the column's unit, and where it comes from.
 
-    `interval` is (low, high) or None, `interval_kind` names what it spans (`CROSSED_INTERVAL`, `SEEDS_INTERVAL`,
-    `QUERIES_INTERVAL`); `data` is a name with a short fingerprint; `chance` is the chance level, in the column's unit.
-    `protocol` is the short text for readers, `full_protocol` what claims compare (empty in tables of before it was
-    kept). `undecided` gives the reason why no claim may be decided by the number. `validation` is the same metric on
-    validation data, mean over seeds, where it was logged. `hits` are the results of all queries; they lie in the
-    table's file of hits, not in its JSON.
+    interval: (low, high) in that unit, None = none; `interval_kind` is `CROSSED_INTERVAL`, `SEEDS_INTERVAL` or
+        `QUERIES_INTERVAL`.
+    data: a name with a short fingerprint.
+    protocol: short text for readers; `full_protocol` is what claims compare, empty in old tables.
+    chance: the chance level, in the column's unit.
+    undecided: why the number may decide no claim.
+    validation: the same metric on validation data, mean over seeds, where it was logged.
+    hits: the results of all queries; they lie in the table's file of hits, not in its JSON.
     """
 
     values: tuple[float, ...]
@@ -99,7 +101,6 @@ class Measured:
 
     @property
     def mean(self) -> float:
-        """Mean over seeds, in the column's unit."""
         return math.fsum(self.values) / len(self.values)
 
 
@@ -119,10 +120,9 @@ def measured_over_seeds(
 ) -> Measured:
     """A `Measured` with the interval that its number of seeds allows.
 
-    Two seeds or more: 95 % over seeds and test pictures where `hits` are known, else Student's t over seeds, and
-    `query_interval` is ignored. One seed: `query_interval`, 95 % over queries in the column's unit, a bootstrap unless
-    its kind names another rule, or no interval when it is None.
-    `full_protocol` is what claims compare; `validation` and `hits` are those of the same seeds.
+    Two seeds or more: 95 % over seeds and test pictures if `hits` are known, else Student's t over seeds. Only one
+    seed: `query_interval`, 95 % over queries in the column's unit, a bootstrap unless its kind names another rule;
+    None = no interval.
     """
     if len(values) >= 2:
         interval, kind = interval_over_seeds(values), SEEDS_INTERVAL
@@ -149,12 +149,13 @@ def measured_over_seeds(
 
 @dataclass(frozen=True)
 class Training:
-    """How the runs of a row were made, and the signs by which it trained: none of them is a test number.
+    """How the runs of a row were made, and the signs by which it trained; none of them is a test number.
 
-    revision, evaluated_at: git revisions of the code that trained and that evaluated, several joined by ", ". code: key
-    of `Table.code`, of the files that trained it. loss_over_chance: the final loss over its chance level, by seed.
-    validation, validation_chance: the last validation figure by seed and its chance level, fractions; the figure is
-    named `validation_metric`. What was not logged is empty.
+    revision, evaluated_at: git revisions of the code that trained and that evaluated, several joined by ", ".
+    code: key of `Table.code`, of the files that trained it.
+    loss_over_chance: final loss over its chance level, by seed; empty = not logged.
+    validation, validation_chance: last `validation_metric` by seed, and its chance level, as fractions; empty = not
+        logged.
     """
 
     revision: str
@@ -170,10 +171,10 @@ class Training:
 
     @property
     def failure(self) -> str:
-        """By which sign the row did not train; empty where it did, or where nothing was logged.
+        """By which sign the row did not train; empty if it did, or if nothing was logged.
 
-        The median over seeds of the final loss is 0.95 of its chance level or above, or the odds of the mean validation
-        figure are below twice those of chance. The rule takes whole rows: one seed that collapsed stays.
+        The median over seeds of the final loss is at least 0.95 of its chance level, or the odds of the mean validation
+        figure are below twice those of chance. The rule takes whole rows: one collapsed seed stays.
         """
         loss = statistics.median(self.loss_over_chance) if self.loss_over_chance else 0.0
         if loss >= _LOSS_OF_CHANCE:
@@ -188,11 +189,11 @@ class Training:
 
 @dataclass(frozen=True)
 class Row:
-    """One method: the paper's numbers by column key, ours by column key, and what became of the row.
+    """One method: the paper's numbers and ours by column key.
 
-    `status` is "measured" or the reason why there is no number, for example "not run: needs published weights". `ran`
-    names what ran where the paper's name of the method does not: "Multi(32, 4), ViT 128 x 4, 48 px". `training` is None
-    in tables of before it was kept.
+    status: "measured", or why there is no number, for example "not run: needs published weights".
+    ran: what ran where the paper's name of the method differs: "Multi(32, 4), ViT 128 x 4, 48 px".
+    training: None in old tables.
     """
 
     method: str
@@ -225,12 +226,16 @@ class Row:
 class Table:
     """A table of one paper with the paper's numbers beside ours, and the provenance of ours.
 
-    `paper` is the folder, `table_id` the stem of the written files, `created` an ISO date, `errata` what is wrong in
-    the printed table, `notes` what a reader of ours must know, `models` what was trained: sizes, pixels, parameters,
-    steps. `hits_file` is the name of the file of hits beside the JSON; empty = none. `chosen_by` is the number by which
-    the settings of its scale were chosen; empty = test data. `code` is, by the key that rows name, file -> hash of what
-    trained them. `settings` are those that its rows were trained at instead of their own, near
-    the best of a search; `plan` says how many seeds were to decide, see `deciding`.
+    paper: the folder.
+    table_id: stem of the written files.
+    created: ISO date.
+    errata: what is wrong in the printed table.
+    models: what was trained: sizes, pixels, parameters, steps.
+    hits_file: name of the file of hits beside the JSON; empty = none.
+    chosen_by: the number by which the settings of its scale were chosen; empty = test data.
+    code: key that rows name -> file -> hash of what trained them.
+    settings: near the best of a search, at which its rows were trained instead of their own.
+    plan: how many seeds were to decide, see `deciding`.
     """
 
     paper: str
@@ -295,7 +300,7 @@ class Table:
 
         `plan` is empty where all seeds were trained before a difference was seen: 5 %. (first, final) was written with
         the first seeds: these decide at 1 %, all planned ones at 4 %, together at most 5 % (Bonferroni). (first,) are
-        the seeds of a table that was extended without a plan: the others decide nothing, nor do seeds beside a plan.
+        the seeds of a table that was extended without a plan. Other seeds decide nothing.
         """
         first, final = (*self.plan, 0, 0)[:2]
         if not self.plan:
@@ -338,7 +343,7 @@ def from_json(text: str) -> Table:
     """Read what `to_json` wrote.
 
     Raises:
-        ValueError: text that is not JSON, not a table of this version, has missing or unknown keys, or fails a check.
+        ValueError: no JSON, another version, missing or unknown keys, or a failed check.
     """
     content = read_format("report table", text)
     columns = [build(Column, column) for column in _list(content, "columns")]
@@ -360,7 +365,7 @@ def json_of_format(kind: str, content: Mapping[str, Any]) -> str:
 
 
 def read_format(kind: str, text: str) -> dict[str, Any]:
-    """The content of what `json_of_format` made; ValueError for any other text."""
+    """The content of what `json_of_format` made; ValueError for other text."""
     content = json.loads(text)  # JSONDecodeError is a ValueError and gives the position
     if not isinstance(content, dict) or (content.pop("format", None), content.pop("format_version", None)) != (kind, 1):
         raise ValueError(f"its format is not {kind!r}, version 1")
@@ -368,7 +373,7 @@ def read_format(kind: str, text: str) -> dict[str, Any]:
 
 
 def build(kind: type, content: object) -> Any:
-    """A dataclass from an object of JSON; ValueError if keys are missing, unknown or fail a check."""
+    """A dataclass from an object of JSON; ValueError for missing or unknown keys, or a failed check."""
     if not isinstance(content, dict):
         raise ValueError(f"{kind.__name__} must be an object, got {content!r}")
     needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
@@ -382,11 +387,11 @@ def build(kind: type, content: object) -> Any:
 
 
 def plan_of(table: Table, earlier: Sequence[Table], planned: int = 0) -> tuple[int, ...]:
-    """`Table.plan` of a table, by those that were written of the same runs before it.
+    """`Table.plan` of a table, by the earlier tables of the same runs.
 
     Args:
         earlier: tables of any runs; one of the same runs, with two seeds or more, was a look at the result.
-        planned: how many seeds are to decide in the end; it counts only before the first look.
+        planned: seeds that are to decide in the end; it counts only before the first look.
     """
     looks = [other for other in earlier if _extends(table, other)]
     if not looks:
@@ -396,7 +401,7 @@ def plan_of(table: Table, earlier: Sequence[Table], planned: int = 0) -> tuple[i
 
 
 def _extends(table: Table, other: Table) -> bool:
-    """Whether a table has the numbers of the other's runs, and perhaps of more. One seed or a constant is no sign."""
+    """Whether a table has the numbers of the other's runs; one seed or a constant is no sign."""
     cells = {(row.method, key): cell for row in table.rows for key, cell in row.ours.items() if cell is not None}
     return any(
         then
@@ -409,10 +414,10 @@ def _extends(table: Table, other: Table) -> bool:
 
 
 def read_table(path: str | Path) -> Table:
-    """The table of a JSON file, with the hits that lie beside it.
+    """The table of a JSON file, with the hits beside it.
 
     Raises:
-        ValueError: as `from_json`, without the file's name; a file of hits that is missing or broken.
+        ValueError: as `from_json`, without the file's name; a missing or broken file of hits.
     """
     path = Path(path)
     table = from_json(path.read_text(encoding="utf-8", errors="replace"))
@@ -432,13 +437,13 @@ def read_table(path: str | Path) -> Table:
 
 
 def hits_of(table: Table) -> dict[tuple[str, str], Hits]:
-    """The hits of a table's cells by row and column."""
+    """The hits of a table's cells."""
     cells = ((row.method, key, cell) for row in table.rows for key, cell in row.ours.items())
     return {(row, key): cell.hits for row, key, cell in cells if cell is not None and cell.hits is not None}
 
 
 def _with_shares_in_range(row: Row, units: Mapping[str, str]) -> Row:
-    """The row with an interval of the arcsine for each share whose ± would leave its range."""
+    # shares whose ± would leave their range get an interval of the arcsine
     ours = dict(row.ours)
     for key, cell in row.ours.items():
         whole = SHARE_OF.get(units[key])

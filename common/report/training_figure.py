@@ -1,4 +1,4 @@
-"""The plot of training logs: loss, logit scale, R@1 and accuracy against the step."""
+"""The plot of training logs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,21 +26,18 @@ from common.run.curves import averaged, chance_loss, points_of
 
 
 def plot_training(log_records_by_run: Mapping[str, Sequence[Mapping]], path: str | Path, title: str = "") -> list[Path]:
-    """Loss, logit scale, R@1 and accuracy against the step, one panel each: the mean of a row's seeds, and their range.
+    """Loss, logit scale, R@1 and accuracy against the step, one panel each: mean over a row's seeds, and their range.
 
-    Rows of unlike lengths, and what follows upon other rows ("<row>, <stage>"), stand in blocks of their own; so do
-    more rows than there are colours. The chance level is drawn where all runs share
-    it.
+    Rows of another length, stages that start from other rows ("<row>, <stage>"), and more rows than there are colours
+    go to blocks of their own. The chance level of the loss is drawn where all runs share it.
 
     Args:
-        log_records_by_run: for each run's label ("<row>, seed <k>" where seeds belong together) its log records, as in
-            the run's JSON lines. Records with event "train" give `step`, `loss` and `logit_scale`, those with event
-            "evaluate" `step` and `metrics`, where names that end in `i2t_recall_at_1`, `t2i_recall_at_1` and `acc1`
-            (fractions) are plotted in percent.
-        path: of the PNG; the points of each run, averages where records are many, go to `<stem>_plotted.json`.
-        title: of the picture.
+        log_records_by_run: label ("<row>, seed <k>") -> log records. Event "train" gives `step`, `loss` and
+            `logit_scale`; "evaluate" gives `step` and `metrics`, of which names that end in `i2t_recall_at_1`,
+            `t2i_recall_at_1` and `acc1` (fractions) are plotted in percent.
+        path: of the PNG; points, averaged where records are many, go to `<stem>_plotted.json`.
     Returns:
-        The written files, PNG first; an empty list when the logs hold nothing to plot.
+        The written files, PNG first; empty if the logs hold nothing to plot.
     """
     series = {
         (name, run): list(points_of(records, name))
@@ -85,8 +82,6 @@ def plot_training(log_records_by_run: Mapping[str, Sequence[Mapping]], path: str
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows that are drawn together, each with its runs, in those panels where they have a course."""
-
     stage: str
     title: str
     rows: Mapping[str, Sequence[str]]
@@ -94,12 +89,11 @@ class _Block:
 
     @property
     def across(self) -> int:
-        """Panels side by side."""
         return min(len(self.panels), 3 if len(self.panels) > 4 else 2)
 
     @property
     def columns(self) -> int:
-        """Of the legend."""
+        # of the legend
         return 2 if max(map(len, self.rows)) <= 48 else 1
 
 

@@ -40,17 +40,15 @@ class Command:
     """A parsed command line.
 
     part: "table2", "figure4", ...
-    scale: one of SCALES.
     overrides: "section.key=value" for every row.
     output: folder of runs, results and the page.
-    results: folder of the tables, `output`/results unless named.
-    rows: of a printed table those to train, as the files of their configs are called; none = all.
+    results: folder of the tables.
+    rows: stems of the configs to train; none = all.
     custom_files: config files of rows that the paper does not print.
     formats: of tables, beside Markdown and JSON.
-    settings: near the best of a search, which `rows` take instead of their own: NEAR.
+    settings: near the best of a search (NEAR), which `rows` take instead of their own.
     planned_seeds: how many are to decide in the end; 0 = these.
-    searched: row -> the settings of its searches that it takes instead of its own, the best or with NEAR those above;
-        the rows that it starts from do not.
+    searched: row -> the settings of its searches that it takes instead of its own, the best or with NEAR `settings`.
     """
 
     part: str
@@ -74,7 +72,7 @@ class Command:
     def changes(self) -> list[str]:
         """Overrides and rows that make another table than the paper's.
 
-        Where the data lie and how a run is made (its precision, workers, log) is no change; the command shows it.
+        Where the data lie and how a run is made (its precision, workers, log) is no change.
         """
         elsewhere = ("run.", "public.", "coco.", "hierarchies.", "refcoco.", "sugarcrepe.", "traversal.")
         keys = {text: text.partition("=")[0] for text in self.overrides}
@@ -88,7 +86,7 @@ class Command:
 
     @property
     def takes_best(self) -> bool:
-        """SEARCHED: every row has to have a search."""
+        # SEARCHED: every row has to have a search
         return bool(self.searched) and not self.settings
 
     def refuse_search(self) -> None:
@@ -101,15 +99,13 @@ class Command:
             raise self.search_error("has no meaning for", "which sets the settings of its rows")
 
     def search_error(self, what: str, why: str) -> ConfigError:
-        """For a part that SEARCHED or NEAR does not reach."""
         return ConfigError(f"{'SEARCHED' if self.takes_best else 'NEAR'}=1 {what} {self.part}, {why}; leave it out")
 
     def trains(self, config: str) -> bool:
-        """Whether the row with this file in configs/ is among the rows."""
         return not self.rows or Path(config).stem in self.rows
 
     def folder(self, paper: str) -> Path:
-        """Where the part's tables go; a changed row or scale does not overwrite the unchanged one."""
+        """Folder of the part's tables; a changed row or scale does not overwrite the unchanged one."""
         name = f"{self.scale}-{hash_of(self.changes)}" if self.changes else self.scale
         return self.results / paper / self.part / name
 
@@ -142,11 +138,7 @@ class Command:
         return load_config(config_class, [], settings), replace(self, overrides=rest)
 
     def runs_at(self, scales: Iterable[str], otherwise: str) -> bool:
-        """Whether the part exists at the command's scale; prints `otherwise`, the reason, if it does not.
-
-        Args:
-            scales: at which it exists.
-        """
+        """Whether the part exists at the command's scale, one of `scales`; else prints `otherwise`, the reason."""
         if self.scale in scales:
             return True
         if is_main_process():
@@ -157,10 +149,10 @@ class Command:
 def reproduce_main(
     description: str, paper: str, parts: dict[str, Callable[[Command], list[Table]]], arguments: list[str] | None = None
 ) -> None:
-    """Command line: PART --scale --seeds --plan --near --data --weights --rows --formats --set --output key=value ...
+    """The command line of a paper; `parts`: name -> function that trains the part and returns its tables.
 
     Raises:
-        ConfigError: an unknown part, scale, seed or row, or DATA at a scale that trains on scenes.
+        ConfigError: an option with an unknown or impossible value, or RESULTS=results with uncommitted changes.
     """
     parser = Parser(description)
     parser.add_argument("part", help="one of: " + ", ".join(parts))
@@ -194,7 +186,7 @@ def reproduce_main(
         raise ConfigError(f"SEEDS={options.seeds} must be a whole number of seeds, at least 1 and at most {most}")
     planned = int(options.plan) if options.plan.isdigit() else -1
     if planned and not max(2, int(options.seeds)) < planned <= min(SEARCH_SEEDS):
-        above = f"expected a whole number of seeds above SEEDS={options.seeds}"
+        above = f"expected a whole number of seeds above 2 and above SEEDS={options.seeds}"
         raise ConfigError(f"PLAN={options.plan}: {above}, at most {min(SEARCH_SEEDS)}")
     # names are checked before anything is trained
     formats = tuple(name for name in re.split(r"[\s,]+", options.formats) if name)
@@ -244,11 +236,7 @@ def reproduce_main(
 
 
 def _near(command: Command, paper: str, known: list[str]) -> list[Command]:
-    """The command at each setting near the best of a search.
-
-    Raises:
-        ConfigError: rows or settings are changed beside, or no search names a row of the part.
-    """
+    # the command at each setting near the best of a search
     if command.changes:
         raise ConfigError(f"NEAR takes rows and settings of a search; leave out {', '.join(command.changes)}")
     near = near_settings(paper, command.scale, known, _roots(command))
@@ -263,8 +251,7 @@ def _near(command: Command, paper: str, known: list[str]) -> list[Command]:
 def _best(command: Command, paper: str, known: list[str]) -> dict[str, tuple[str, ...]]:
     """The best settings of the command's rows; of an experiment, which names its rows only as it trains, of all rows.
 
-    Raises:
-        ConfigError: a row without a search: it would stand beside rows whose settings were chosen.
+    A row without a search is an error: it would stand beside rows whose settings were chosen.
     """
     rows = command.rows or known
     best = best_settings(paper, command.scale, rows or None, _roots(command))
@@ -287,7 +274,6 @@ def not_searched(option: str, command: Command, paper: str, rows: Sequence[str])
 
 
 def _roots(command: Command) -> list[Path]:
-    """Folders of results."""
     return [COMMITTED, command.output / "results", command.results]
 
 
@@ -314,7 +300,6 @@ def with_folders(overrides: Iterable[str], scale: str, data: str, weights: str) 
 
 
 def _write(command: Command, paper: str, tables: list[Table]) -> None:
-    """Prints and writes the tables, a figure of each, and the page of all results."""
     folder = command.folder(paper)
     _check_revisions(command, tables)
     tables = [_planned(command, paper, table) for table in tables]
@@ -330,7 +315,7 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
 
 
 def _planned(command: Command, paper: str, table: Table) -> Table:
-    """The table with the plan of its seeds, by the tables of the same runs that were written before."""
+    # by the tables of the same runs that were written before
     files = (replace(command, results=root).folder(paper) / f"{table.table_id}.json" for root in _roots(command))
     earlier = [read_table(file) for file in dict.fromkeys(files) if file.is_file()]
     plan, asked = plan_of(table, earlier, command.planned_seeds), command.planned_seeds
@@ -343,11 +328,7 @@ def _planned(command: Command, paper: str, table: Table) -> Table:
 
 
 def _check_revisions(command: Command, tables: list[Table]) -> None:
-    """Refuses runs of uncommitted code among committed results.
-
-    Raises:
-        ConfigError: names table, row and revision.
-    """
+    # committed results are made by committed code
     for table in tables if command.results.resolve() == COMMITTED else ():
         for row in (row for row in table.rows if row.training is not None):
             revisions = f"{row.training.revision}, {row.training.evaluated_at}"
@@ -359,7 +340,6 @@ def _check_revisions(command: Command, tables: list[Table]) -> None:
 
 
 def _write_claims(command: Command, paper: str, tables: list[Table], roots: list[Path]) -> None:
-    """Prints and writes the verdicts of the claims that the tables touch, at this scale."""
     if command.changes:
         near = "Claims are judged by them beside the table: make report"
         print(near if command.settings else "Claims are not judged by changed rows or settings.")
@@ -387,7 +367,7 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
 
 
 def _trained_rows(printed: dict[str, Any], part: str, scale: str = "") -> list[str]:
-    """Config names of a table's rows (at one scale, if given), also beyond the paper; none if two share a config."""
+    """Config names of a table's rows (at one scale, "" = any); none if two share a config."""
     table = printed["tables"].get(part, {})
     rows = [*table.get("rows", []), *table.get("beyond", [])]
     rows = [row for row in rows if not scale or scale in row.get("scales", [scale])]
@@ -404,8 +384,6 @@ def _rows_of_names(
         names: of configs, or paths of YAML files.
         known: rows that the part trains.
         printed: all tables; a row of another table is no custom row.
-    Raises:
-        ConfigError: no such row, or two of one name.
     """
     rows, custom_files, others = [], [], {row for table in printed["tables"] for row in _trained_rows(printed, table)}
     for row in names:
@@ -425,6 +403,6 @@ def _rows_of_names(
 
 
 def _without_path(override: str) -> str:
-    """The override without a path: results are committed and shared."""
+    # results are committed and shared
     key, _, value = override.partition("=")
     return f"{key}=<path>" if "/" in value or "\\" in value else override

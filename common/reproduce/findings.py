@@ -18,14 +18,16 @@ from common.reproduce.tables import models_of, table_of
 class Findings:
     """Everything that one experiment measured.
 
-    name: of experiment and table. data: training data of its models, if there are any.
+    name: of experiment and table.
+    data: training data of its models, if there are any.
     measured_on: our test set, for all columns or by column; empty = `data`.
     protocol: a few words for the table.
-    settings: the full protocol: plain values for the experiment's file.
-    rows: key -> label. columns: key -> (label, unit, which is better: "higher", "lower" or None).
+    settings: the full protocol, as plain values.
+    rows: key -> label.
+    columns: key -> (label, unit, which is better: "higher", "lower" or None).
     values: (row, column) -> a finite value per seed; a missing pair is an empty cell.
-    chance: column -> chance level; guess: the model behind it, see `Column`. notes: for the reader of the table.
-    intervals: (row, column) -> (low, high), 95 % over seeds and test pictures, instead of those over seeds alone.
+    chance: column -> chance level; `guess` is the model behind it, see `Column`.
+    intervals: (row, column) -> (low, high), 95 % over seeds and test pictures, instead of those over seeds.
     rows_are_runs: whether a row is a training run, so that rows share their spread over seeds.
     """
 

@@ -1,4 +1,4 @@
-"""The code of rows that train on images only, for the papers that have such rows."""
+"""The code of rows that train on images only."""
 
 from collections.abc import Callable
 

@@ -12,7 +12,7 @@ DECIDES = "nothing"
 
 
 def equivalent_settings(content: Mapping[str, Any], row: str) -> list[tuple[str, ...]]:
-    """Of a search.json, the settings of a row at which a claim is to be decided: "section.key=value", the best first.
+    """The settings of a row in a search.json, "section.key=value", at which a claim is to be decided, the best first.
 
     Raises:
         KeyError: the search had no such row.
@@ -26,8 +26,8 @@ def near_settings(
     """Settings -> the rows that have them within one standard error of their best, in a paper's searches at one scale.
 
     Args:
-        rows: as the files of their configs are called.
-        roots: of results, with <paper>/search/<name>/search.json below them.
+        rows: stems of config files.
+        roots: of results, with <paper>/search/<name>/search.json; of one name the last root counts.
     Raises:
         ConfigError: two searches choose the same setting of a row, or one chose nothing; names the files.
     """
@@ -41,7 +41,7 @@ def near_settings(
 def best_settings(
     paper: str, scale: str, rows: Iterable[str] | None, roots: Iterable[Path]
 ) -> dict[str, tuple[str, ...]]:
-    """Row -> the best settings of the searches that have it, for the rows that have one; as `near_settings`.
+    """Row -> the best settings of all its searches, otherwise as `near_settings`.
 
     Args:
         rows: None = all that were searched.

@@ -7,14 +7,14 @@ from common.base.places import PAPERS, ROOT
 
 
 def parts_of(paper: str) -> list[str]:
-    """Keys of PARTS in <paper>/reproduce.py, read without importing it: torch may not be installed yet."""
+    """Keys of PARTS in <paper>/reproduce.py, read without importing it."""
     module = ast.parse((ROOT / paper / "reproduce.py").read_bytes())
     values = {node.targets[0].id: node.value for node in module.body if isinstance(node, ast.Assign)}
     return [key.value for key in values["PARTS"].keys]
 
 
 def wanted(paper: str, part: str) -> list[tuple[str, str]]:
-    """(paper, part) pairs that two names ask for, "all" for every one; ValueError with the nearest parts."""
+    """(paper, part) pairs of two names, each of which may be "all"; ValueError with the nearest parts."""
     check_paper(paper, "all")
     papers = PAPERS if paper == "all" else (paper,)
     pairs = [(name, key) for name in papers for key in (parts_of(name) if part == "all" else [part])]

@@ -44,7 +44,7 @@ class PaperCode:
     """What a paper folder brings to reproduce its rows.
 
     train: (config, pairs, files, resume, accelerator, label) -> None; trains and evaluates.
-    evaluate: (checkpoint, config, files, accelerator) -> None; evaluates a checkpoint again and writes the run's files.
+    evaluate: (checkpoint, config, files, accelerator) -> None; evaluates again and writes the run's files.
     open_training: (config.data, seed) -> training set with a fingerprint.
     open_tests: config.data -> evaluated sets with a fingerprint, by role.
     scale_files: stem of the scale files, see `load_row`.
@@ -84,10 +84,8 @@ class PaperCode:
         return ROOT / self.name
 
     def config(self, row: str, scale: str, overrides: Iterable[str] = ()) -> Any:
-        """A row's config.
+        """A row's config; `row` is a file name in the folder's configs/, or a path.
 
-        Args:
-            row: file name in the folder's configs/, or a path.
         Raises:
             ConfigError: as `load_row`.
         """
@@ -98,7 +96,6 @@ class PaperCode:
         return paper_tables(self.name)
 
     def printed(self, table_id: str) -> dict[str, Any]:
-        """A table as the paper prints it: columns, rows with their values, and requirements of a row."""
         return self.paper_tables()["tables"][table_id]
 
 
@@ -108,15 +105,16 @@ def paper_tables(paper: str) -> dict[str, Any]:
 
 
 def words_of_plot(paper: str, table_id: str) -> dict[str, Any]:
-    """The arguments `method` and `title` of `plot_table`, as a paper_tables.yaml states them."""
+    """The arguments `method` and `title` of `plot_table` from a paper_tables.yaml."""
     printed = paper_tables(paper)
     return {"method": printed["paper"].get("method"), "title": printed["tables"].get(table_id, {}).get("title", "")}
 
 
 @dataclass(frozen=True)
 class RowRun:
-    """One finished run: its files, seed, evaluations by role, and config.
+    """One finished run.
 
+    evaluations, hits: by role.
     validation: name of the data -> metrics of the last step; empty if the run has no validation set.
     """
 
@@ -140,8 +138,7 @@ STARTS = {"row": "run", "discriminator": "discriminator_run"}
 class Job(NamedTuple):
     """A run to read or train.
 
-    paper: the folder's code.
-    row: file name in its configs/, or the path of a custom row.
+    row: file name in the configs/ of `paper`, or the path of a custom row.
     overrides: "section.key=value", of the row and of the one that it starts from.
     runs: folder of all runs.
     settings: "section.key=value" that only this row takes.
@@ -157,15 +154,13 @@ class Job(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Name of the run on the screen."""
         return f"{Path(self.row).stem}, seed {self.seed}"
 
     def config(self, *more: str) -> Any:
-        """The row's config; `more` as `settings`."""
         return self.paper.config(self.row, self.scale, [*self.overrides, *self.settings, *more])
 
     def parents(self) -> "dict[str, Job]":
-        """Runs of other rows that this one starts from, by the setting for their folder, unless that names a folder.
+        """Runs of other rows that this one starts from, by the setting for their folder; none where that is set.
 
         Raises:
             ConfigError: a missing row, or one that starts from itself.
@@ -203,8 +198,8 @@ def run_row(job: Job) -> RowRun:
     """Trains a row unless the same run is cached; before it the rows that it starts from.
 
     Raises:
-        NonFiniteLoss: if training diverged, now or earlier; diverged.json in the run's folder has the message.
-        ConfigError: if the folder holds another run, or the log of a finished one is torn; as `Job.parents`.
+        NonFiniteLoss: training diverged, now or earlier; diverged.json in the run's folder has the message.
+        ConfigError: the folder holds another run, or the log of a finished one is torn; as `Job.parents`.
     """
     for parent in job.parents().values():
         run_row(parent)
@@ -249,8 +244,7 @@ def is_missing(job: Job, states: Collection[str] = ("unfinished", "trained", "st
     """Whether `run_row` would train or evaluate.
 
     Args:
-        states: that count as missing; without "trained" a run that is only to be evaluated does not.
-
+        states: that count as missing; without "trained", a run that only needs evaluation does not.
     Raises:
         ConfigError: as `run_row`.
     """
@@ -264,7 +258,7 @@ def started(paper: PaperCode, config: Any, arguments: argparse.Namespace) -> Any
     """The config of a train.py's command line with the runs that its row starts from; missing ones are trained.
 
     Raises:
-        ConfigError: a resumed run whose start is missing, unfinished or stale: it would go on from another one.
+        ConfigError: a resumed run whose start is missing, unfinished or stale: it would resume from another one.
     """
     row, runs = str(row_file(paper.folder, arguments.config).resolve()), outputs() / "runs"
     parents = Job(paper, row, arguments.scale, config.run.seed, tuple(arguments.overrides), runs).parents()
@@ -286,7 +280,7 @@ def read_run(files: RunFiles, config: Any) -> RowRun:
     """A finished run, from its files.
 
     Raises:
-        ConfigError: if they were changed since.
+        ConfigError: they were changed since.
     """
     validation = read_validation(files)
     evaluation, hits = (read_evaluations(files) or (None, {})) if config.run.test else (validation, {})
@@ -310,10 +304,10 @@ def read_run(files: RunFiles, config: Any) -> RowRun:
 
 
 def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[], Any]) -> Any:
-    """Plain values that an analysis measured on a finished run: cached beside it, or measured now.
+    """JSON values that an analysis measures on a finished run, cached beside it until the files that measure change.
 
     Args:
-        script: that measures; a measurement by files that have changed since is repeated.
+        script: that measures; its name is in the key.
         settings: plain values that the measurement depends on beside the run and its test sets.
         measure: () -> JSON values.
     """
@@ -329,9 +323,10 @@ def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[]
 
 
 def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFiles) -> str:
-    """ "current" (evaluated by this code on these test sets), "trained" (to be evaluated), "diverged", "unfinished"
-    or "stale" (trained by files that have changed since); raises as `run_row`. If run.test is false the validation sets
-    count.
+    """ "current" (evaluated by this code on these test sets), "trained" (to be evaluated), "diverged", "unfinished" or
+    "stale" (trained by files that have changed since).
+
+    If run.test is false the validation sets count.
     """
     if stale_files(files):
         return "stale"
@@ -351,7 +346,7 @@ def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFi
 
 
 def _check_log(files: RunFiles) -> None:
-    """Tables take curves and last values from the log, so it must reach the evaluated step."""
+    # tables take curves and last values from the log, so it must reach the evaluated step
     step = read_json(files.evaluation)["step"]
     try:
         steps = [record["step"] for record in read_log(files.log) if record["event"] == "train"]
@@ -365,7 +360,7 @@ def _check_log(files: RunFiles) -> None:
 
 
 def is_current(files: RunFiles, tests: dict[str, Any]) -> bool:
-    """Whether the evaluations in a run's folder are of this run, by this code, on these test sets (by role)."""
+    """Whether the evaluations are of this run, by this code, on these test sets (by role)."""
     kept = read_evaluations(files)
     if kept is None:
         return False
@@ -380,7 +375,6 @@ def _diverged(files: RunFiles) -> Path:
 
 
 def _divergence(files: RunFiles) -> str | None:
-    """Message of the training of this run if it diverged, else None."""
     record = read_json(_diverged(files))
     if not isinstance(record, dict) or any(record.get(name) != value for name, value in files.identity.items()):
         return None

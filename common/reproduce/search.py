@@ -1,11 +1,7 @@
 """A search of settings by validation numbers: the same grid for every row, seeds that no table uses, no test set.
 
-    found = run_search(Search("contrastive_basics", "demo", jobs_of, rows, axes, overrides, ...))
-    write_search(found, Path("results"))
-
-Every row gets every value of the grid: as many trials for one as for another. If a row's best value lies at an edge,
-the grid of all rows grows there by its own ratio. A validation number is no result: it chooses settings, and a table
-measures them with other seeds on other data.
+If a row's best value lies at an edge, the grid of all rows grows there by its own ratio, so all have equally many
+trials. A validation number is no result: it chooses settings, and a table measures them with other seeds on other data.
 """
 
 import datetime
@@ -65,7 +61,7 @@ class Axis:
         return None not in map(_number, self.values)
 
     def edges(self, value: str) -> set[str]:
-        """Ends at which a value lies, "low", "high" or both; none on an axis of words or of one value."""
+        """The end at which a value lies, "low" or "high"; none on an axis of words or of one value."""
         if not self.is_numeric or len(self.values) < 2:
             return set()
         return {end for end, at in (("low", self.values[0]), ("high", self.values[-1])) if value == at}
@@ -93,12 +89,11 @@ class Trial:
 
     @property
     def mean(self) -> float | None:
-        """Mean over seeds; None if a run diverged."""
         return None if None in self.values else fmean(self.values)
 
     @property
     def standard_error(self) -> float | None:
-        """Of the mean over seeds, s / sqrt(n); None if a run diverged."""
+        """Of the mean, s / sqrt(n); None if a run diverged."""
         return None if None in self.values else stdev(self.values) / math.sqrt(len(self.values))
 
 
@@ -110,7 +105,7 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
 def equivalent(trials: Sequence[Trial]) -> list[Trial]:
     """Trials whose mean lies at most one standard error of the best below it, the best among them.
 
-    The one-standard-error rule (Breiman et al. 1984); a claim is to hold at each of these settings.
+    The one-standard-error rule (Breiman et al. 1984).
     """
     best = best_of(trials)
     if best is None:
@@ -122,10 +117,10 @@ def equivalent(trials: Sequence[Trial]) -> list[Trial]:
 class Search:
     """What is searched.
 
-    paper: the folder. scale: one of SCALES.
     jobs: row -> its job with the first seed, without grid settings and as tables would train it.
     axes: of the grid; each row is trained at all combinations.
-    command: as typed, without paths of this machine. name: of the folder of the results.
+    command: as typed, without paths of this machine.
+    name: of the folder of the results.
     """
 
     paper: str
@@ -138,9 +133,12 @@ class Search:
 
 @dataclass(frozen=True)
 class Searched:
-    """A finished search. trials: by row, the same settings in the same order. runs: of all trials that ended.
+    """A finished search.
 
-    measured: row -> (name of the metric, name of the validation data). notes: where a grid could not grow.
+    trials: by row, the same settings in the same order.
+    runs: of all trials that ended.
+    measured: row -> (name of the metric, name of the validation data).
+    notes: where a grid could not grow, and best values at an edge.
     """
 
     search: Search
@@ -152,7 +150,7 @@ class Searched:
 
 
 def run_search(search: Search) -> Searched:
-    """Trains what is missing of the grid, widens it while a best value lies at an edge, at most MAX_WIDENINGS times.
+    """Trains what is missing of the grid; widens it while a best value lies at an edge, at most MAX_WIDENINGS times.
 
     Raises:
         ConfigError: a row has no such setting, no validation number, or takes no value of the grid.
@@ -204,7 +202,7 @@ def at_edge(axes: Sequence[Axis], trials: Sequence[Trial]) -> list[tuple[Axis, s
 def _widened(
     axes: tuple[Axis, ...], ends: Iterable[tuple[Axis, str]], jobs: Iterable[Job]
 ) -> tuple[tuple[Axis, ...], list[str]]:
-    """The axes, longer at these ends if every row takes the new value; and a note of each that stays as it is."""
+    # a value that some row refuses becomes a note
     jobs, notes = list(jobs), []
     by_key = {axis.key: axis for axis in axes}
     for axis, end in sorted(ends, key=lambda pair: (pair[0].key, pair[1])):
@@ -222,13 +220,11 @@ def _widened(
 
 
 def _jobs(job: Job, settings: Sequence[str]) -> list[Job]:
-    """A job at some settings, for each seed."""
     overrides, settings = (*job.overrides, *_NO_TEST), (*job.settings, *settings)
     return [job._replace(seed=seed, overrides=overrides, settings=settings) for seed in SEARCH_SEEDS]
 
 
 def _run(jobs: Sequence[Job]) -> dict[Job, RowRun | None]:
-    """The runs of some jobs, trained where they are missing; None for one that diverged."""
     diverged, runs = train_side_by_side(jobs), {}
     for job in tqdm(jobs, desc="search", unit="run", disable=not is_main_process()):
         try:
@@ -247,7 +243,6 @@ def _value(run: RowRun | None) -> float | None:
 
 
 def _metric_of(run: RowRun) -> tuple[str, str]:
-    """The metric that decides, and the data it was measured on."""
     for metric in METRICS:
         for data, metrics in run.validation.items():
             if metric in metrics:
@@ -352,7 +347,7 @@ def _percent(share: float | None) -> str:
 
 
 def write_search(searched: Searched, root: Path) -> Path:
-    """Writes <root>/<paper>/search/<name>/search.json and search.md; returns the folder. Call on the main process."""
+    """Writes search.json and .md; returns their folder, <root>/<paper>/search/<name>. Call on the main process."""
     folder, content = root / searched.search.paper / "search" / searched.search.name, content_of(searched)
     write_json(folder / "search.json", content)
     write_atomically(folder / "search.md", markdown_of(content))
@@ -367,24 +362,29 @@ def name_of(scale: str, rows: Sequence[str], axes: Sequence[Axis], fixed: Sequen
 
 
 def axes_of(texts: Iterable[str]) -> tuple[tuple[Axis, ...], tuple[str, ...]]:
-    """The axes of "key=value,value,..." texts, and those that have one value. Commas in brackets separate nothing.
+    """The axes of "key=value,value,..." texts, and the texts with one value. Commas in brackets separate nothing.
 
     Raises:
-        ConfigError: no "=", or no setting has several values.
+        ConfigError: no "=", no setting with several values, or an axis or value twice.
     """
     axes, fixed = [], []
     for text in texts:
         key, equals, values = text.partition("=")
         if not equals:
             raise ConfigError(f"SET: {text!r} is not of the form section.key=value,value")
-        parts = [part.strip() for part in re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,\[{])+", values)]
+        # "x,y" without commas inside brackets
+        parts = [part.strip() for part in re.split(r",(?![^\[]*\]|[^{]*\})", values)]
+        is_open = any(values.count(one) != values.count(other) for one, other in ("[]", "{}"))
+        if is_open or (parts[1:] and not all(parts)):
+            raise ConfigError(f"SET: {text!r} has an empty value or an open bracket; expected section.key=value,value")
         if len(parts) > 1:
             axes.append(Axis(key, tuple(parts)))
         else:
             fixed.append(text)
     if not axes:
         raise ConfigError('SET has no setting with several values; expected SET="optim.learning_rate=1e-3,3e-3,1e-2"')
-    if len({axis.key for axis in axes}) < len(axes):
+    keys = [text.partition("=")[0] for text in fixed] + [axis.key for axis in axes]
+    if len(set(keys)) < len(keys):
         raise ConfigError("SET names a setting twice; expected all of its values behind one name")
     return tuple(axes), tuple(fixed)
 

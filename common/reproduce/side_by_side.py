@@ -82,7 +82,7 @@ def train_side_by_side(jobs: Sequence[Job]) -> dict[Job, str]:
 
 
 def at_once() -> int:
-    """Runs that are trained at once: one on an accelerator and in a launch of processes, else one per core.
+    """Runs trained at once: one on an accelerator and in a launch of processes, else as many as cores and memory allow.
 
     A run has one core, or OMP_NUM_THREADS.
     """
@@ -96,8 +96,7 @@ def _threads_asked() -> int:
 
 
 class _Trainer:
-    """The first process while others train: `count` of its jobs at once, in order."""
-
+    # the first process while others train: count of its jobs at once, in order
     def __init__(self, jobs: Sequence[Job], count: int) -> None:
         self.waiting, self.count = list(jobs)[::-1], count
         self.threads = max(_threads_asked(), cores() // count)
@@ -161,7 +160,6 @@ class _Trainer:
                 os.kill(worker.process.pid, number)
 
     def _listen(self) -> None:
-        """Reads the messages of the processes since the last call, and removes those that have ended."""
         wait([worker.listener for worker in self.running] + [worker.process.sentinel for worker in self.running], LOOK)
         for worker in list(self.running):
             # before reading: a message that arrives later than this check is read in the next round
@@ -176,7 +174,6 @@ class _Trainer:
                 self.bars[worker.place].set_description_str("")
 
     def _hear(self, worker: "_Worker", what: str, text: str) -> None:
-        """Handles one message: how a process ended, or what it has printed."""
         label = worker.job.label
         if what == "wrote":
             *lines, worker.unfinished = f"{worker.unfinished}{text}".split("\n")
@@ -196,8 +193,6 @@ class _Trainer:
 
 @dataclass(eq=False)
 class _Worker:
-    """A process that trains: its end of the pipe, job, place on the screen, and unfinished line."""
-
     process: Any
     listener: Connection
     job: Job
@@ -209,7 +204,6 @@ class _Worker:
 
 
 def _work(speaker: Connection, threads: int, job: Job) -> None:
-    """Does a job and reports how it ended."""
     written = _Written(speaker)
     sys.stdout = sys.stderr = written
     torch.set_num_threads(threads)
@@ -236,26 +230,24 @@ def _work(speaker: Connection, threads: int, job: Job) -> None:
 
 
 def _ignore() -> None:
-    """From now on this process ends by itself; Python reports an error for a signal that is pending at SIG_IGN."""
+    # this process ends by itself; Python reports an error for a signal that is pending at SIG_IGN
     for number in (signal.SIGTERM, AT_ONCE):
         signal.signal(number, lambda *_: None)
 
 
 def _end_at_once(number: int, frame: Any) -> NoReturn:
-    """A signal outside of training, or the second one: KeyboardInterrupt."""
+    # a signal outside of training, or the second one
     _ignore()
     raise KeyboardInterrupt
 
 
 def _end_with_first_process() -> None:
-    """Saves and ends when the first process is gone."""
+    # training saves and ends when the first process is gone
     wait([multiprocessing.parent_process().sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Written(io.TextIOBase):
-    """A stream that sends its text to the first process."""
-
     encoding = "utf-8"
 
     def __init__(self, speaker: Connection) -> None:
@@ -270,5 +262,5 @@ class _Written(io.TextIOBase):
         return len(text)
 
     def fileno(self) -> int:
-        """Of the screen: tqdm asks for its width."""
+        # of the screen: tqdm asks for its width
         return 2

@@ -49,8 +49,7 @@ def train_rows(
         configs: method -> file in the paper's configs/, or the path of a custom row.
         settings: method -> overrides of this row, not of the one that it starts from.
     Raises:
-        ConfigError: the command names a custom row that is none of these, or takes searched settings and one of these
-            was never searched.
+        ConfigError: a custom row that is none of these, or with SEARCHED a row that was never searched.
     """
     # a part with fixed rows would leave a custom row out without a word
     left_out = {file.stem for file in command.custom_files} - {Path(config).stem for config in configs.values()}
@@ -81,14 +80,14 @@ def train_rows(
 
 
 def with_custom_rows(command: Command, source: dict[str, Any]) -> dict[str, Any]:
-    """A printed table with its rows `beyond` the paper and the command's custom rows, which have no printed value."""
+    """A printed table with its rows `beyond` the paper and the command's custom rows, without printed values."""
     beyond = [{**row, "values": []} for row in source.get("beyond", ())]
     custom = [{"method": file.stem, "config": str(file), "values": []} for file in command.custom_files]
     return {**source, "rows": [*source["rows"], *beyond, *custom]}
 
 
 def collapse_note(runs: list[RowRun]) -> str:
-    """Seeds that ended at the chance level of the loss; empty if there are none."""
+    """Seeds that ended at the chance level of the loss, as text; empty if there are none."""
     at_chance = []
     for run in runs:
         ratios = [line["loss_over_chance"] for line in read_log(run.files.log) if "loss_over_chance" in line]
@@ -131,7 +130,7 @@ def printed_rows(
 
     Args:
         ours: method -> our cells, and the row's note.
-        status: printed row -> the reason; None = "not among ROWS" if it has a config, else its requirements.
+        status: printed row -> the reason; None = `NOT_CHOSEN` if it has a config, else its requirements.
     """
 
     def why(row: dict[str, Any]) -> str:
@@ -162,13 +161,13 @@ def columns_of(command: Command, source: dict[str, Any], runs: Runs) -> list[Col
 def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Measured | None:
     """Our number for one cell, in percent; None if the runs were not evaluated on such a data set.
 
-    Two seeds or more carry Student's t interval over seeds; one seed carries an interval over its test images.
+    Of one seed the interval is over its test images; of more see `measured_over_seeds`.
 
     Args:
         runs: one per seed.
         role, metric: keys of the run's evaluations.
     Raises:
-        ProtocolError: if the seeds were evaluated under different protocols; names the key.
+        ProtocolError: the seeds were evaluated under different protocols; names the key.
         ValueError: a metric that is no share.
     """
     if role not in runs[0].evaluations:
@@ -228,7 +227,7 @@ def note_of(command: Command, row: str, code: PaperCode) -> str:
 
 
 def models_of(runs: Mapping[str, list[RowRun]]) -> str:
-    """Sizes, parameters and steps of some runs in one line; several values where they differ."""
+    """Sizes, parameters and steps of some runs in one line."""
     # rows may differ in one size; the line shows every value once
     sizes = []
     for run in (seeds[0] for seeds in runs.values()):
@@ -259,7 +258,7 @@ def text_of(tower: Any) -> str:
 
 
 def trained_parameters(run: RowRun) -> int:
-    """Numbers that the optimiser of a run moved; 0 if it keeps no state beside the weights."""
+    """Numbers that the optimiser of a run moved; 0 if it keeps no state."""
     # the optimiser's state has the trained parameters, without locked and momentum ones
     states = sorted(run.files.checkpoints.glob("step-*/optimizer.safetensors"))
     if not states:
@@ -274,13 +273,13 @@ def ran_as(template: str, config: Any) -> str:
     """Our name of a row that has another name in print: "Multi(32, 4), ViT 128 x 4, 48 px".
 
     Args:
-        template: `ours` of the printed row, with {config} and its fields, and {vit} for the image tower.
+        template: `ours` of the printed row, with {config} and its fields, and {vit} for `vit_of`.
     """
     return template.format(vit=vit_of(config), config=config)
 
 
 def _ran(source: dict[str, Any], runs: Runs) -> dict[str, str]:
-    """Method -> our name, of printed rows with an `ours`, and of "<method>, <field>" where they have more runs."""
+    """Method -> our name, of printed rows with an `ours`, also of their further runs "<method>, <field>"."""
     return {
         method: ran_as(row["ours"], seeds[0].config) + method.removeprefix(row["method"])
         for row in source.get("rows", ())
@@ -291,7 +290,6 @@ def _ran(source: dict[str, Any], runs: Runs) -> dict[str, str]:
 
 
 def _tower(kind: str, tower: Any, stem: str) -> str:
-    """A tower's sizes, and the pre-trained network below it."""
     layers = f"{kind} width {tower.width}, {tower.layers} layers" if tower.layers else f"{kind}: a mean"
     trained = "trained on" if tower.stem.trainable else "frozen"
     return f"{layers} on {stem} ({trained}; its pre-training data are not new to it)" if stem else layers
@@ -318,8 +316,7 @@ def table_of(
     """A table with the provenance that all tables carry.
 
     Args:
-        table_id: key in its paper_tables.yaml; a table that the paper does not print needs a `caption`.
-        runs: that were measured, by method.
+        table_id: key in paper_tables.yaml; a table that the paper does not print needs a `caption`.
         suffix: of the table's name, if a printed table has a second one of ours.
         differs: fields of `Table` other than those of the runs and of the printed table.
     """
@@ -359,7 +356,7 @@ def table_of(
 
 
 def training_of(runs: Sequence[RowRun]) -> tuple[Training, str, dict[str, str]]:
-    """How a row's runs were made, from their logs; the key of the files that trained them; these with their hashes."""
+    """How a row's runs were made, from their logs; key of the files that trained them; these with their hashes."""
     losses, validations = [], []
     for run in runs:
         records = read_log(run.files.log) if run.files is not None and run.files.log.is_file() else []
@@ -395,13 +392,13 @@ def _last_validation(run: RowRun) -> dict[str, float]:
 
 
 def _validation_level(runs: Sequence[RowRun], metric: str) -> float | None:
-    """Mean over seeds of a metric on validation data, in percent."""
+    # in percent
     levels = [_last_validation(run).get(metric) for run in runs]
     return None if None in levels else 100 * math.fsum(levels) / len(levels)
 
 
 def _chosen_by(paper: str, scale: str) -> str:
-    """By which number the settings of a scale were chosen, as its file states it; empty where it does not."""
+    # as the file of the scale states it
     path = ROOT / paper / "configs" / f"scale_{scale}.yaml"
     stated = (
         re.search(r"^# chosen by: (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
@@ -410,7 +407,6 @@ def _chosen_by(paper: str, scale: str) -> str:
 
 
 def _versions_note(runs: Runs) -> list[str]:
-    """Versions of torch and Pillow by run; empty if all are the same."""
     made: dict[str, list[str]] = {}
     for method, seeds in runs.items():
         for run in seeds:
@@ -446,7 +442,7 @@ def trained_table(
     """A table of the paper: rows with a `config` are trained, others state their requirements; plots training curves.
 
     Args:
-        table_id: key in its paper_tables.yaml.
+        table_id: key in paper_tables.yaml.
         note: command, file in configs/ -> the row's note; None = `note_of`.
         settings: as in `train_rows`.
         fields: of a row that name further configs, whose runs columns measure; see `measured_cells`.

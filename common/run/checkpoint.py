@@ -2,17 +2,15 @@
 
     step-00000250/
         model.safetensors       parameters and buffers of the unwrapped model, momentum encoder and queue included
-        optimizer.safetensors   AdamW's state, by parameter name
+        optimizer.safetensors   the optimiser's state, by parameter name
         state.json              step, config, preprocessing, tokenizer, geometry, counts of broken samples
         SHA256SUMS              of these files; `sha256sum -c SHA256SUMS` checks it too
 
-With optim.ema model.safetensors holds the averaged weights, which whoever opens a checkpoint gets. The weights that the
-optimiser updates are in a further file, online.safetensors, from which a run resumes.
+With optim.ema model.safetensors holds the averaged weights, and online.safetensors those from which a run resumes.
 
 The folder is written under a hidden name, flushed to the disk and renamed when complete; only then are older ones
-removed. If its sums do not match, the checkpoint before it is used. The order of samples is a function of the position
-(common/data/order.py) and the random numbers of a step are a function of the step (`launch.seed_step`), so neither is
-saved.
+removed. If its sums do not match, the checkpoint before it is used. The order of samples and the random numbers are not
+saved: they are functions of the step (common/data/order.py, `launch.seed_step`).
 """
 
 import hashlib
@@ -55,20 +53,19 @@ class Checkpoint:
     state: dict[str, Any]
 
     def weights(self, is_online: bool = False) -> Path:
-        """File of the weights; `is_online`: of those that the optimiser updates, where the others are an average."""
+        """File of the weights; `is_online`: of those that a run resumes from."""
         return self.path / (ONLINE if is_online and (self.path / ONLINE).is_file() else "model.safetensors")
 
     def model_tensors(self, is_online: bool = False) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by name, on the CPU; `is_online` as in `weights`."""
         return _load(self.weights(is_online))
 
     def load_model(self, model: nn.Module, without: tuple[str, ...] = (), is_online: bool = False) -> None:
         """Fills an unwrapped model; names and shapes must agree exactly.
 
         Args:
-            without: tensors whose names begin so are left out.
+            without: beginnings of the names of tensors that are left out.
         Raises:
-            CheckpointError: names the parameters that are missing, left over, of another shape or not finite.
+            CheckpointError: parameters that are missing, left over, of another shape or not finite.
         """
         tensors = self.model_tensors(is_online)
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(without)}
@@ -94,7 +91,6 @@ class Checkpoint:
         model.load_state_dict(tensors)
 
     def load_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Restores the optimiser's state by parameter name."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
         state: dict[str, dict[str, torch.Tensor]] = {}
@@ -126,7 +122,7 @@ def save_checkpoint(
     """Writes folder/step-XXXXXXXX atomically, then removes all but the newest `keep`. Call on every process.
 
     Args:
-        model, optimizer: as trained (DDP or FSDP wrapped or not); tensors are gathered before writing.
+        model, optimizer: as trained, also in DDP or FSDP.
         average: the model with averaged weights, to be evaluated in its place; None = there is none.
     Raises:
         CheckpointError: on every process, if the disk cannot be written, a parameter is not finite or a buffer holds
@@ -214,7 +210,7 @@ def _write(
 
 
 def write_published(checkpoint: Checkpoint, folder: Path) -> None:
-    """Writes a model folder, which opens as a checkpoint does but trains no further."""
+    """Writes a model folder, which opens as a checkpoint but trains no further."""
     folder.mkdir(parents=True)
     save_file(checkpoint.model_tensors(), folder / "model.safetensors")
     content = {**checkpoint.state, "optimizer_groups": []}
@@ -257,7 +253,7 @@ def named_checkpoint(path: Path, key: str = "checkpoint") -> Checkpoint:
     """The checkpoint of a path: its folder, a run (its last whole checkpoint) or a name on the hub.
 
     Raises:
-        CheckpointError: no such folder, or a folder of several seeds; as `open_checkpoint` and `last_checkpoint`.
+        CheckpointError: no such folder, or one of several seeds; as `open_checkpoint` and `last_checkpoint`.
         ValueError: a hub name, user/model, that cannot be downloaded.
     """
     if not path.exists() and not path.is_absolute() and len(path.parts) == 2:
@@ -279,10 +275,10 @@ def named_checkpoint(path: Path, key: str = "checkpoint") -> Checkpoint:
 
 
 def last_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint of a run; damaged ones are passed over with a warning. None if there is none.
+    """The newest whole checkpoint of a run, None if there is none; damaged ones are passed over with a warning.
 
     Raises:
-        CheckpointError: if there are checkpoints and none can be used; a fresh run would write over them.
+        CheckpointError: no checkpoint can be used; a fresh run would write over them.
     """
     paths = _step_folders(folder)
     for path in reversed(paths):
@@ -306,7 +302,7 @@ def saved_step(folder: Path) -> int | None:
 
 
 def saved_weights(folder: Path) -> str | None:
-    """SHA-256 of the weights of the newest checkpoint, as its sums record it; None if there is no checkpoint."""
+    """SHA-256 of the newest checkpoint's weights by its sums, or "not recorded"; None without a checkpoint."""
     paths = _step_folders(folder)
     if not paths:
         return None
@@ -316,9 +312,9 @@ def saved_weights(folder: Path) -> str | None:
 
 
 def set_aside_later(folder: Path, step: int) -> None:
-    """Renames damaged checkpoints of later steps to damaged-step-XXXXXXXX, on the main process of a run that resumes.
+    """Renames damaged checkpoints of later steps to damaged-step-XXXXXXXX, so that they do not count for `keep`.
 
-    They stay for inspection, but do not count among those that `save_checkpoint` keeps.
+    On the main process of a run that resumes.
     """
     for path in _step_folders(folder):
         if _step_of(path) > step:

@@ -1,7 +1,7 @@
 """torch.compile of a model's towers: the stacks of blocks (image, text, fusion, momentum copies) and ResNet backbones.
 
-Each is compiled separately and in place (`Module.compile`), so that names, checkpoints and hooks stay as they are. The
-loss, patch embeddings and projections are not compiled. The launch option --dynamo_backend does the same.
+Each is compiled in place (`Module.compile`), so that names, checkpoints and hooks stay. The loss, patch embeddings and
+projections are not compiled.
 """
 
 from accelerate.utils import DynamoBackend, TorchDynamoPlugin
@@ -21,10 +21,10 @@ def without_accelerate() -> TorchDynamoPlugin:
 
 
 def compile_towers_(model: nn.Module, is_on: bool) -> int:
-    """Compiles the towers in place if `is_on` or the launch sets a dynamo backend; returns how many.
+    """Compiles the towers in place if `is_on` or the launch sets --dynamo_backend; returns how many.
 
-    Shapes are dynamic from the first graph on, and random numbers are drawn as without compilation: what a step
-    computes does not depend on the steps before it, so a resumed run equals an uninterrupted one.
+    Shapes are dynamic from the first graph on, and random numbers are drawn as without compilation, so that a resumed
+    run equals an uninterrupted one.
     """
     plugin = TorchDynamoPlugin()  # of the launch
     if plugin.backend == DynamoBackend.NO:

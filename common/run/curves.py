@@ -39,7 +39,7 @@ _VALIDATED = {  # metric -> its curve
 
 
 def plot_run(records: Sequence[Mapping], path: Path, title: str, steps: int) -> Path | None:
-    """Draws a run's log so far; None if it has no training step. The axes end at `steps`, of the whole run."""
+    """Draws a run's log so far, with axes that end at `steps`, of the whole run; None without a training step."""
     lines = [record for record in records if record.get("event") == "train"]
     if not lines:
         return None
@@ -123,7 +123,7 @@ def _draw_validation(axis, curves: Sequence[tuple[str, list[tuple[int, float]], 
 
 
 def chance_loss(records: Sequence[Mapping], key: str = "loss") -> float | None:
-    """A logged loss at chance level, from the ratio that the log lines give; None where the loss has further terms."""
+    """A logged loss at chance level, from the logged ratio; None where the loss has further terms."""
     lines = [record for record in records if record.get("event") == "train"]
     ratios = [(float(line[key]), float(line.get("loss_over_chance", math.inf))) for line in lines]
     levels = {round(loss / ratio, 6) for loss, ratio in ratios if 0 < loss < math.inf and ratio}
@@ -131,7 +131,7 @@ def chance_loss(records: Sequence[Mapping], key: str = "loss") -> float | None:
 
 
 def points_of(records: Sequence[Mapping], name: str) -> Iterator[tuple[int, float]]:
-    """Step and value of a key of the training lines, or in percent of the first metric whose name ends so."""
+    """Step and value of a key of the training lines, or of the first metric whose name ends so, in percent."""
     for record in records:
         if record.get("event") == "train" and record.get(name) is not None:
             yield int(record["step"]), _finite(record[name])

@@ -1,8 +1,8 @@
 """`train.py --dry-run`: what a run would need, measured on a few of its steps, which are thrown away.
 
-Model and data are built as the run builds them, in a temporary folder in place of the run's. The first step counts
-FLOPs, without compilation and with the plain form of attention, whose products torch can count. The second warms up,
-the next ones are timed. Evaluations are not part of it.
+Model and data are built as for the run, in a temporary folder. The first step counts FLOPs, without compilation and
+with the plain form of attention, whose products torch can count. The second warms up, the next ones are timed.
+Evaluations are not part of it.
 """
 
 import itertools
@@ -48,10 +48,10 @@ def dry_run(
 
     Args:
         train: as a train.py's, called with a temporary folder; `files` are only read.
-        missing_rows: rows that the run starts from and trains first; their weights decide the run's folder.
+        missing_rows: rows that the run trains first; their weights decide its folder.
     Returns:
-        JSON values; bytes, FLOPs of all processes (a multiply-add counts as two), seconds. None is what could not be
-        measured: the speed of a run of two steps or less.
+        JSON values; bytes, FLOPs of all processes (a multiply-add counts as two), seconds. The speed of a run of two
+        steps or less is None.
     """
     with TemporaryDirectory() as folder:
         try:
@@ -72,11 +72,7 @@ def dry_run(
 
 
 def measured_steps(run: "Run") -> Iterator["Step"]:
-    """The first steps of a dry run.
-
-    Raises:
-        Measured: after them.
-    """
+    """The first steps of a dry run, after which `Measured` is raised."""
     journal, device = run.journal, run.accelerator.device
     seconds, flops = [], 0
     journal.progress.total = min(run.num_steps, BEFORE_TIMING + TIMED)
@@ -103,7 +99,7 @@ def _figures(run: "Run", seconds: list[float], flops: int) -> dict[str, Any]:
     state = [value for values in optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
     copies = 1 if run.average is None else 2
     saved = copies * _bytes(model.state_dict().values()) + _bytes(state)
-    times = math.ceil(run.num_steps / settings.save_every) if settings.save_every else 1
+    times = max(1, math.ceil(run.num_steps / settings.save_every)) if settings.save_every else 1
     per_epoch = run.training.order.samples_per_epoch
     samples = run.num_steps * optim.global_batch_size
     mean = sum(seconds) / len(seconds) if seconds else None
@@ -130,7 +126,7 @@ def _figures(run: "Run", seconds: list[float], flops: int) -> dict[str, Any]:
 
 
 def parameters_of(model: nn.Module) -> dict[str, dict[str, int]]:
-    """Part of a model -> number of trained and of frozen parameters; a part is a tower, or a module beside them."""
+    """Part of a model (a tower, or a module beside them) -> number of trained and of frozen parameters."""
     parts: dict[str, dict[str, int]] = {}
     for name, parameter in model.named_parameters():
         names = name.split(".")

@@ -2,9 +2,9 @@
 
     average <- decay * average + (1 - decay) * weights        after each step
 
-It starts as the weights after the first step, and the decay is constant, as timm's ModelEmaV3 has it by default: no
-correction of the bias, no warm-up. About 1 / (1 - decay) steps count, so a short run needs a low decay. Buffers
-(queues, pools) are those of the model. A paper's momentum encoders are part of the model and stay what they are.
+It starts as the weights after the first step. The decay is constant (timm's ModelEmaV3 by default), without correction
+of the bias or warm-up: about 1 / (1 - decay) steps count, so a short run needs a low one. Buffers (queues, pools) are
+those of the model. A paper's momentum encoders are averaged, too; training uses them as they are.
 """
 
 from typing import Any
@@ -20,8 +20,7 @@ def averaged(model: nn.Module, config: Any, checkpoint: Checkpoint | None) -> Av
     """The average of a model's weights, as the checkpoint left it; None without optim.ema.
 
     Raises:
-        ConfigError: FSDP has sharded the model, or batch normalisation trains: its statistics belong to the weights of
-            single steps.
+        ConfigError: FSDP has sharded the model, or batch normalisation trains, whose statistics belong to single steps.
     """
     decay = getattr(config.optim, "ema", None)  # learning from images only has none
     if decay is None:

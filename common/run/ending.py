@@ -13,7 +13,7 @@ from common.run.folder import RunFiles
 
 
 def agreed(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """The batches; all processes end before the same step as soon as one has no batch. Call on every process.
+    """The batches, until one process has none: then all end before the same step. Call on every process.
 
     Raises:
         NoBatch: with the same message on every process.

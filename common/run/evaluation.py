@@ -1,4 +1,4 @@
-"""From a checkpoint to its model, its evaluations and their files; evaluate.py, published.py and public.py use it."""
+"""From a checkpoint to its model, its evaluations and their files."""
 
 import argparse
 import json
@@ -51,7 +51,7 @@ class TrainedModels:
     evaluate_all: (config, encoder, sets) -> evaluations by role.
     kind: `kind` in the state of its checkpoints; "" = models of captioned images.
     open_sets: config.data -> the sets of evaluate_all.
-    training_only: tensors of a checkpoint whose names begin so exist only in training.
+    training_only: beginnings of the names of tensors that exist only in training.
     """
 
     paper: str
@@ -69,7 +69,7 @@ class TrainedModels:
         """Rebuilds config, model and preprocessing from a checkpoint.
 
         Args:
-            overrides: "data.key=value" and "run.key=value": other test sets, other batch sizes.
+            overrides: "data.key=value" and "run.key=value".
         """
         state = checkpoint.state
         paper, kind = state["paper"], state.get("kind", "")
@@ -121,10 +121,7 @@ def _encoder(
 
 
 def reading_features(encoder: Encoder, config: Any, sets: Iterable[Pairs] = ()) -> Encoder:
-    """The same encoder, which reads cached features of frozen stems and adds the missing ones.
-
-    Captions of `sets` are cached, others are computed when they are read.
-    """
+    """The same encoder with a cache of its frozen stems' features; those of the captions of `sets` are computed now."""
     keep_captions(encoder.model, config, encoder.tokenizer, sets, encoder.device)
     return replace(encoder, cache=feature_cache(encoder.model, config, encoder.device))
 
@@ -157,7 +154,7 @@ def evaluate_and_save(
     training: dict[str, Any],
     provenance: dict[str, str],
 ) -> None:
-    """Evaluates on all processes; the main process writes, see `save_evaluations`."""
+    """Evaluates on all processes and saves, see `save_evaluations`."""
     save_evaluations(models.paper, models.evaluate_all(config, encoder, sets), files, step, training, provenance)
 
 
@@ -165,10 +162,10 @@ def evaluate_and_save(
 
 
 def command_line(description: str, checkpoint: str, published: bool = False) -> Parser:
-    """Arguments of every command that evaluates: --checkpoint, --output and overrides.
+    """Arguments of every command that evaluates.
 
     Args:
-        published: whether the weights come from elsewhere: adds --activation and --heads.
+        published: adds --activation and --heads, for weights from elsewhere.
     """
     parser = Parser(description)
     parser.add_argument("--checkpoint", required=True, type=expanded, help=checkpoint)
@@ -187,14 +184,14 @@ def command_line(description: str, checkpoint: str, published: bool = False) -> 
 
 
 def evaluate_main(description: str, models: TrainedModels) -> None:
-    """The command line of an evaluate.py: --checkpoint, --output, then `data.key=value` and `run.key=value`."""
+    """The command line of an evaluate.py, see `command_line`."""
     checkpoint = "a run, step-XXXXXXXX in it, a published model, or its name on the hub"
     options = command_line(description, checkpoint).parse_intermixed_args()
     _evaluate_named(models, named_checkpoint(Path(options.checkpoint)), options)
 
 
 def evaluate_if_run(models: TrainedModels, options: argparse.Namespace) -> bool:
-    """Evaluates --checkpoint as evaluate.py does if a run of this repository wrote it; returns whether it did."""
+    """Evaluates --checkpoint as evaluate.py does if it is a run of this repository; returns whether."""
     checkpoint = run_checkpoint(options.checkpoint)
     if checkpoint is not None:
         _evaluate_named(models, checkpoint, options)
@@ -217,7 +214,7 @@ def evaluate_checkpoint(
 
 
 def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpoint: str, output: Path | None) -> None:
-    """Writes evaluations as JSON and their hits beside it, as <stem>_hits.json; prints a summary.
+    """Writes evaluations as JSON and their hits beside it; prints a summary.
 
     Args:
         output: JSON file; None = one in outputs/evaluations, "-" = print the JSON and write nothing.
@@ -244,7 +241,7 @@ def hits_beside(evaluation: Path) -> Path:
 
 
 def check_layout(checkpoint: str, layout: str, of_files: tuple[str, ...], of_folders: tuple[str, ...]) -> None:
-    """Refuses an unknown layout, and a missing file where the layout takes a file."""
+    """Refuses an unknown layout, and a missing file where the layout takes one."""
     layouts = (*of_folders, *of_files)
     if layout not in layouts:
         raise ValueError(f"layout {layout!r}; expected one of: {', '.join(layouts)}")
@@ -253,7 +250,7 @@ def check_layout(checkpoint: str, layout: str, of_files: tuple[str, ...], of_fol
 
 
 def read_with(activation: str, results: dict[str, Evaluation]) -> dict[str, Evaluation]:
-    """Adds the activation with which the weights were read to the protocols; the wrong one costs accuracy."""
+    """Adds the activation with which the weights were read to the protocols."""
     addition = {"activation": activation}
     return {role: replace(evaluation, protocol=evaluation.protocol | addition) for role, evaluation in results.items()}
 
@@ -268,9 +265,8 @@ def published_encoder(
     """The model in evaluation mode, with its preprocessing.
 
     Args:
-        tokenizer: with the ids that the model was trained with.
-        pixels: preprocessing that the weights state; None = CLIP's is used (shorter side scaled, centre cut), with a
-            warning.
+        tokenizer: that the model was trained with.
+        pixels: preprocessing that the weights state; None = CLIP's (shorter side scaled, centre cut), with a warning.
     """
     ids, rows = tokenizer.vocabulary_size, model.text_tower.vocabulary_size
     # CLIP's vocabulary, and rows behind it that no caption's id names

@@ -1,4 +1,4 @@
-"""The evaluation files of a run: written, and read back if they are whole and belong to the run and its weights."""
+"""The evaluation files of a run, read back only if they are whole and belong to it and its weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ def read_evaluations(files: RunFiles) -> tuple[dict[str, Any], dict[str, Any]] |
     """Content of evaluation.json and hits.json.
 
     None if a file is missing or changed, or belongs to another run, other evaluation settings (files.identity) or other
-    weights than those of the newest checkpoint.
+    weights than the newest checkpoint's.
     """
     hits = read_json(files.hits)
     content = _read(files.evaluation, files, lambda content: [content, hits])
@@ -53,7 +53,7 @@ def save_validation(
     training: dict[str, Any],
     provenance: dict[str, str],
 ) -> None:
-    """Writes validation.json: metrics of the last step by name of the data. The main process writes."""
+    """Writes validation.json on the main process: metrics of the last step by name of the data."""
     if is_main_process():
         content = as_json(paper, {}, step, training, provenance) | {"validation": metrics, "sets": _fingerprints(sets)}
         content |= {"weights": saved_weights(files.checkpoints), **files.identity}

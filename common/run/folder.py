@@ -39,9 +39,9 @@ def _file(name: str) -> Any:
 class RunFiles:
     """Files of one run (a row, a scale, a seed).
 
-    identity: row, scale, seed, key and evaluation settings that evaluation.json must hold to belong to this run.
+    identity: what evaluation.json must hold to belong to this run: row, scale, seed, key and evaluation settings.
     command: shell line that resumes the run; "" = the one that started it.
-    is_dry: of a dry run, whose folder is a temporary one.
+    is_dry: of a dry run, in a temporary folder.
     """
 
     folder: Path
@@ -51,7 +51,6 @@ class RunFiles:
 
     @property
     def title(self) -> str:
-        """Row, scale and seed; the folder's name where the row is not known."""
         if "row" not in self.identity:
             return self.folder.name
         return "{row}, scale {scale}, seed {seed}".format_map(self.identity)
@@ -80,10 +79,7 @@ _LATER_SETTINGS = {
 
 
 def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
-    """Hash of what decides a training run: resolved config, data, initial weights.
-
-    The code that trained it is recorded in dependencies.json instead, see `stale_files`.
-    """
+    """Hash of what decides a training run: resolved config, data, initial weights. For the code see `stale_files`."""
     data, content = config.data, _settings_deciding("weights", config)
     for name, value in _LATER_SETTINGS.items():  # runs from before the setting keep their key
         if content.get(name) == value:
@@ -108,11 +104,7 @@ def precision_of(run: RunConfig) -> str:
 
 
 def check_precision(where: str, name: str) -> None:
-    """Refuses an unsupported precision; `where` is key and value for the message.
-
-    Raises:
-        ConfigError.
-    """
+    """Raises ConfigError for an unsupported precision; `where` is key and value for the message."""
     if name not in PRECISIONS:
         raise ConfigError(
             f"{where} (from the environment, the option --mixed_precision of accelerate launch, or its config file); "
@@ -128,11 +120,7 @@ def provenance_of() -> dict[str, str]:
 def run_files(
     paper: str, row: str, scale: str, config: Any, data_fingerprint: str, runs: Path | None = None
 ) -> RunFiles:
-    """Files of a run in a folder that its key names, below the folder of all runs; arguments as in `run_key`.
-
-    Args:
-        runs: None = that of `outputs`.
-    """
+    """Files of a run in a folder that its key names, below `runs` (None = that of `outputs`)."""
     key = run_key(paper, config, data_fingerprint)
     folder = (outputs() / "runs" if runs is None else runs) / paper / f"{row}-{scale}-{key}" / f"seed{config.run.seed}"
     return RunFiles(folder, _identity(row, scale, config) | {"key": key})
@@ -179,7 +167,7 @@ def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_
 
 
 def save_dependencies(files: RunFiles, is_fresh: bool) -> None:
-    """Writes the files that have decided the weights so far; a resumed run keeps the union with the first hashes."""
+    """Records the files that decide the weights; those of earlier processes of the run keep their first hashes."""
     if is_main_process():
         before = {} if is_fresh else read_json(files.dependencies) or {}
         write_json(files.dependencies, loaded_files("weights") | before)
@@ -194,7 +182,7 @@ def stale_files(files: RunFiles) -> list[str]:
 
 
 def set_aside_if_stale(files: RunFiles) -> None:
-    """Moves a run that other code has trained to another name; call while the folder is locked."""
+    """Renames a run that other code has trained; call while the folder is locked."""
     stale = stale_files(files)
     if not stale:
         return
@@ -220,8 +208,8 @@ def save_config(files: RunFiles, config: Any, **provenance: Any) -> None:
 def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_fingerprint: str) -> Checkpoint | None:
     """The last whole checkpoint if the run resumes, None for a fresh run. Call on every process.
 
-    Damaged checkpoints of later steps are set aside with a warning. The number of processes, loader workers and
-    micro-batches may change.
+    Damaged checkpoints of later steps are set aside. The number of processes, loader workers and micro-batches may
+    change.
     """
     checkpoint = problem = None
     try:
@@ -249,7 +237,7 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
 
 
 def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fingerprint: str) -> None:
-    """Refuses a checkpoint of another run; arguments as in `checkpoint_to_resume`."""
+    """Refuses a checkpoint of another run."""
     now = _settings_deciding("weights", config)
     # what the code has learnt since is taken to have had its default
     before = _settings_deciding("weights", type(config)(), checkpoint.state["config"])
@@ -291,11 +279,7 @@ def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def only_run_in(files: RunFiles, lock: bool = True) -> Iterator[None]:
-    """Locks the run's folder for this process; enter on the main process.
-
-    Args:
-        lock: run.lock; False = the user makes sure that nobody else writes.
-    """
+    """Locks the run's folder for this process, if `lock`; enter on the main process."""
     files.folder.mkdir(parents=True, exist_ok=True)
     way = "run.lock=false, where no second process trains in this folder, or another --output-dir"
     with contextlib.ExitStack() as stack:

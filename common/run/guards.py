@@ -18,10 +18,10 @@ class NonFiniteLoss(ArithmeticError):
 
 
 def check_finite_gradient(gradient_norm: float, step: int, norms: Mapping[str, torch.Tensor]) -> None:
-    """Stops the run before a step whose gradient is not finite, and names the parameters.
+    """Stops the run before a step whose gradient is not finite. Under FSDP2 call it on every process.
 
     Args:
-        norms: of the gradient of one parameter, by its name. Under FSDP2 call it on every process.
+        norms: of each parameter's gradient, by name.
     """
     if not math.isfinite(gradient_norm):
         bad = [name for name, norm in norms.items() if not math.isfinite(float(whole(norm)))]
@@ -33,7 +33,7 @@ def check_finite_gradient(gradient_norm: float, step: int, norms: Mapping[str, t
 
 
 def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) -> None:
-    """Stops the run if the loss is not finite, naming step, scalars and the norms of the weights."""
+    """Stops the run if the loss is not finite."""
     if loss == loss and abs(loss) != float("inf"):
         return
     norms = {name: float(parameter.detach().float().norm()) for name, parameter in model.named_parameters()}
@@ -53,7 +53,7 @@ def clip_gradient(
     """Scales the gradient down to optim.max_gradient_norm. No value is read from the device.
 
     Returns:
-        Norms before scaling: of each parameter's gradient by name, and of the whole gradient.
+        Norms before scaling, of each parameter's gradient by name and of the whole gradient.
     """
     # measured before, as clipping by a norm that is not finite makes all gradients so
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}

@@ -37,7 +37,7 @@ from common.run.sources import SIDES, named_sources, run_checkpoint, stems_to_lo
 def open_source(
     name: str, activation: Activation | None = None, key: str = "weights", heads: Heads = NOT_STATED
 ) -> Weights:
-    """Weights of a run, a checkpoint, or what `read_source` reads; arguments as there."""
+    """Weights of a run, a checkpoint, or what `read_source` reads."""
     checkpoint = run_checkpoint(name)
     return read_source(name, activation, key, heads) if checkpoint is None else _of_checkpoint(checkpoint, activation)
 
@@ -90,7 +90,7 @@ class InitialWeights:
     """Initial weights.
 
     of: side -> the setting that names its weights, and the weights; empty = random.
-    text_stem: of the text tower's stem, if that names separate weights.
+    text_stem: of the text tower's stem, if separate.
     """
 
     of: dict[str, tuple[str, Weights]]
@@ -98,7 +98,6 @@ class InitialWeights:
 
     @classmethod
     def opened(cls, config: Any) -> "InitialWeights":
-        """Reads the weights that a config names, every source once."""
         # one file for both sides is read once
         read: dict[str, Weights] = {}
         of = {}
@@ -144,7 +143,6 @@ class InitialWeights:
         return dataclasses.replace(config, model=model)
 
     def load_stems_(self, model: nn.Module, config: Any) -> None:
-        """Fills the stems that name separate weights, in place."""
         stems = stems_to_load(getattr(config, "model", None))
         if "image" in stems:
             bare_tower(model.image_tower).stem.load_(stems["image"].weights)
@@ -213,7 +211,7 @@ class InitialWeights:
 def unlike_pixels(pixels: ImageTransform | None, data: DataConfig) -> str:
     """How the preprocessing of a run differs from that of its weights, and what to set instead; "" if it does not.
 
-    Colours are folded into the weights and sizes have a rule (`fill_`), so both are left out.
+    Colours are folded into the weights and sizes have a rule (`fill_`): both are left out.
     """
     if pixels is None:
         return f"the weights do not state their preprocessing; used: data.resize={data.resize}, CLIP's mean and std"

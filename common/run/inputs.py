@@ -42,7 +42,7 @@ class Training(Protocol):
 
     order: sample of each position.
     view: positions -> batch of one process; it has a length, `broken` samples and `pin_memory()`.
-    description: the training set in one line, for results.
+    description: the training set in one line.
     """
 
     order: SampleOrder | MixedOrder
@@ -57,20 +57,20 @@ class Training(Protocol):
         """What `Setup.validate` evaluates on, each with name and fingerprint."""
 
     def with_features(self, model: nn.Module, config: Any, device: torch.device) -> "Training":
-        """The same data with cached features in place of images if the stem is frozen. Call on every process."""
+        """The same data, with cached features for images if the stem is frozen. Call on every process."""
 
     def state(self, model: nn.Module) -> dict[str, Any]:
-        """JSON values with which a checkpoint rebuilds the model and its preprocessing, beside the config."""
+        """JSON values with which a checkpoint, beside the config, rebuilds model and preprocessing."""
 
 
 @dataclass(frozen=True)
 class TrainingData:
     """Captioned images: training and evaluation sets, and their preprocessing.
 
-    pairs: the training set. order, view, description: see `Training`.
-    tokenizer, transform: the same for training and evaluation; a checkpoint carries both.
+    order, view, description: see `Training`.
+    tokenizer, transform: the same for training and evaluation.
     validation_pairs: ranked during training; None if the run has no validation.
-    validation_task: classified zero-shot during training; None also if no labelled set has validation images.
+    validation_task: classified zero-shot during training; None also without labelled validation images.
     evaluation_sets: opened at the start, so that a missing one is reported at once.
     cache: of a frozen stem's features; None = no stem, or a trained one.
     """
@@ -118,10 +118,7 @@ def validates(run: RunConfig) -> bool:
 
 
 def feature_cache(model: nn.Module, config: Any, device: torch.device) -> FeatureCache | None:
-    """Cache of the image stem's features; None if there is no stem, it trains, or caching is off.
-
-    A tower that reads only the mean of the features has the mean cached.
-    """
+    """Cache of the image stem's features, or of their mean if the tower reads no more; None = nothing to cache."""
     if not isinstance(config.model, ModelConfig) or not config.model.image.has_cache:
         return None
     stem, settings = bare_tower(model.image_tower).stem, config.model.image.stem
@@ -147,11 +144,9 @@ def keep_captions(
 ) -> None:
     """Computes captions once for a frozen text stem, and lets it read them. Call on every process, after the weights.
 
-    Captions that are not known in advance (scenes, streams) are computed when they are read.
-
     Args:
         model: unwrapped, on the device; its momentum copies read the same cache.
-        sets: captions that are computed now if they are not cached.
+        sets: whose captions are computed now, if not cached; those of scenes and streams are computed when read.
     """
     # momentum copies have stems with the same weights: one fingerprint, one cache
     stems = [module for module in model.modules() if hasattr(module, "kept")]
@@ -176,7 +171,7 @@ def described(data_set: Any) -> str:
 def open_training_data(
     config: Any, pairs: Pairs, checkpoint: Checkpoint | None, two_views: bool = False
 ) -> TrainingData:
-    """Opens everything except the training set, which is open already: the run's folder depends on it.
+    """Opens everything but the training set, which is open already.
 
     Args:
         checkpoint: holds the tokenizer of a resumed run; None = a fresh run.
@@ -215,9 +210,10 @@ def open_training_data(
 def batches_from(
     first_step: int, config: Any, training: Training, accelerator: Accelerator, steps: int | None = None
 ) -> Iterable[Any]:
-    """This process's share of the global batches from a step on; the order depends only on the seed.
+    """This process's share of the global batches from a step on.
 
-    If the order is known epoch by epoch, the loader of an epoch starts after the last step of the epoch before.
+    The order depends only on the seed. If it is known epoch by epoch, each epoch has a loader, which starts when the
+    last has ended.
     """
     last, order, run = config.optim.steps if steps is None else steps, training.order, config.run
     pin_memory, num_workers = accelerator.device.type == "cuda", run.num_workers

@@ -57,7 +57,6 @@ class BrokenLog:
                 log.write(**record)
 
     def collect(self, broken: list[BrokenSample], seen: int) -> None:
-        """Adds one batch of this process."""
         self.new += broken
         self.good += seen
 
@@ -80,7 +79,7 @@ class BrokenLog:
         self.samples.check()
 
     def counts(self) -> dict[str, int]:
-        """For the checkpoint: samples seen and broken, over all processes, up to the last `write_new`."""
+        """For the checkpoint, of all processes, up to the last `write_new`."""
         return {"seen": self.samples.seen, "broken": self.samples.count}
 
 
@@ -93,7 +92,6 @@ class StepClock:
         self._restart()
 
     def timed(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches; measures the time until a batch arrives."""
         batches = iter(batches)
         self._restart()
         while True:
@@ -123,7 +121,7 @@ class StepClock:
         return figures
 
     def long_wait(self) -> float:
-        """Share of the time of at least `WAIT_STEPS` read steps that was spent waiting; 0 up to `WAIT_SHARE`."""
+        """Share of the time of at least `WAIT_STEPS` read steps spent waiting for data; 0 up to `WAIT_SHARE`."""
         steps, elapsed, waited = self._window
         if steps < WAIT_STEPS:
             return 0.0
@@ -131,7 +129,7 @@ class StepClock:
         return waited / elapsed if waited > WAIT_SHARE * elapsed else 0.0
 
     def pause(self) -> None:
-        """The time until the next step (an evaluation, a checkpoint) does not count."""
+        """The time until the next step does not count."""
         self._paused = True
 
     def _restart(self) -> None:
@@ -153,7 +151,7 @@ class _Notes(logging.Handler):
 
 
 class Journal:
-    """Records of a run while it trains; the main process writes."""
+    """Only the main process writes."""
 
     def __init__(
         self,
@@ -197,11 +195,10 @@ class Journal:
         return enumerate(self.clock.timed(batches), start=self.first_step)
 
     def logs_at(self, done: int) -> bool:
-        """Whether the log has a line after so many updates."""
         return done % self.config.run.log_every == 0 or done == self.num_steps
 
     def diagnoses_at(self, done: int) -> bool:
-        """Whether that line is diagnosed: the first one of every run.diagnose_every steps, and the last of the run."""
+        """Whether a step is diagnosed: at the first line of every run.diagnose_every steps, and at the last."""
         run = self.config.run
         if not run.diagnose_every or not self.logs_at(done):
             return False
@@ -212,9 +209,7 @@ class Journal:
     def diagnosed(
         self, done: int, loss: float, ratio: float, is_at_bound: bool, diagnosis: dict[str, float]
     ) -> dict[str, float]:
-        """Further values for `step_done`; prints a warning if they call for one. Call in every step on every process.
-
-        Most steps count only loss and logit scale.
+        """Further values for `step_done`, and warnings. Call in every step on every process.
 
         Args:
             loss: over all processes. ratio: loss over its chance level.
@@ -271,7 +266,6 @@ class Journal:
         self._print(text)
 
     def evaluates_at(self, done: int) -> bool:
-        """Whether the validation sets are evaluated after so many updates."""
         run = self.config.run
         is_due = bool(run.evaluate_every) and done % run.evaluate_every == 0
         return is_due or (done == self.num_steps and validates(run))
@@ -298,14 +292,14 @@ class Journal:
         self.draw()
 
     def state(self, done: int) -> dict[str, Any]:
-        """For the checkpoint, which is written next; its time does not count as steps. Call on every process."""
+        """For the checkpoint, which is written next and whose time does not count. Call on every process."""
         self.clock.pause()
         self.broken.write_new(done)
         tracked = {"tracker_run": self.tracker_run} if self.accelerator.trackers else {}
         return {"broken": self.broken.counts(), "watch": self.watch.state(), **tracked}
 
     def draw(self) -> None:
-        """Rewrites curves.png if the log has new lines; a failure is logged once and never ends the run."""
+        """Rewrites curves.png if the log has new lines; a failure never ends the run."""
         if not (self._undrawn and self.accelerator.is_main_process):
             return
         self._undrawn = False
@@ -322,13 +316,12 @@ class Journal:
             self._cannot_draw = True
 
     def close(self) -> None:
-        """After the last step of this process: ends the progress bar and draws what is new."""
         logging.getLogger("common").removeHandler(self._notes)
         self.progress.close()
         self.draw()
 
     def announce(self, event: str, text: str, /, **facts: Any) -> None:
-        """Before the first step: writes facts into the log and a sentence onto the screen."""
+        """Writes facts into the log and a sentence onto the screen, before the first step."""
         self.log.write(event, step=self.first_step, **facts)
         self._print(text)
 

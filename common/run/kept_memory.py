@@ -7,7 +7,7 @@ import torch
 
 
 def bytes_kept_for_backward(loss_of: Callable[[], torch.Tensor], weights: Sequence[torch.Tensor]) -> int:
-    """Bytes of all tensors that the graph of a loss keeps for its backward pass, without the weights.
+    """Bytes of all tensors but the weights that a loss's graph keeps for its backward pass.
 
     On the meta device it costs neither time nor memory.
     """

@@ -62,9 +62,8 @@ _PACKAGES_OF_TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX")}  # the 
 def launched_accelerator(**options: Any) -> Accelerator:
     """Accelerator that sees all launched processes, on a machine without a GPU too.
 
-    Without cpu=True, Accelerate treats several processes on such a machine as separate runs. Buffers are not broadcast
-    in a forward pass, as DDP does by default: queues are equal on all processes, and a momentum encoder has separate
-    running statistics.
+    DDP broadcasts no buffers: queues are equal on all processes, and a momentum encoder has separate running
+    statistics.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     return Accelerator(
@@ -76,10 +75,7 @@ def launched_accelerator(**options: Any) -> Accelerator:
 
 
 def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
-    """Accelerate for launch, device and precision; deterministic algorithms and a tracker if the config sets them.
-
-    The tracker starts with the journal, which knows at which step the run resumes.
-    """
+    """Accelerate for launch, device and precision; deterministic algorithms and a tracker if the config sets them."""
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS wants it before its first product
         torch.use_deterministic_algorithms(True)
@@ -101,7 +97,7 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
 
 
 def join_processes(timeout: float = 1800.0) -> None:
-    """Forms the group of the launched processes: a later error can end all of them, and one process writes.
+    """Forms the group of the launched processes, so that an error can end all of them.
 
     Args:
         timeout: seconds that a process waits for another one.
@@ -115,7 +111,7 @@ def join_processes(timeout: float = 1800.0) -> None:
 def ending_together() -> Iterator[None]:
     """Within it an error for the user ends all processes with one message. Enter on every process.
 
-    On separate disks one process may lack a file that the others have; they would wait for it without end.
+    On separate disks one process may lack a file, and the others would wait for it without end.
 
     Raises:
         ConfigError: of the first process that has one.
@@ -164,8 +160,8 @@ def end_run(accelerator: Accelerator) -> None:
 def seed_step(seed: int, step: int) -> None:
     """Seeds the random numbers of a step (dropout, patch dropout) from (seed, step, process).
 
-    A resumed run then draws the same numbers as an unbroken one, without a saved generator. They depend on the number
-    of processes and on optim.micro_batch_size. A step uses only torch's generators.
+    So a resumed run needs no saved generator. The numbers depend on the number of processes and on
+    optim.micro_batch_size. A step uses only torch's generators.
     """
     torch.manual_seed(derive_key("draws of a step", seed, step, rank()))
 
@@ -188,7 +184,7 @@ def command_to_resume(option: str = "--resume") -> str:
     """The shell line that started this run, by python, a console script or a launcher.
 
     Args:
-        option: is added to it; "" = the line as it was typed.
+        option: added to it; "" = none.
     """
     words, process, arguments = sys.orig_argv, psutil.Process(), sys.argv[1:]
     if words[len(words) - len(arguments) :] != arguments:  # called by other code than a command line
@@ -214,7 +210,7 @@ def command_to_resume(option: str = "--resume") -> str:
 def run_or_explain(main) -> None:
     """Runs an entry script's main; errors for the user are printed as one message, with exit status 1.
 
-    A run that a signal has stopped, and that has saved, ends with status 143 (see common/base/signals.py).
+    The status is 143 after a stop signal (see common/base/signals.py).
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file name that is no UTF-8 is shown with escapes, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")

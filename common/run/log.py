@@ -32,7 +32,7 @@ class RunLog:
         temporary.replace(path)
 
     def write(self, event: str, **values: Any) -> None:
-        """Appends {"event": event, **values}. Non-finite numbers become strings, since JSON has none."""
+        """Appends {"event": event, **values}. Non-finite numbers become strings: JSON has none."""
         if self.enabled:
             with self.path.open("ab") as file:
                 file.write(_line({"event": event, **values}))

@@ -1,8 +1,8 @@
 """Quality of a backbone's frozen features: nearest neighbours, a linear probe, signs of collapse.
 
-The probe is MoCo's (SGD, rate 30, batch 256, no decay, a tenth at 60 % and 80 % of the epochs) with two deviations
-that make it cheap and fair between methods: features are computed once, without augmentation, and are scaled to norm
-1, since one rate cannot suit features of different norms. Images are resized to 224, not to 256 and cut.
+The probe is MoCo's (SGD, rate 30, batch 256, no decay, a tenth at 60 % and 80 % of the epochs), but features are
+computed once, without augmentation, and scaled to norm 1, as one rate cannot suit different norms. Images are resized
+to 224, not to 256 and cut.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ PROBE_SEED = 0  # of the probe's weights and order; the same for all runs, which
 
 @dataclass(frozen=True)
 class FrozenFeatures:
-    """An Encoder of a backbone that computes the features of a labelled set once."""
+    """An Encoder that computes the features of a labelled set once."""
 
     encoder: Encoder
     computed: dict[int, tuple[Any, tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class FrozenFeatures:
 
 
 def backbone_features(model: Method, config: Any, transform: ImageTransform, device: torch.device) -> Encoder:
-    """The encoder whose embeddings are the backbone's features, without the head."""
+    """The encoder whose embeddings are the backbone's features."""
     return Encoder(
         model=TowerFeatures(model.encoder.backbone),
         transform=transform,
@@ -75,11 +75,7 @@ def projection_statistics(model: Method, views: torch.Tensor) -> dict[str, float
 
 @torch.no_grad()
 def monitor(model: Method, encoder: Encoder, bank: SomePictures, queries: SomePictures, config: Any) -> dict:
-    """kNN accuracy and signs of collapse of the backbone's features, during training. Call on every process.
-
-    Returns:
-        "knn_acc1" in [0, 1], and `collapse_statistics` of the queries' features.
-    """
+    """kNN accuracy, "knn_acc1" in [0, 1], and `collapse_statistics` of the queries' features. Call on every process."""
     share_buffers(model)
     bank_features, bank_labels = labelled_features(encoder, bank)
     features, labels = labelled_features(encoder, queries)
@@ -131,7 +127,7 @@ def evaluate_and_save(
     training: dict[str, Any],
     provenance: dict[str, str],
 ) -> None:
-    """Evaluates on all processes, with training and test set; the main one writes, see `save_evaluations`."""
+    """Evaluates on all processes, on a training and a test set, and saves, see `save_evaluations`."""
     save_evaluations(paper, evaluate_all(config, model, encoder, *sets), files, step, training, provenance)
 
 
@@ -144,7 +140,7 @@ def reevaluate(
     files: RunFiles,
     accelerator: Accelerator,
 ) -> None:
-    """Evaluates a trained run again, after a change of evaluation code or test data."""
+    """Evaluates a trained run again, see `TrainedModels.reevaluate`."""
     if checkpoint.state.get("kind") != "vision":
         raise CheckpointError(f"{checkpoint.path} is not from {paper}/pretrain.py")
     trained = from_dict(config_class, checkpoint.state["config"], str(checkpoint.path / "state.json"))

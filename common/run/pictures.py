@@ -57,7 +57,7 @@ def open_validation_set(data: VisionDataConfig) -> Any:
 
 
 def open_validation_sets(config: Any) -> list["SomePictures"]:
-    """What kNN accuracy is measured on at the end of a search's run."""
+    """What a search measures kNN accuracy on at the end of a run."""
     return [SomePictures(open_validation_set(config.data), config.evaluation.monitor_queries)]
 
 
@@ -92,7 +92,7 @@ def _open(data: VisionDataConfig, part: str) -> Any:
 
 
 def view_recipes(config: Any) -> list[ViewRecipe]:
-    """Recipes of the two views of a config's method, and of small views if it has any."""
+    """Recipes of the two views of a config's method, and of its small views if any."""
     names = _VIEWS[config.method.name][("imagenet", "cifar10").index(config.data.views)]
     smallest = config.data.smallest_crop
     recipes = [RECIPES[name] for name in names]
@@ -112,7 +112,7 @@ def evaluation_transform(config: Any) -> ImageTransform:
 class VisionTraining:
     """Data of pretrain.py; order, view and description as in common/run/inputs.py, `Training`.
 
-    pictures: labelled. test_set: also; None if run.test is false. recipes: of the two views.
+    pictures, test_set: labelled; no test set if run.test is false. recipes: of the two views.
     transform: of an evaluation. bank, queries: the parts that vote and are classified during training; queries are
         validation images, or training images if the source has no validation set.
     """
@@ -172,7 +172,7 @@ class SomePictures(Part):
 
     Args:
         count: of the part, at most the whole set.
-        skip: images of another part, which this one has none of.
+        skip: images of another part, which this one leaves out.
     """
 
     def __init__(self, pictures: Any, count: int, skip: int = 0) -> None:
@@ -182,5 +182,4 @@ class SomePictures(Part):
 
     @property
     def fingerprint(self) -> str:
-        """Of the whole set."""
         return self._whole.fingerprint

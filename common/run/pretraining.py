@@ -31,7 +31,7 @@ def train_on_pictures(
     accelerator: Accelerator,
     label: str,
 ) -> None:
-    """Trains until config.optim.steps, then evaluates; results are in the run's files.
+    """Trains until config.optim.steps, then evaluates.
 
     Args:
         build_method: (config, num_classes, seed) -> the method with weights from the global random state.

@@ -26,7 +26,7 @@ def write_readme(
     """Writes the file on the main process: when the run opens, and once more when it is evaluated.
 
     Args:
-        typed: the command of this process, which resumes a run without a `files.command`.
+        typed: the command of this process, which resumes a run without `files.command`.
     """
     if not is_main_process():
         return

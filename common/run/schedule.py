@@ -26,7 +26,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def set_rate(optimizer: torch.optim.Optimizer, step: int, optim: OptimConfig) -> float:
-    """Sets the rate of update number `step` for all groups, and returns it."""
+    """Sets the rate of update `step`, and returns it."""
     rate = learning_rate_at(step, optim)
     set_learning_rate(optimizer, rate)
     return rate
@@ -36,8 +36,7 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     """AdamW: matrices and tables decay; class tokens, vectors and scalars (norms, biases) do not.
 
     Weight decay would hold the logit scale near 1: AdamW shrinks it by learning_rate * weight_decay per step. With a
-    logit_scale_rate other than 1, the scalars that act in the loss (`Scalar.in_loss`: logit scale and curvature, which
-    moves as slowly in a short run) are a third group with that rate; the model then has `scalars()`.
+    logit_scale_rate other than 1, the scalars that act in the loss (`Scalar.in_loss`) are a third group with that rate.
     """
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     loss_scalars = []
@@ -58,10 +57,9 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
 
 
 def build_sgd(model: nn.Module, optim: SgdConfig, predictor_parameters: Iterable[nn.Parameter] = ()) -> torch.optim.SGD:
-    """SGD with groups by weight decay and by whether the rate stays at its peak.
+    """SGD with groups by weight decay and by whether the rate stays at its peak, of parameters with gradient.
 
     Args:
-        model: parameters without gradient (momentum encoder, a fixed temperature) are left out.
         predictor_parameters: keep their rate with optim.constant_predictor_rate (SimSiam).
     """
     constant = set(predictor_parameters) if optim.constant_predictor_rate else set()

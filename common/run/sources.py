@@ -13,7 +13,7 @@ SIDES = ("image", "text")
 
 
 def run_checkpoint(name: str) -> Checkpoint | None:
-    """The checkpoint of a name; None if the name is not a run, checkpoint or published model of this repository."""
+    """The checkpoint of a name; None if it is no run, checkpoint or published model of this repository."""
     path = Path(name).expanduser()
     if not path.exists() and not path.is_absolute() and len(path.parts) == 2:  # a hub name
         try:
@@ -26,7 +26,7 @@ def run_checkpoint(name: str) -> Checkpoint | None:
 
 
 def named_sources(model: Any) -> dict[str, tuple[str, str]]:
-    """Side -> the setting that names its weights, and their name, for the sides that do not start at random."""
+    """Side -> the setting that names its weights, and their name, for sides that do not start at random."""
     if not isinstance(model, ModelConfig):  # only two towers take such weights
         return {}
     names = {}

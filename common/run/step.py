@@ -1,8 +1,7 @@
 """One step of a run: its batch on the device, gradients, update, and the logged values.
 
-Values stay tensors until `update`: there they are stacked, averaged over processes and read at once, after the
-backward pass and before the optimiser's step. This is the only time the host waits for the device in a step without a
-log line, and a value that is not finite never reaches the weights.
+Values stay tensors until `update` averages them over processes and reads them at once, before the optimiser's step: a
+value that is not finite never reaches the weights. Without a log line the host waits for the device only there.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +30,7 @@ class _Contrast(NamedTuple):
 class Step:
     """Call `backward` and `update` once, in this order; `diagnose` between them.
 
-    number: updates made before. batch: of this process. device: of the model.
+    number: updates made before. batch: of this process.
     values: for the log; numbers after `update`.
     """
 
@@ -64,7 +63,6 @@ class Step:
 
     @property
     def is_logged(self) -> bool:
-        """Whether the log has a line for this step."""
         return self.run.journal.logs_at(self.number + 1)
 
     def embed(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -123,7 +121,7 @@ class Step:
         self.log(bound_hits=clamp_scalars_(_scalars(model)))
 
     def log(self, values: Mapping[str, Any] | None = None, **more: Any) -> None:
-        """Further values of this step; tensors are read only if the log has a line for it."""
+        """Further values of this step; tensors are read only for a line of the log."""
         self.values |= {**(values or {}), **more}
 
     def _read(self, gradient_norm: torch.Tensor, scalars: Iterable[Scalar]) -> None:

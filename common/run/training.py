@@ -8,9 +8,8 @@
             step.update()
         run.evaluate(MODELS)
 
-When the loop asks for the next step, the last one is logged, validated and saved: what the loop does after `update`
-(keys into a queue, a momentum encoder) is part of the checkpoint. Nothing in this file knows how many views or captions
-a sample has, or what the model is made of.
+When the loop asks for the next step, the last one is logged, validated and saved, with what the loop does after
+`update` (keys into a queue, a momentum encoder).
 """
 
 import copy
@@ -57,15 +56,13 @@ from common.sharded import copy_whole_
 class Run:
     """What a loop works with while it trains.
 
-    num_steps: updates after which it is finished.
-    training: the data of `Setup.open_training`, with cached features if the model has a frozen stem.
-    model, optimizer: as Accelerate wraps them. bare_model: the same model, unwrapped.
-    micro_batches: embeds a batch in parts, see `MicroBatches`. batches: of the remaining steps.
-    journal: log, progress bar, speed. state: JSON content of a checkpoint.
-    provenance: of the code when the run was opened, whatever is edited meanwhile.
-    stop: whether a signal has arrived.
+    num_steps: updates of the whole run.
+    training: of `Setup.open_training`, with cached features if the model has a frozen stem.
+    model, optimizer: as Accelerate wraps them. bare_model: unwrapped.
+    state: JSON content of a checkpoint.
+    provenance: of the code when the run was opened.
     whole_copy: of a model that FSDP2 has sharded, for evaluations.
-    average: of the weights over the steps (optim.ema), for evaluations; None = there is none.
+    average: of the weights (optim.ema), for evaluations; None = there is none.
     """
 
     setup: "Setup"
@@ -89,7 +86,6 @@ class Run:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether no step was made before, in this process or in one that it resumes."""
         return self.journal.first_step == 0
 
     def steps(self) -> Iterator[Step]:
@@ -128,14 +124,12 @@ class Run:
             self._save_if_due(0)
 
     def step(self, number: int, batch: Any) -> Step:
-        """A step with its learning rate, after `number` updates."""
         # first: dropout of a step must not depend on what ran before it
         seed_step(self.config.run.seed, number)
         return Step(self, number, batch, self.setup.set_rates(self.optimizer, number, self.config.optim))
 
     @property
     def evaluated_model(self) -> nn.Module:
-        """The unwrapped model, or what stands in for it in evaluations: its average, or its whole copy."""
         if self.average is not None:
             return self.average.module
         return self.bare_model if self.whole_copy is None else self.whole_copy
@@ -152,15 +146,14 @@ class Run:
         return self.setup.build_encoder(self.evaluated_model, self.config, self.training, self.accelerator.device)
 
     def evaluate(self, models: TrainedModels) -> None:
-        """Writes validation.json of the trained model; if run.test is true, also evaluation.json and hits.json of the
-        test sets. Call on every process."""
+        """Writes validation.json; with run.test also evaluation.json and hits.json. Call on every process."""
         self.save_validation()
         sets, steps = self.training.evaluation_sets, self.num_steps
         if self.config.run.test:
             evaluate_and_save(models, self.config, self.encoder, sets, self.files, steps, self.state, self.provenance)
 
     def save_validation(self) -> None:
-        """Writes the metrics of the last step on the validation sets, if the run has some. Call on every process."""
+        """Writes the metrics of the last step on the validation sets, if any. Call on every process."""
         if not validates(self.config.run):
             return
         if self.validation is None:  # the last step was made by an earlier process
@@ -210,7 +203,7 @@ def validate_pairs(run: Run) -> tuple[dict[str, Mapping[str, float]], dict[str, 
     """Ranks the validation pairs, and classifies a labelled set if there is one.
 
     Returns:
-        Name of the data -> metrics, and the chance level of each as chance_<metric>; metric -> its name on the screen.
+        Name of the data -> metrics, and their chance levels as chance_<metric>; metric -> its name on the screen.
     """
     pairs, task = run.training.validation_pairs, run.training.validation_task
     results = {pairs.name: evaluate_retrieval(run.encoder, pairs)}
@@ -229,12 +222,11 @@ class Setup:
 
     build_model: (config, training) -> model with weights drawn from the run's seed.
     open_training: (config, data_set, checkpoint or None) -> see `Training`.
-    build_optimizer: (model, config.optim) -> optimiser.
     set_rates: (optimizer, step, config.optim) -> learning rate of the step, for the log.
     prepare: (accelerator, model, optimizer) -> both as Accelerate wraps them.
-    build_encoder: (model, config, training, device) -> the model with its preprocessing, for evaluations.
-    validate: (run) -> as `validate_pairs`; every run.evaluate_every steps and after the last one.
-    num_steps: (config) -> updates of a run.
+    build_encoder: (model, config, training, device) -> see `encoder_of`.
+    validate: (run) -> see `validate_pairs`; every run.evaluate_every steps and after the last one.
+    num_steps: updates of a run.
     """
 
     paper: str
@@ -252,7 +244,7 @@ class Setup:
 def opened(
     setup: Setup, config: Any, data_set: Any, files: RunFiles, resume: bool, accelerator: Accelerator, label: str
 ) -> Iterator[Run]:
-    """A run, fresh or resumed, while it trains: within the context a signal waits for the end of a step.
+    """A run, fresh or resumed, while it trains: within it a signal waits for the end of a step.
 
     Args:
         config: with the sections data, optim and run.

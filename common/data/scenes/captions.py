@@ -1,4 +1,4 @@
-"""Five statements per scene, from specific to generic; each one entails the next by dropping parts of it.
+"""Five statements per scene, from specific to generic; each entails the next, which drops parts of it.
 
 Level 0 names every object with every attribute; 1 drops an attribute here and there; 2 keeps colour and shape; 3 says
 less of one object; 4 gives only the number of things, or that there are some.
@@ -37,10 +37,10 @@ def _fewer_attributes(mention: Mention, choice: int) -> Mention:
 
 
 def caption_statements(scene: Scene, detail: int = 0) -> tuple[Statement, ...]:
-    """The five statements of a scene with one to four objects, each entailed by the one before it.
+    """The five statements of a scene with one to four objects.
 
     Args:
-        detail: 0 as in the training split; 1 keeps more in the specific captions (longer ones).
+        detail: 0 as in the training split; 1 gives longer specific captions.
     """
     draws = Draws(derive_key("statements", scene.key))
     objects = draws.shuffled(scene.objects)
@@ -93,7 +93,7 @@ def _single_object_statements(item: SceneObject, count: int, background: int, dr
 
 
 def vague_statements(scene: Scene) -> tuple[Statement, ...]:
-    """Five statements that hold of many other scenes too: shapes without colours, then fewer of them."""
+    """Five statements that hold of many scenes: shapes without colours, then fewer of them."""
     draws = Draws(derive_key("vague", scene.key))
     shapes = [Mention(item.shape) for item in draws.shuffled(scene.objects)[:2]]
     if len(shapes) == 1:
@@ -109,7 +109,7 @@ def say_plainly(statement: Statement) -> str:
 
 
 def caption_texts(scene: Scene, statements: tuple[Statement, ...]) -> list[str]:
-    """One sentence per statement; the wording follows from the scene's key and the level."""
+    """One sentence per statement, worded by the scene's key and the level."""
     return [say(statement, wording_draws(scene, level)) for level, statement in enumerate(statements)]
 
 

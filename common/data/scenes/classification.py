@@ -77,7 +77,6 @@ def scatter(items: list[SceneObject], draws: Draws, least_gap: int = 0) -> tuple
     """Places objects one by one at random; one that does not fit is left out, the first never is.
 
     Args:
-        items: objects; their places are ignored.
         least_gap: units to keep between objects' squares; negative allows overlap.
     """
     placed: list[SceneObject] = []
@@ -326,7 +325,7 @@ class ClassificationTask:
         return self.size
 
     def label(self, index: int) -> int:
-        """Class of an image, in [0, len(class_names))."""
+        """In [0, len(class_names))."""
         block, place = divmod(row_of(index, self), len(self.class_names))
         return _order_of_classes(derive_key("labels", self._task_key, block), len(self.class_names))[place]
 
@@ -345,7 +344,6 @@ class ClassificationTask:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 in hex of the parameters, the names and templates, and a few rendered images."""
         parameters = {name: getattr(self, name) for name in ("size", "image_size", "seed", "part")}
         parameters |= {"name": self.task, "class_names": self.class_names, "templates": self.templates}
         return fingerprint_of(parameters, self)

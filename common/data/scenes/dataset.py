@@ -21,7 +21,7 @@ PARTS = ("train", "val", "test")  # of tasks. train: for probes and fine-tuning;
 
 
 def check_sizes(size: int, image_size: int) -> None:
-    """Refuses sizes that no data set can have. Raises: ValueError."""
+    """Raises ValueError for sizes that no data set can have."""
     if size <= 0:
         raise ValueError(f"size must be positive, got {size}")
     if image_size < MIN_IMAGE_SIZE:
@@ -29,7 +29,7 @@ def check_sizes(size: int, image_size: int) -> None:
 
 
 def check_task(name: str, tasks: Mapping[str, Any], part: str, size: int, image_size: int) -> None:
-    """Refuses an unknown task or part, and sizes as `check_sizes`. Raises: ValueError."""
+    """Raises ValueError for an unknown task or part, or sizes as `check_sizes`."""
     if name not in tasks:
         raise ValueError(f"unknown task {name!r}; known tasks: {', '.join(tasks)}")
     check_part(part)
@@ -37,7 +37,7 @@ def check_task(name: str, tasks: Mapping[str, Any], part: str, size: int, image_
 
 
 def check_part(part: str) -> None:
-    """Refuses an unknown part. Raises: ValueError."""
+    """Raises ValueError for an unknown part."""
     if part not in PARTS:
         raise ValueError(f"unknown part {part!r}; known parts: {', '.join(PARTS)}")
 
@@ -58,12 +58,12 @@ class SceneDataset:
     """The embedded image-caption data set.
 
     Args:
-        size: number of images; None for the split's usual size. Does not change the images themselves.
+        size: None for the split's usual size. Does not change the images themselves.
         caption_noise: probability that an image carries the captions of another one.
-        ambiguity: probability that an image's captions are vague: shapes without colours, in fixed words, so
-            that they describe many other images and often repeat theirs.
-        num_captions: of an image, from 1 to 5, the most specific first. The fifth ("some things") fits so many images
-            that in training it repeats again and again, unlike captions of photographs.
+        ambiguity: probability of vague captions (`vague_statements`) in fixed words, which often repeat those of other
+            images.
+        num_captions: from 1 to 5, the most specific first. The fifth ("some things") fits so many images that in
+            training it repeats again and again, unlike captions of photographs.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SceneDataset:
         return draw_scene(derive_key(self._split_key, row_of(index, self)), self._statistics)
 
     def captions(self, index: int) -> list[str]:
-        """The captions that the image carries (with noise, possibly those of another image)."""
+        """With noise, possibly those of another image."""
         source = self.caption_source(index)
         scene = self.scene(source)
         if self.is_ambiguous(source):
@@ -135,7 +135,7 @@ class SceneDataset:
         return caption_statements(scene, self._statistics.detail)[: self.num_captions]
 
     def caption_source(self, index: int) -> int:
-        """Index of the image for which the captions were written: `index` itself unless the pair is noise."""
+        """Index of the image that the captions describe: `index` itself unless the pair is noise."""
         index = row_of(index, self)
         if self._noise_threshold:
             draws = Draws(derive_key("caption_noise", self._split_key, index))
@@ -144,14 +144,14 @@ class SceneDataset:
         return index
 
     def is_ambiguous(self, index: int) -> bool:
-        """Whether captions written for this image are vague ones."""
+        """Whether captions written for this image are vague."""
         if not self._ambiguity_threshold:
             return False
         draws = Draws(derive_key("ambiguity", self._split_key, row_of(index, self)))
         return draws.below(2**31) < self._ambiguity_threshold
 
     def hard_negatives(self, index: int) -> list[tuple[str, str]]:
-        """Pairs (true caption, false caption) of the image that differ only by swapped or single words."""
+        """See `hard_negative_pairs`."""
         return hard_negative_pairs(self.scene(index), self._statistics.detail)
 
     @property
@@ -162,5 +162,4 @@ class SceneDataset:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 in hex; changes with the parameters, the world's version, the drawing code and the wording."""
         return fingerprint_of(self.parameters, self)

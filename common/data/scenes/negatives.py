@@ -1,8 +1,7 @@
-"""Hard negatives: false captions that differ from true ones by swapped words, as a bag of words often the very same.
+"""Hard negatives: false captions that differ from true ones by swapped words, often the same bag of words.
 
-"a red circle above a blue square" gives "a blue circle above a red square" (colours swapped), "a blue square above a
-red circle" (shapes and colours swapped), and "a red circle below a blue square" (relation reversed). Each is checked to
-be false of the scene.
+"a red circle above a blue square" gives "a blue circle above a red square" (colours swapped) and "a red circle below a
+blue square" (relation reversed), for example. Each is checked to be false of the scene.
 """
 
 from common.base.random_keys import Draws, derive_key

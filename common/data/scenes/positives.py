@@ -1,7 +1,4 @@
-"""Which captions describe which images, for all pairs at once.
-
-The meaning is that of `statements.describes`; a test compares the two. A statement is evaluated on all scenes together.
-"""
+"""Which captions describe which images, for all pairs at once, as `statements.describes` defines it."""
 
 from itertools import permutations
 
@@ -14,7 +11,7 @@ _X, _Y, _RADIUS = 6, 7, 8  # behind the six attributes of an object
 
 
 def matches(statements: list[Statement], scenes: list[Scene]) -> list[np.ndarray]:
-    """For each statement the ascending indices of the scenes that it describes (int64 arrays)."""
+    """For each statement the ascending indices of the scenes that it describes (int64)."""
     counts = np.array([len(scene.objects) for scene in scenes])
     backgrounds = np.array([scene.background for scene in scenes])
     most = counts.max(initial=0)
@@ -55,8 +52,7 @@ def _holds(statement: Statement, objects: np.ndarray) -> np.ndarray:
 def caption_positives(dataset) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Many-to-many truth for CxC- and ECCV-style metrics: every caption that is true of every image.
 
-    Caption k of image i has the id 5 * i + k. With `caption_noise` the captions of an image need not be among its
-    positives: the truth counts, not the pairing.
+    Caption k of image i has the id num_captions * i + k. With `caption_noise` the truth counts, not the pairing.
 
     Returns:
         {image index: ascending caption ids}, {caption id: ascending image indices}.

@@ -90,9 +90,9 @@ def draw_scene(key: int, statistics: Statistics) -> Scene:
 
 @dataclass(frozen=True)
 class Split:
-    """One split of images with captions; `stands_in_for` names the real data set whose part it takes.
+    """One split of images with captions; `stands_in_for` names the real data set.
 
-    The split's name and the seed enter every image's key, so no two splits share an image.
+    Its name and the seed enter every image's key, so no two splits share an image.
     """
 
     statistics: Statistics
@@ -112,7 +112,7 @@ SPLITS: dict[str, Split] = {
 
 
 def find_split(name: str) -> Split:
-    """The split of that name. Raises: ValueError, which lists the known ones."""
+    """Raises: ValueError, which lists the known splits."""
     if name not in SPLITS:
         raise ValueError(f"unknown split {name!r}; known splits: {', '.join(SPLITS)}")
     return SPLITS[name]

@@ -1,9 +1,9 @@
 """Captions as logic: a statement lists objects and their relations, and can be evaluated on a scene.
 
 A statement holds of a scene if its mentions can be matched to *different* objects such that every named attribute
-agrees and every relation holds; a background or an exact number of things, if named, must agree too. "A red circle"
-therefore also holds of a scene with a red circle and more. Dropping any part weakens a statement: the shorter one
-describes whatever the longer one describes.
+agrees and every relation holds; a named background or exact number of things must agree too. "A red circle" also holds
+of a scene with more things. Dropping a part weakens a statement: the shorter one describes whatever the longer one
+describes.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Mention(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """A conjunction: mentions of different objects, relations between them, background, exact number of things."""
+    """A conjunction of all its fields; the mentions are different objects."""
 
     mentions: tuple[Mention, ...]
     relations: tuple[tuple[int, int, int], ...] = ()  # (mention, relation, other mention)
@@ -61,10 +61,11 @@ def matching(
     may_be: Callable[[Mention, int], bool],
     related: Callable[[int, int, int], bool],
 ) -> bool:
-    """Whether a statement's mentions can be different things of `count` such that all of its relations hold.
+    """Whether a statement's mentions can be different ones of `count` things such that all its relations hold.
+
+    Its background and number of things do not count here.
 
     Args:
-        statement: background and number of things do not count here.
         may_be: whether a mention can be the thing of that index.
         related: (relation, thing, other thing) -> whether the first stands so to the other.
     """
@@ -87,7 +88,7 @@ def matching(
 
 
 def describes(statement: Statement, scene: Scene) -> bool:
-    """Whether the statement is true of the scene, as the module's first paragraph defines it."""
+    """Whether the statement holds of the scene, as the module defines it."""
     objects = scene.objects
     if statement.background not in (-1, scene.background) or statement.count not in (-1, len(objects)):
         return False

@@ -1,7 +1,7 @@
-"""Statement -> sentence. The same draws give the same choice of synonyms and templates, whatever the attributes are.
+"""Statement -> sentence. The same draws give the same synonyms and templates, whatever the attributes are.
 
-That makes hard negatives word-level: two statements of one form, worded with the same draws, differ only in the words
-that differ in meaning (and in "a" / "an").
+So two statements of one form, worded with the same draws, differ only in the words that differ in meaning (and in "a" /
+"an"): hard negatives are word-level.
 """
 
 from common.base.random_keys import Draws
@@ -95,9 +95,9 @@ def _word(wordings: tuple[str, ...], draw: int) -> str:
 
 
 def noun_phrase(mention: Mention, draws: Draws | None = None) -> str:
-    """Adjectives and noun without article; None for `draws` gives the plain words.
+    """Adjectives and noun without article, for example "small red striped circle in the top left".
 
-    For example "small red striped circle in the top left"; "shape" (or "thing", "object") where no shape is named.
+    None for `draws` gives the plain words.
     """
     order = after = 0
     pick_noun = pick_colour = pick_size = pick_texture = pick_place = 99
@@ -148,11 +148,11 @@ def _reference(mention: Mention) -> str:
 
 
 def say(statement: Statement, draws: Draws) -> str:
-    """A sentence in lower-case words for a statement (up to four mentions; at most one relation per later mention).
+    """A lower-case sentence for a statement of up to four mentions.
 
     Args:
-        statement: relations must be (0, r, 1) between the first two mentions and (k, r, j) with j < k after that.
-        draws: choose synonyms and templates; their number depends only on the statement's form.
+        statement: at most one relation per later mention: (0, r, 1) between the first two, then (k, r, j) with j < k.
+        draws: their number depends only on the statement's form.
     """
     # what is drawn, and in which order, follows from the form alone: else hard negatives would differ in more words
     mentions, count = statement.mentions, statement.count

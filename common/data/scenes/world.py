@@ -1,7 +1,7 @@
 """A scene: names of every attribute, the objects, the image's own settings. Integers only.
 
-Coordinates are integers in [0, 960): 20 units to a pixel at 48 px. x grows to the right, y downwards. Every attribute
-is an index into the tuple of names below; -1 means "unspecified" in statements and never occurs in a scene.
+Coordinates lie in [0, 960): 20 units to a pixel at 48 px. x grows to the right, y downwards. An attribute is an index
+into the tuple of names below; -1 means "unspecified" in statements and never occurs in a scene.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ SIZE_RADII = ((122, 140), (190, 214))  # smallest and largest radius of a small 
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """One object; all fields are integers, `shape` ... `orientation` index the tuples of names above."""
+    """One object; `shape` ... `orientation` index the tuples of names above."""
 
     shape: int
     colour: int
@@ -63,7 +63,7 @@ class SceneObject:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """An image's content, and the key from which its drawing jitter and its wording follow."""
+    """An image's content, and the key of its drawing jitter and wording."""
 
     objects: tuple[SceneObject, ...]
     domain: int  # 0 (A, the training domain) or 1 (B, out of domain)
@@ -79,8 +79,8 @@ class Scene:
 def holds(relation: int, a: SceneObject, b: SceneObject) -> bool:
     """Whether `a` stands in the relation to `b`; the objects' squares must not overlap along that axis.
 
-    The relations are strict: at most one of left/right holds, and each is the inverse of the other. Two objects whose
-    squares do not overlap satisfy at least one of the four.
+    At most one of left/right holds, and each is the inverse of the other. Objects whose squares do not overlap satisfy
+    at least one of the four.
     """
     distance = b.x - a.x if relation in (LEFT, RIGHT) else b.y - a.y
     return (distance if relation in (LEFT, ABOVE) else -distance) >= a.radius + b.radius

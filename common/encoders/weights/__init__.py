@@ -1,19 +1,8 @@
 """Weights in and out: transformers (CLIP, ViT, DeiT, BERT), OpenAI's CLIP archives and open_clip's layout.
 
-A layout is a table of our names and theirs. The same table is read in both directions, and the sizes of the towers are
-read off the shapes of what it finds. Whatever a table does not account for, on either side, is an error: weights that
-are not understood would be lost silently. Refusals are a `WeightsError` that names what does not fit.
-
-    layouts.py           the tables, and tensors moved by them
-    towers.py            two towers from a state dict
-    single.py            one tower from a ViT, DeiT or BERT
-    reading.py           files, folders, hub names
-    open_clip_folder.py  what open_clip_config.json states
-    keys.py              keys of configurations: read, without effect, or refused
-    pixels.py            how pixels become inputs
-    heads.py             attention heads of bare files
-    filling.py           into the towers of a run
-    exporting.py         out again
+A layout (layouts.py) is a table of our names and theirs, read in both directions; sizes of towers come from the shapes
+of the tensors. What a table does not account for, on either side, is a `WeightsError` that names it: it would be lost
+silently.
 """
 
 from common.encoders.weights.exporting import clip_to_open_clip, clip_to_transformers

@@ -1,5 +1,6 @@
 """A CLIP of ours in the layouts of open_clip and transformers."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
     """Our CLIP in open_clip's layout.
 
     Args:
-        model: sphere, one class token, causal text tower, final LayerNorms; another one is refused.
+        model: sphere, one class token, causal text tower, final LayerNorms; others are refused.
     Returns:
         (state dict, model configuration): open_clip's CLIP(**configuration) takes the state dict.
     """
@@ -31,7 +32,7 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
         raise WeightsError(f"the towers' activations differ ({sorted(activations)}); open_clip has one for both")
 
     def shared(tower: VisionTransformer | CausalTextTransformer, sizes: dict[str, Any]) -> dict[str, Any]:
-        mlp_ratio = sizes["intermediate_size"] / tower.width
+        mlp_ratio = ratio_rounded_down(sizes["intermediate_size"], tower.width)
         shared = {"width": tower.width, "layers": sizes["num_hidden_layers"], "mlp_ratio": mlp_ratio}
         eps = sizes["layer_norm_eps"]
         return shared if eps == 1e-5 else {**shared, "norm_kwargs": {"eps": eps}}
@@ -59,10 +60,7 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
 
 
 def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
-    """Our CLIP as transformers' CLIPModel, in eval mode; `save_pretrained` writes it.
-
-    Arguments as in `clip_to_open_clip`.
-    """
+    """Our CLIP, as in `clip_to_open_clip`, as transformers' CLIPModel in eval mode; `save_pretrained` writes it."""
     from transformers import CLIPConfig, CLIPModel
 
     image, text = _exportable_towers(model)
@@ -123,3 +121,9 @@ def _exportable_towers(model: TwoTowers) -> tuple[VisionTransformer, CausalTextT
     if isinstance(image.input_norm, nn.Identity) or image.patch_embedding.bias is not None:
         raise WeightsError("the image tower is timm's kind (no LayerNorm before the blocks, patch bias), not CLIP's")
     return image, text
+
+
+def ratio_rounded_down(size: int, width: int) -> float:
+    """The ratio r with int(width * r) == size, as open_clip computes it: 448 * (941 / 448) is below 941."""
+    ratio = size / width
+    return ratio if int(width * ratio) == size else math.nextafter(ratio, math.inf)

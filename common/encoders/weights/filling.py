@@ -1,4 +1,4 @@
-"""Weights into the towers of a run: what must agree, what is interpolated or folded, and what is locked."""
+"""Weights into the towers of a run: what must agree, what is interpolated or folded, what is locked."""
 
 import re
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from common.encoders.weights.towers import Weights, sizes_of
 def settings_of(tower: VisionTransformer | CausalTextTransformer | BidirectionalTextTransformer) -> dict[str, Any]:
     """What must agree for one tower to fill another: setting, or a name for it -> value.
 
-    Left out are the numbers that `fill_` has a rule for, and a last LayerNorm or projection that is missing.
+    Numbers that `fill_` adapts are left out, as is a missing last LayerNorm or projection.
     """
     sizes = sizes_of(tower.transformer)
     is_image = isinstance(tower, VisionTransformer)
@@ -61,20 +61,19 @@ def fill_(tower: nn.Module, weights: Weights, key: str, projection: nn.Linear | 
     """Fills the tower of a run with that of the same side, in place.
 
     Rules for what need not be equal:
-        image size     position rows are interpolated bicubically, with antialiasing as open_clip does it for CLIP,
-                       without it as DeiT's authors do for the other kind; those of a stem as timm does it
-        captions       of data.context_length ids take the first position rows; longer than the weights' is an error.
+        image size     position rows are interpolated bicubically, with antialiasing for CLIP (as open_clip), without
+                       it for the other kind (as DeiT's authors); those of a stem as timm does it
+        captions       the first data.context_length position rows are taken; more than the weights have is an error.
                        Several class tokens on top of BERT take its first rows
-        colours        images are normalised as CLIP's; what the weights were trained with instead is folded into the
-                       patch embedding
-        projection     new, and with it the last LayerNorm where the weights have none (ViT, DeiT, BERT); left out where
-                       the tower has none
+        colours        inputs stay normalised as CLIP's; the weights' mean and std go into the patch embedding
+        projection     new, like the last LayerNorm, where the weights have none (ViT, DeiT, BERT); left out where the
+                       tower has none
 
     Args:
         projection: of a tower without one; takes the weights' projection, and a bias of 0.
 
     Returns:
-        Names of the tower's parameters that are filled.
+        Names of the parameters that are filled.
     """
     if not hasattr(tower, "transformer"):
         raise WeightsError(
@@ -145,13 +144,12 @@ def _fold_colours_(state: dict[str, torch.Tensor], pixels: ImageTransform, num_c
 
 
 def lock_(tower: nn.Module, filled: Iterable[str], lowest: int | str) -> None:
-    """Takes the gradient from what the weights have filled: all of it, or the embeddings and the lowest blocks.
+    """Removes the gradient of what the weights have filled: all of it, or the embeddings and the lowest blocks.
 
-    The towers have no running statistics, and a locked stem is frozen, so nothing that is locked changes in train
-    mode either.
+    Nothing locked changes in train mode: towers have no running statistics, and a locked stem is frozen.
 
     Args:
-        filled: as `fill_` returns them; a new projection is always trained.
+        filled: from `fill_`; a new projection always trains.
         lowest: "all", or how many blocks.
     """
     parameters = dict(tower.named_parameters())

@@ -1,7 +1,7 @@
-"""How many attention heads a bare file of weights has, which no tensor states.
+"""Number of attention heads of a bare file of weights, which no tensor states.
 
-Published widths are known, by width and layers; the numbers are those of open_clip's model configurations, which hold
-OpenAI's too (`tests/test_common_weights_keys.py` compares them). Others are asked for.
+Width and layers decide for published models: open_clip's model configurations, which include OpenAI's
+(`tests/test_common_weights_keys.py` compares them). For others the user states it.
 """
 
 import argparse

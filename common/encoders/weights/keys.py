@@ -1,8 +1,7 @@
-"""Keys of the configurations of open_clip and transformers: which are read, change nothing, or must have one value.
+"""Keys of the configurations of open_clip and transformers: read into our towers, without effect, or restricted.
 
-A key that is read goes into our towers. One that changes nothing may have any value. Of all others the tables list the
-values that our towers compute; another value is refused by name. `tests/test_common_weights_keys.py` compares the
-tables with the dataclasses of both libraries, so that a new key of theirs is noticed.
+For restricted keys the tables list the values that our towers compute; another value is refused by name.
+`tests/test_common_weights_keys.py` compares the tables with the dataclasses of both libraries, to notice new keys.
 """
 
 import json
@@ -144,8 +143,8 @@ def check_keys(config: Mapping[str, Any], table: Table, where: str, strict: bool
     """Refuses a configuration with a value that our towers do not compute.
 
     Args:
-        config: key -> value; a missing key has the library's default, which every table accepts.
-        strict: a key that the table lacks is refused too, as open_clip does it; transformers ignores it.
+        config: a missing key has the library's default, which every table accepts.
+        strict: refuses a key that the table lacks, as open_clip does; transformers ignores it.
     """
     for key, value in config.items():
         accepted = table.get(key, () if strict else FREE)

@@ -47,7 +47,7 @@ class Layout:
     """Where another code keeps the tensors of two towers, in the shorthand at the top of this file.
 
     single: our name -> theirs.
-    image_blocks, text_blocks: what stands before the number of a block, and its names in the order of `BLOCK`.
+    image_blocks, text_blocks: prefix before the number of a block, and its names in the order of `BLOCK`.
     """
 
     single: Mapping[str, str]
@@ -93,7 +93,7 @@ TRANSFORMERS_CLIP = Layout(
 
 @dataclass(frozen=True)
 class Entry:
-    """One of our tensors and where it is kept: several of theirs lie one after the other along our first axis."""
+    """One of our tensors; several of theirs are joined along our first axis."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -114,22 +114,22 @@ def entries_of(table: Mapping[str, str], our_prefix: str = "", their_prefix: str
 
 
 def block_entries(ours: str, theirs: str, names: Sequence[str], layers: int, first: int = 0) -> list[Entry]:
-    """Of `layers` blocks behind a prefix; their block `first` is our number 0."""
+    """Of `layers` blocks behind a prefix; their block `first` is our block 0."""
     table = {f"{layer}.*": name for layer, name in zip(BLOCK, names, strict=True)}
     return [entry for i in range(layers) for entry in entries_of(table, f"{ours}{i}.", f"{theirs}{first + i}.")]
 
 
 def tower_entries(layout: Layout, image_layers: int, text_layers: int) -> list[Entry]:
-    """Of both towers, all blocks included."""
+    """Of both towers."""
     entries = entries_of(layout.single)
     entries += block_entries("image_tower.transformer.blocks.", *layout.image_blocks, image_layers)
     return entries + block_entries("text_tower.transformer.blocks.", *layout.text_blocks, text_layers)
 
 
 def without_ddp(state: State) -> dict[str, torch.Tensor]:
-    """A state dict without what wrappers put before its names: DDP's "module.", torch.compile's "_orig_mod.", "model."
+    """A state dict without wrappers' prefixes: DDP's "module.", torch.compile's "_orig_mod.", Lightning's "model.".
 
-    "model." is what Lightning's modules and others put before all names; where only some have it, it is a part of them.
+    A "model." that only some names have stays.
     """
     state = {re.sub(r"^module\.|(?<![^.])_orig_mod\.", "", name): value for name, value in state.items()}
     prefix = next(
@@ -162,7 +162,7 @@ def in_our_names(state: State, entries: list[Entry], source: str, complete: bool
 
 
 def put_(module: nn.Module, tensors: State, entries: list[Entry], source: str, kept: list[str]) -> None:
-    """Copies tensors under our names into a module; every tensor of ours is filled, or stays and is named in `kept`."""
+    """Copies tensors under our names into a module; every tensor of ours is filled, or is named in `kept` and stays."""
     target = module.state_dict()
     filled = {name: target[name] for name in kept}
     dtype = torch.float64 if all(value.dtype == torch.float64 for value in tensors.values()) else torch.float32

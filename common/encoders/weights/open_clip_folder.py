@@ -1,4 +1,4 @@
-"""open_clip_config.json: what it states of towers and pixels, and whether the tensors are of its sizes."""
+"""open_clip_config.json: what it states of towers and pixels, and whether the tensors have its sizes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,8 +33,8 @@ def read_configuration(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict
     """What open_clip_config.json states.
 
     Returns:
-        Its model_cfg with defaults filled in; what no tensor states of the image tower and of the text tower ("heads",
-        "norm_eps", "end_id"); how pixels become inputs.
+        model_cfg with defaults filled in; what no tensor of the image and of the text tower shows ("heads", "norm_eps",
+        "end_id"); how pixels become inputs.
     """
     content = read_json_object(file)
     model = content.get("model_cfg", content)
@@ -72,7 +72,7 @@ def _eps(section: Mapping[str, Any], where: str) -> float:
 
 
 def check_sizes(clip: TwoTowers, model: Mapping[str, Any], where: str) -> None:
-    """Refuses tensors of other sizes than the configuration has; open_clip would interpolate them, or fail."""
+    """Refuses tensors of other sizes than the configuration states; open_clip would interpolate them, or fail."""
     image, text = clip.image_tower, clip.text_tower
     actual = {
         "vision_cfg": {"image_size": image.image_size, "patch_size": image.patch_size},

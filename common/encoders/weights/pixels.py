@@ -1,7 +1,6 @@
-"""How pixels become the inputs of an image tower, as open_clip's and transformers' files state it.
+"""How pixels become the inputs of an image tower (`ImageTransform`), as open_clip's and transformers' files state it.
 
-Our word for it is an `ImageTransform`: size, mode, mean and standard deviation, interpolation. It belongs to weights as
-their activation does: the wrong one costs accuracy without any error.
+It belongs to weights as their activation does: the wrong one costs accuracy without an error.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ _RESAMPLINGS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
 def pixels_of_open_clip(preprocess: Mapping[str, Any], size: int, where: str) -> ImageTransform:
-    """Our transform of open_clip's `preprocess_cfg`; its defaults stand for what it lacks, or has as null.
+    """Our transform of open_clip's `preprocess_cfg`; open_clip's defaults replace what is missing or null.
 
     Args:
         size: of the model's images, which open_clip takes instead of the section's.
@@ -36,11 +35,11 @@ def pixels_of_open_clip(preprocess: Mapping[str, Any], size: int, where: str) ->
 def pixels_of_processor(processor: Mapping[str, Any], where: str) -> ImageTransform:
     """Our transform of a transformers image processor.
 
-    Resampling is Pillow's. An odd margin is cut as torchvision does it, hence OpenAI's release; transformers cuts such
-    an image one pixel beside.
+    Resampling is Pillow's. An odd margin is cut as in torchvision, hence OpenAI's release; transformers cuts one pixel
+    beside.
 
     Args:
-        processor: its `to_dict()`, in which the defaults of its class are filled in.
+        processor: its `to_dict()`, which includes the defaults of its class.
     """
     check_keys(processor, PROCESSOR, where, strict=False)
     size, crop = (_sides(processor.get(key)) for key in ("size", "crop_size"))
@@ -76,7 +75,7 @@ def pixels_of_processor(processor: Mapping[str, Any], where: str) -> ImageTransf
 
 
 def pixels_of_folder(name: str) -> ImageTransform | None:
-    """What a folder or hub name of transformers states; None where it has no file of a processor."""
+    """What a folder or hub name of transformers states; None = no file of a processor."""
     file = stated_file(name, *PROCESSORS)
     if file is None:  # a model that was saved without its processor
         return None

@@ -1,4 +1,4 @@
-"""From what a user names to weights: files, folders and names on the hub; nothing in them is executed."""
+"""Weights from files, folders and names on the hub; no code in them is executed."""
 
 import re
 from collections.abc import Collection
@@ -46,13 +46,13 @@ def read_source(
     """Weights that a user names; nothing in them is executed. Runs of this repository: `open_source`.
 
     Args:
-        name: a folder that transformers wrote (CLIP, ViT, DeiT, BERT) or that is in open_clip's hub layout
-            (open_clip_config.json beside the weights), the name of such a model on the Hugging Face hub (looked for in
-            the local cache, then downloaded), or a file of weights in OpenAI's layout (.safetensors, .pt, .bin).
-        activation: of the MLPs. A bare file of weights does not state it, so it must be given, except for an archive of
-            OpenAI's (TorchScript), which is quick_gelu. If the source states it, another one is refused.
-        heads: "image", "text" -> attention heads of a bare file whose sizes are of no published model; None = not
-            stated. A side that is left out is a tower that nobody takes.
+        name: a folder of transformers (CLIP, ViT, DeiT, BERT) or in open_clip's hub layout (open_clip_config.json
+            beside the weights), the hub name of such a model (local cache first), or a file of weights in OpenAI's
+            layout (.safetensors, .pt, .bin).
+        activation: of the MLPs. Needed for a bare file, except for OpenAI's archives (TorchScript), which are
+            quick_gelu. If the source states it, another one is refused.
+        heads: "image", "text" -> attention heads of a bare file whose sizes no published model has; None = not stated.
+            A side that is left out is a tower that nobody takes.
     """
     path = Path(name).expanduser()
     if not path.exists() and (path.is_absolute() or name.startswith(".") or path.suffix in _SUFFIXES):
@@ -69,26 +69,19 @@ def read_source(
 
 
 def load_clip(path: str | Path, activation: Activation | None = None, heads: Heads = NOT_STATED) -> TwoTowers:
-    """CLIP from a source of `read_source`; arguments as there.
-
-    How pixels become its inputs stands in `read_source(path).pixels`.
-    """
+    """CLIP from a source of `read_source`; how pixels become its inputs stands in `read_source(path).pixels`."""
     return read_clip(str(path), activation, heads).clip()
 
 
 def read_clip(name: str, activation: Activation | None = None, heads: Heads = NOT_STATED) -> Weights:
-    """Weights of both towers, as `read_source`; heads that a user states must be the weights'."""
+    """Weights of both towers, as `read_source`; heads that the user states must be those of the weights."""
     weights = read_source(name, activation, heads=heads)
     agreed_heads(name, heads_in(weights.clip()), heads)
     return weights
 
 
 def read_bare(path: str | Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation]:
-    """Tensors of a bare file of weights, and the activation of its MLPs, which no tensor states.
-
-    Args:
-        activation: must be given but for a TorchScript archive: OpenAI's, quick_gelu.
-    """
+    """Tensors of a bare file of weights, and the activation of its MLPs; `activation` as in `read_source`."""
     return _read_bare(Path(path), activation)[:2]
 
 
@@ -110,7 +103,7 @@ def _read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, tor
 
 
 def agreed_activation(source: str | Path, stated: Activation, activation: Activation | None) -> Activation:
-    """The activation that a source states; a user may state the same one, or nothing (None)."""
+    """The activation that a source states; refuses another one from the user, None = not stated."""
     if activation not in (None, stated):
         raise WeightsError(f"{source} states the activation {stated}; expected {stated}, got {activation}")
     return stated
@@ -181,8 +174,8 @@ def _read_transformers(name: str, configuration: Path, activation: Activation | 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     """Tensors of a weights file: safetensors, a PyTorch file (no code is unpickled) or a TorchScript archive.
 
-    A TorchScript archive, the form of OpenAI's files, can only be opened by torch.jit.load, which may run TorchScript
-    that it holds (no Python): take archives from where you would take a program.
+    torch.jit.load opens archives, the form of OpenAI's files, and may run TorchScript that they hold (no Python): take
+    archives only from where you would take a program.
     """
     return _read_file(Path(path))[0]
 
@@ -225,7 +218,7 @@ def _sentence(error: Exception) -> str:
 
 
 def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
-    """A BERT for `load_bert_`, with the head of masked language modelling where the weights have one."""
+    """A BERT for `load_bert_`, with the masked-language head if the weights have one."""
     configuration = find_file(name, ("config.json",), key)
     kind = read_json_object(configuration).get("model_type")
     if kind != "bert":

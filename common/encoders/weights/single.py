@@ -23,15 +23,14 @@ if TYPE_CHECKING:
 
 
 def load_vit_(tower: VisionTransformer, model: "ViTModel | DeiTModel", antialias: bool = False) -> None:
-    """Fills a tower of timm's kind (`patch_bias=True, input_norm=False`) with the weights of a ViT or DeiT, in place.
+    """Fills a tower of timm's kind (`patch_bias=True, input_norm=False`) with a ViT or DeiT, in place.
 
-    DeiT's distillation token is a second class token. Positions are interpolated where the picture's size differs.
-    The tower's projection, if it has one, is left as it is.
+    Positions are interpolated to the tower's image size. A projection of the tower stays as it is.
 
     Args:
         tower: one class token for ViT, two for a DeiT with distillation token; norm_eps as in model.config.
-        model: transformers' model; its pooler is not used.
-        antialias: of the interpolation; False as ALBEF does it.
+        model: its pooler is not used.
+        antialias: of the interpolation; False as in ALBEF.
     """
     layers = len(tower.transformer.blocks)
     check_config(model.config, model.config.name_or_path or "the ViT")
@@ -68,11 +67,11 @@ def load_bert_(
 ) -> None:
     """Fills a text tower with BERT's lower layers and, for ALBEF, a fusion transformer with the upper ones, in place.
 
-    The token type of a single sentence is added to the position rows, so that the tower needs none. Cross-attention is
-    new in ALBEF and stays as it is, and so does the tower's projection, if it has one.
+    The token type of a single sentence is added to the position rows. Cross-attention and a projection of the tower
+    stay as they are.
 
     Args:
-        model: transformers' model; its pooler is not used. With a head it must be a BertForMaskedLM.
+        model: its pooler is not used. With a head it must be a BertForMaskedLM.
         text_tower: takes the layers from 0 on; context_length at most BERT's 512.
     """
     config, state = model.config, dict(model.state_dict())

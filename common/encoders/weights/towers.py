@@ -1,4 +1,4 @@
-"""Towers of this repository from a foreign state dict; all sizes are read off the shapes of its tensors."""
+"""Towers of this repository from a foreign state dict, sized by the shapes of its tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,10 +38,10 @@ class Weights:
     """Published weights in towers of this repository, float32, in eval mode.
 
     image_tower, text_tower: None where the source has no such side.
-    beside: tensors of a model beside its towers, under our names: "logit_scale.log_logit_scale", "geometry....".
-    geometry: name of the geometry that both were trained with; None = they were not trained together.
-    tokenizer: fingerprint of the tokenizer that made the ids; None = not stated.
-    pixels: how pixels become inputs of the image tower; None = not stated.
+    beside: further tensors of a model, under our names: "logit_scale.log_logit_scale", "geometry....".
+    geometry: name of the one that both were trained with; None = they were not trained together.
+    tokenizer: fingerprint of the one that made the ids; None = not stated.
+    pixels: how they become inputs of the image tower; None = not stated.
     """
 
     source: str
@@ -80,15 +80,15 @@ def two_towers_from(
     source: str,
     maximum: float | None = 100.0,
 ) -> TwoTowers:
-    """Two towers from a foreign state dict; all sizes are read off the shapes, so a layout needs only its table.
+    """Two towers from a foreign state dict.
 
-    A text tower with a LayerNorm on its embeddings is BERT's kind, every other one CLIP's.
+    A text tower with a LayerNorm on its embeddings is BERT's kind, any other CLIP's.
 
     Args:
-        state: theirs, all of it; buffers that older versions saved are left out.
-        layout: where they keep what. Final LayerNorms that the state lacks altogether are not in the towers either.
-        image, text: what no shape shows: "heads", and if they are not the usual ones "activation",
-            "norm_eps", "end_id" (default: the largest id of a row).
+        state: all of theirs; buffers that older versions saved are ignored.
+        layout: where they keep what. If the state has no final LayerNorm (EuCLIP), neither have the towers.
+        image, text: what no shape shows: "heads", and if they are not the usual ones "activation", "norm_eps", "end_id"
+            (default: the largest id of a row).
     Returns:
         TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
     """
@@ -108,7 +108,7 @@ def two_towers_from(
 def towers_of_sizes(
     tensors: State, image: dict[str, Any], text: dict[str, Any], source: str
 ) -> tuple[VisionTransformer, CausalTextTransformer | BidirectionalTextTransformer]:
-    """Towers on the meta device for tensors under our names, of the sizes of their shapes."""
+    """Towers on the meta device, with the sizes of tensors under our names."""
     image_tensors, text_tensors = (
         {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         for prefix in ("image_tower.", "text_tower.")
@@ -180,17 +180,15 @@ def clip_from_open_clip(
     image: Mapping[str, Any] | None = None,
     text: Mapping[str, Any] | None = None,
 ) -> TwoTowers:
-    """CLIP from a state dict in OpenAI's layout, which open_clip shares; sizes are read off the shapes.
-
-    Weights without both final LayerNorms, as EuCLIP's, give towers without them.
+    """CLIP from a state dict in OpenAI's layout, which open_clip shares.
 
     Args:
-        state: "visual.conv1.weight", ... ; open_clip's "text." and the prefixes of `without_ddp` are understood.
-        activation: "quick_gelu" for OpenAI's own weights and those trained from them, "gelu" for most of open_clip's.
-            The weights do not state it, and the wrong one costs accuracy without an error.
-        vision_head_width: width of an attention head; 64 in all of OpenAI's models, 80 in open_clip's ViT-H/14.
+        state: "visual.conv1.weight", ...; open_clip's "text." and the prefixes of `without_ddp` are understood.
+        activation: "quick_gelu" for OpenAI's weights and those trained from them, "gelu" for most of open_clip's. The
+            weights do not state it, and the wrong one costs accuracy without an error.
+        vision_head_width: 64 in all of OpenAI's models, 80 in open_clip's ViT-H/14.
         text_heads, image_heads: None = those of the published model of these sizes (`PUBLISHED`), else of `heads`.
-        heads: what a user states. A side that it lacks is a tower that nobody takes.
+        heads: as in `read_source`.
         image, text: what else no shape shows, as in `two_towers_from`.
     """
     # open_clip's custom text towers have a prefix of their own, OpenAI's archives numbers that are no weights
@@ -237,7 +235,7 @@ def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
 
 
 def check_config(config: "PreTrainedConfig", source: str) -> None:
-    """Refuses a configuration of transformers with a value that our towers do not compute."""
+    """`check_keys` for a configuration of transformers and its sections."""
     table = TRANSFORMERS[config.model_type]
     check_keys({key: getattr(config, key) for key in table if hasattr(config, key)}, table, f"{source}: ")
     for section in ("vision_config", "text_config"):
@@ -246,7 +244,7 @@ def check_config(config: "PreTrainedConfig", source: str) -> None:
 
 
 def sizes_of(transformer: Transformer) -> dict[str, Any]:
-    """Of a transformer of ours, under the names of transformers' configurations."""
+    """Sizes of a transformer of ours, under the names of transformers' configurations."""
     first = transformer.blocks[0]
     return {
         "num_hidden_layers": len(transformer.blocks),
@@ -258,7 +256,7 @@ def sizes_of(transformer: Transformer) -> dict[str, Any]:
 
 
 def our_activation(name: str) -> Activation:
-    """The name of an activation, if our towers have it."""
+    """The name of an activation that our towers have."""
     if name not in ("gelu", "quick_gelu"):
         raise WeightsError(f"activation {name!r}; expected: gelu, quick_gelu")
     return name

@@ -1,8 +1,8 @@
-"""The rules by which numbers decide a claim: audit (the paper's own) and measured (ours at one scale).
+"""The rules by which numbers decide a claim: audit (the paper's numbers) and measured (ours at one scale).
 
 A claim is a condition of comparisons, each a *margin* (`expressions.py`) that is positive where it holds. The logic has
-three values, and the chance to err is shared among comparisons of which one would be enough (`decide`). The audit looks
-at a margin's value only. Measured, with an interval over seeds and test pictures (`intervals.py`):
+three values, and comparisons of which one is enough share the chance to err (`decide`). The audit uses only the value
+of a margin. Measured, with an interval over seeds and test pictures (`intervals.py`):
 
     holds                     the 95 % interval of the margin lies above 0
     does not hold             it lies below 0
@@ -12,11 +12,10 @@ at a margin's value only. Measured, with an interval over seeds and test picture
     depends on the setting    the verdict is another one at a setting near the best of a search (`at_every_setting`)
 
 A comparison that equal numbers satisfy, a > b - 0.5, states "at least as good as": it holds where the 90 % interval
-lies above 0. A claim over more than three comparisons has a second verdict, on their mean (`Verdict.mean`). One seed
-decides nothing, and a row that did not train decides nothing but claims about training. Runs outside the regime that a
-claim is about (`Claim.regime`) leave it open. What follows from a definition
-or a count (`Claim.exact`) is judged by its value, as the audit is. Only `Row.ours` and experiments are measured, so no
-number of a paper can take part; it counts in the margin of equivalence only.
+lies above 0. A claim over more than three comparisons has a second verdict, on their mean. One seed decides nothing. A
+row that did not train decides only claims about training. Runs outside a claim's regime leave it open. `Claim.exact` is
+judged by its value, as the audit is. Only `Row.ours` and experiments are measured; numbers of the paper count only in
+the margin of equivalence.
 """
 
 import math
@@ -58,14 +57,16 @@ _ROUNDING = 1.0e-9  # of sums of printed decimals
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one comparison of a claim.
+    """The outcome of one comparison of a claim.
 
-    text: of the comparison. verdict: one of the constants of this module. margin: how far the comparison is from its
-    threshold, positive where it holds; None without numbers. interval: of the margin, at the level that decided: 95 %,
-    or more where the chance to err is shared. unit: of both. basis: the rule that gave the interval, with seeds and
-    rows. reason: of a verdict that is neither holds nor does not hold; data: what ours was measured on. estimate: of
-    the margin, where it has an interval; bound: its margin of equivalence. error: that the claim may spend. seeds: that
-    a difference of x takes, inf where only more pictures would show it; 0 where there is no x, or where it is decided.
+    verdict: one of the constants of this module.
+    margin: distance from the threshold, positive where the comparison holds; None without numbers.
+    interval: of the margin, at the level that decided; None, as `estimate`, where the verdict needs none.
+    basis: the rule of the interval, with seeds and rows.
+    reason: of a verdict that is neither holds nor does not hold.
+    data: what ours was measured on.
+    error: that the claim may spend.
+    seeds: that a difference of x takes; inf where only more pictures would show it, 0 without x or if decided.
     """
 
     text: str
@@ -89,15 +90,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim on one side: the answer, why there is none, and its comparisons.
+    """The outcome of a claim on one side.
 
-    holding, of: how many of the claim's conditions hold when each is looked at alone. decisive: the comparison that
-    decides: of a claim that holds the one nearest to its threshold, of one that does not the clearest, of an open one
-    that which blocks. how: "by test", or `Claim.exact`. unlike: which comparison is of unlike protocols, if one is.
-    later: the verdict by a threshold that was chosen after the data; it does not count. within: x, of a verdict that
-    names it, in points. mean: the verdict on the mean of many comparisons, for each table and unit. q: the
-    false discovery rate of the paper's claims at which this one is among them. departure: of the runs from the paper.
-    condition: that was decided.
+    holding, of: how many of the claim's conditions hold, each by itself.
+    decisive: the comparison nearest to its threshold if the claim holds, the clearest if it does not, the one that
+        blocks if it is open.
+    how: "by test", or `Claim.exact`.
+    unlike: reason of a comparison of unlike protocols.
+    later: by a threshold that was chosen after the data; it does not count.
+    within: x, of a verdict that names it, in points.
+    mean: the verdict on the mean of many comparisons, for each table and unit.
+    q: the false discovery rate of the paper's claims at which this one is among them.
+    departure: of the runs from the paper.
     """
 
     verdict: str
@@ -131,7 +135,7 @@ class Verdict:
 
     @cached_property
     def p_equal(self) -> float | None:
-        """The smallest chance to err, on one side, at which all comparisons are within x; None where one has no x."""
+        """The smallest one-sided chance to err at which all comparisons are within x; None where one has no x."""
         if self.condition is None or has_alternatives(self.condition):
             return None
         strict = {margin.text for margin in margins(self.condition) if not margin.allows}
@@ -141,12 +145,12 @@ class Verdict:
         return self._of_share(max(finding.estimate.smallest_error(finding.bound.contains) / 2 for finding in findings))
 
     def _of_share(self, p: float) -> float:
-        """p of a look that may spend a part of the error only, as if it were the only one."""
+        # of a look that may spend a part of the error only, as if it were the only one
         return min(1.0, p * (ERROR / self.findings[0].error))
 
     @property
     def seeds_only(self) -> bool:
-        """Whether the hits of a number are not known: the verdict is on these pictures, whatever others would say."""
+        """Whether a number has no hits: the verdict is on these pictures, whatever others would say."""
         of_findings = [finding.estimate for finding in self.findings if finding.estimate is not None]
         return any(estimate.picture_variance is None for estimate in of_findings)
 
@@ -175,17 +179,15 @@ def decide(
 ) -> Decision:
     """Whether a condition holds (Kleene's three values), and the comparison that decides it.
 
-    The error of the whole stays bounded. `a and b` holds only if both do, each at the whole error (intersection-union);
-    but it fails as soon as one does, so n parts share the error between them (Bonferroni, which is Holm's first step),
-    or a claim of 36 comparisons between equal methods would be "refuted" by chance in most cases. `or` is the mirror
-    image.
+    `a and b` holds if both do, each at the whole error (intersection-union). It fails as soon as one does, so n parts
+    share the error (Bonferroni, Holm's first step); else chance would refute most claims of 36 comparisons between
+    equal methods. `or` is the mirror image.
 
     Args:
-        condition: what to decide.
-        settle: (margin, error of calling it true, error of calling it false) -> answer, and how clear it is: a number
-            that is positive where the margin holds, None without numbers.
-        error_holds: chance of calling the condition true although it is false (two-sided).
-        error_fails: chance of calling it false although it is true (two-sided).
+        settle: (margin, error of calling it true, error of calling it false) -> answer, and how clear it is, positive
+            where the margin holds, None without numbers.
+        error_holds: two-sided chance of calling the condition true although it is false.
+        error_fails: of calling it false although it is true.
     """
     if isinstance(condition, Margin):
         answer, strength = settle(condition, error_holds, error_fails)
@@ -205,7 +207,7 @@ def smallest_error(condition: Condition, holds: bool, error_of: Callable[[Margin
 
     Args:
         holds: which of the two.
-        error_of: (margin, holds) -> the smallest error at which the margin does.
+        error_of: (margin, holds) -> the same for one margin.
     """
     if isinstance(condition, Margin):
         return error_of(condition, holds)
@@ -221,7 +223,7 @@ def _verdict(
     open_: Callable[[], tuple[str, str]],
     scale: str = "",
 ) -> Verdict:
-    """From the findings on all comparisons of the conditions; `open_` gives verdict and reason of an open one."""
+    # open_ gives verdict and reason without an answer
     verdict, reason = open_() if decision.answer is None else (HOLDS if decision.answer else FAILS, "")
     answers = {HOLDS: True, FAILS: False}
 
@@ -244,7 +246,7 @@ def _verdict(
 
 
 def audit(claim: Claim, printed: PaperTables) -> Verdict:
-    """Whether the paper's own printed numbers bear its sentence out, to the printed digits."""
+    """Whether the paper's printed numbers support its sentence, to the printed digits."""
     if not claim.audit:
         return Verdict(UNCHECKED, claim.no_numbers)
     findings: dict[Margin, Finding] = {}
@@ -268,7 +270,6 @@ def audit(claim: Claim, printed: PaperTables) -> Verdict:
 
 
 def _by_value(margin: Margin, value: float, unit: str, data: tuple[str, ...] = ()) -> Finding:
-    """The finding on a number that no interval belongs to."""
     answer = value > _ROUNDING if margin.strict else value >= -_ROUNDING
     return Finding(margin.text, HOLDS if answer else FAILS, value, unit=unit, data=data)
 
@@ -277,9 +278,11 @@ def _by_value(margin: Margin, value: float, unit: str, data: tuple[str, ...] = (
 
 
 def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dict[str, dict[Cell, OurCell]]:
-    """Our numbers of one paper by scale and reference. Where several tables hold a cell, that with the most seeds
-    counts, of equal ones the last; a number of the paper never does. An experiment decides with the seeds of the table
-    that shows it."""
+    """Our numbers of one paper by scale and reference.
+
+    Where several tables hold a cell, the one with the most seeds counts, of equal ones the last. An experiment decides
+    with the seeds of the table that shows it.
+    """
     every = []
     deciding = {(table.table_id, table.scale, tuple(table.seeds)): table.deciding for table in tables}
     for table in tables:
@@ -308,7 +311,7 @@ def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dic
 
 
 def _of_seeds(number: Measured, seeds: Sequence[int]) -> Measured:
-    """A number of some seeds only."""
+    """A number of some seeds only; unchanged if it has none of them."""
     places = [place for place, seed in enumerate(number.seeds) if seed in seeds]
     if not 0 < len(places) < len(number.seeds):
         return number
@@ -347,11 +350,10 @@ def _place(table: Table) -> tuple:
 
 
 def at_every_setting(verdict: Verdict, others: Mapping[str, Verdict]) -> Verdict:
-    """The verdict where it is the same at all settings near the best, else that it depends on the setting.
+    """The verdict if it is the same at all settings near the best, else that it depends on the setting.
 
     Args:
-        verdict: by the tables as they are.
-        others: settings as text -> the verdict there. Those that answer nothing, one seed for instance, do not count.
+        others: settings as text -> the verdict there. Those without an answer (one seed, for instance) do not count.
     """
     answers = (*DECIDED, UNDECIDED)
     others = {settings: other for settings, other in others.items() if other.verdict in answers}
@@ -373,10 +375,9 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
     """The measured verdict of a claim at one scale.
 
     Args:
-        claim: with its expression for this side.
-        printed: the paper's tables, for what its rows need; their numbers are not looked at.
+        printed: the paper's tables, for what its rows need and for margins of equivalence.
         ours: our numbers at this scale, see `our_cells`.
-        scale: for the record; at smoke scale nothing is decided.
+        scale: at smoke scale nothing is decided.
     """
     if claim.needs:
         return Verdict(NEEDS, claim.needs)
@@ -400,7 +401,7 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
 
 
 def _outside_regime(claim: Claim, ours: Mapping[Cell, OurCell], scale: str) -> Verdict | None:
-    """The verdict on runs in another regime than the claim's, or in an unknown one; None if they are in the claim's."""
+    """The verdict on runs outside the regime, or in an unknown one; None if they are inside."""
     missing = [cell for cell in cells(*claim.regime) if cell not in ours]
     if missing:
         return Verdict(NOT_RUN, f"the regime of the runs is unknown: {_named(missing, ours)}", scale=scale)
@@ -417,7 +418,6 @@ def _outside_regime(claim: Claim, ours: Mapping[Cell, OurCell], scale: str) -> V
 def _by_numbers(
     conditions: Sequence[Condition], claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], scale: str
 ) -> Verdict:
-    """The verdict on conditions that all must hold, by our numbers at one scale."""
     whole = all_of(conditions)
     error = min((ours[cell].error for cell in cells(whole) if cell in ours), default=ERROR)
     weighed = {margin: replace(_weigh(margin, claim, printed, ours, scale), error=error) for margin in margins(whole)}
@@ -434,9 +434,9 @@ def _by_numbers(
 
 
 def _means(conditions: Sequence[Condition], ours: Mapping[Cell, OurCell]) -> list[Margin]:
-    """The mean of the comparisons for each table and unit, where the conditions have more than three; else none.
+    """The mean of the comparisons for each table and unit, if there are more than three; else none.
 
-    Comparisons of which one is enough have no mean, nor have those that equal numbers satisfy.
+    Alternatives ("or") have no mean, nor have comparisons that equal numbers satisfy.
     """
     strict = [margin for margin in margins(all_of(conditions)) if not margin.allows]
     is_measured = all(cell in ours for margin in strict for cell in margin.cells)
@@ -450,7 +450,7 @@ def _means(conditions: Sequence[Condition], ours: Mapping[Cell, OurCell]) -> lis
 
 
 def _with_ties(verdict: Verdict, whole: Condition, findings: Mapping[Margin, Finding]) -> Verdict:
-    """The verdict as one on a tie, where all comparisons are within x; those with a threshold of their own hold."""
+    """The verdict as a tie, where all comparisons are within x and those with a threshold hold."""
     strict = [finding for margin, finding in findings.items() if not margin.allows]
     others_hold = all(finding.verdict == HOLDS for margin, finding in findings.items() if margin.allows)
     kind = {HOLDS: HOLDS_BY_LITTLE, UNDECIDED: NO_DIFFERENCE}.get(verdict.verdict)
@@ -470,7 +470,7 @@ def measured_at_every_scale(
     """The verdict at each scale at which a cell of the claim was measured; without any, one.
 
     The most telling scale comes first, but for those with a single seed or outside the claim's regime. `ours` is
-    `our_cells` by scale.
+    `our_cells`.
     """
     used = cells(*claim.measured)
     verdicts = [
@@ -485,7 +485,6 @@ def measured_at_every_scale(
 def _why_open(
     conditions: Sequence[Condition], findings: Mapping[Margin, Finding], ours: Mapping[Cell, OurCell]
 ) -> tuple[str, str]:
-    """Verdict and reason of conditions that their comparisons leave open."""
     verdicts = {finding.verdict for finding in findings.values()}
     verdict = next((kind for kind in _UNSETTLED if kind in verdicts), UNDECIDED)
     if verdict == NOT_RUN:
@@ -497,7 +496,7 @@ def _why_open(
 
 
 def _weigh(margin: Margin, claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], scale: str) -> Finding:
-    """What is known of a margin before the chance to err is shared: an estimate, or a verdict that needs none."""
+    """An estimate, or a verdict that needs none, before the chance to err is shared."""
     missing = [cell for cell in margin.cells if cell not in ours]
     if missing:
         needed = {printed.needs[c.table, c.row]: None for c in missing if (c.table, c.row) in printed.needs}
@@ -530,7 +529,7 @@ def _weigh(margin: Margin, claim: Claim, printed: PaperTables, ours: Mapping[Cel
 
 
 def _settle(margin: Margin, errors: tuple[float, float], finding: Finding) -> tuple[bool | None, float | None, Finding]:
-    """The answer at the errors that the whole claim leaves to this margin, how clear it is, and the finding."""
+    """Answer, how clear it is, and finding, at the errors that the whole claim leaves to this margin."""
     if finding.estimate is None:
         answer = {HOLDS: True, FAILS: False}.get(finding.verdict)
         return answer, None if answer is None else finding.margin, finding
@@ -554,9 +553,9 @@ def _settle(margin: Margin, errors: tuple[float, float], finding: Finding) -> tu
 
 
 def _seeds_needed(margin: Margin, finding: Finding) -> tuple[float, str]:
-    """How many seeds would show a difference of x, and that as text; 0 where no x is stated.
+    """Seeds that would show a difference of x, also as text; 0 without x.
 
-    x is the margin of equivalence, of a comparison with a threshold the distance of equal numbers from it.
+    x is the margin of equivalence; of a comparison with a threshold, the distance of equal numbers from it.
     """
     bound, of_margin = finding.bound, finding.estimate
     difference = bound.within or bound.least or abs(margin.at_equality)
@@ -572,12 +571,9 @@ def _seeds_needed(margin: Margin, finding: Finding) -> tuple[float, str]:
 
 
 def seeds_for(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], scale: str) -> float:
-    """Seeds that a difference of x takes in the comparison of the claim that takes most; inf: more pictures, not seeds.
+    """The most seeds that a difference of x takes in any comparison of the claim; inf: more pictures, not seeds.
 
-    The measured differences have no part in it. 0 where no comparison has an interval and an x.
-
-    Args:
-        claim, printed, ours, scale: as `measured`.
+    Measured differences do not count. 0 where no comparison has an interval and an x. Arguments as in `measured`.
     """
     comparisons = margins(all_of(claim.measured)) if claim.measured else ()
     weighed = {margin: _weigh(margin, claim, printed, ours, scale) for margin in comparisons}
@@ -586,10 +582,9 @@ def seeds_for(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], 
 
 
 def _unlike(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> str:
-    """Which key of the protocol keeps the cells of a margin from being compared; empty if nothing does.
+    """Which key of the protocol keeps the cells of a margin from being compared; empty if none does.
 
-    An average over several test sets is fine as long as each set is compared with itself: within every protocol the
-    slopes of its cells must cancel.
+    An average over test sets is fine if each set is compared with itself: within a protocol the slopes must cancel.
     """
     groups: list[list[Cell]] = []  # of one protocol each
     for cell in slopes:
@@ -609,14 +604,13 @@ def _unlike(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> str:
 
 
 def _unit_of(units: Iterable[str]) -> str:
-    """The unit of a difference of numbers: points for percent, nothing where units are mixed."""
+    """Of a difference: points for percent, empty where units are mixed."""
     distinct = set(units)
     unit = distinct.pop() if len(distinct) == 1 else ""
     return "points" if unit == "percent" else unit
 
 
 def _named(missing: Sequence[Cell], ours: Mapping[Cell, OurCell]) -> str:
-    """What has not been run, in short: rows, columns of rows that have other numbers, experiments."""
     parts = []
     for table in dict.fromkeys(cell.table for cell in missing):
         here = [cell for cell in missing if cell.table == table]

@@ -2,9 +2,9 @@
 
     equal_within: {share: 0.5, least: 1.0}
 
-Of a comparison of shares the margin is this share of the paper's own difference, and `least` points at least. The
-paper's difference is taken on the log-odds scale to the level of our control on *validation* data: two points at 50 %
-are not two points at 5 %, and the test numbers that are to be judged have no say.
+The margin of a comparison of shares is this share of the paper's own difference, and at least `least` points. The
+paper's difference is moved on the log-odds scale to our control's level on *validation* data: two points at 50 % are
+not two points at 5 %, and the test numbers to be judged have no influence.
 """
 
 from collections.abc import Mapping
@@ -29,10 +29,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Bound:
-    """What the rule gives for a comparison, in points.
+    """The rule's result for a comparison, in points.
 
-    within: the margin of equivalence; None = there is none, `reason` says why where one would be expected. paper: the
-    paper's difference at the level of our control; None = unknown, or not printed. least: of the rule.
+    within: the margin of equivalence; None = none, and `reason` says why where one would be expected.
+    paper: the paper's difference at the level of our control; None = unknown, or not printed.
     """
 
     within: float | None = None
@@ -55,8 +55,7 @@ def bound_of(
     """The margin of equivalence of a comparison "a > b", or of means of such.
 
     Args:
-        slopes: of the margin by cell.
-        used: our numbers; of those on the lesser side, the control's, the validation level is taken.
+        used: our numbers; the lesser side, the control, gives the validation level.
         printed: the paper's numbers, in percent.
         rule: None = no difference counts as none.
     """
@@ -80,7 +79,7 @@ def bound_of(
     odds = sum(slope * _log_odds(numbers[cell]) for cell, slope in slopes.items()) / greater
 
     def points(difference: float) -> float:
-        """So much more in log-odds, from our level."""
+        # so much more in log-odds, from our level
         return greater * abs(100 * expit(_log_odds(level) + difference) - _percent(level))
 
     return Bound(max(least, points(rule.share * odds)), points(odds), least=least)

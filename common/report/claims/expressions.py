@@ -6,9 +6,8 @@
 A cell is `table["row"]["column"]`, a value of an experiment `experiment["name"]["value"]`. There are numbers, + - *,
 min, max, mean, the comparisons > >= < <= (chains too), approximately(a, b, within), and, or.
 
-A comparison becomes one or more *margins*, numbers that are positive where the comparison holds. min and max are
-resolved on the way: max(a, b) < c is a < c and b < c. So each margin is a smooth function of its cells, for which an
-interval can be given; the rules of `decide.py` draw the conclusions from margins.
+A comparison becomes one or more *margins*, numbers that are positive where it holds. min and max are resolved:
+max(a, b) < c is a < c and b < c. So each margin is a smooth function of its cells and can have an interval.
 """
 
 import ast
@@ -34,11 +33,11 @@ _ACCEPTED = (
 
 
 class ExpressionError(ValueError):
-    """An expression that is not of the language; the message gives the column (from 1) and the expression."""
+    """An expression that is not of the language; the message gives its column (from 1)."""
 
 
 class Cell(NamedTuple):
-    """A reference to `table["row"]["column"]`; for an experiment the row is its name, the column the value's."""
+    """`table["row"]["column"]`; for an experiment the row is its name, the column the value's."""
 
     table: str
     row: str
@@ -52,8 +51,9 @@ class Cell(NamedTuple):
 class Margin:
     """The greater side of a comparison less the lesser one: it holds above 0, and at 0 too unless it is `strict`.
 
-    text: the comparison in full, which identifies the margin. cells: those that can change the value, in the order
-    of the difference. It contains no min and no max.
+    text: the comparison in full, which identifies the margin.
+    cells: those that can change the value, in the order of the difference.
+    difference: without min and max.
     """
 
     text: str
@@ -62,18 +62,18 @@ class Margin:
     difference: ast.expr = field(compare=False, repr=False)
 
     def value(self, numbers: Mapping[Cell, Any]) -> Any:
-        """The margin with numbers (or equally long arrays) in place of its cells; KeyError for a cell without one."""
+        """The margin of numbers (or equally long arrays) for its cells; KeyError for a missing one."""
         return _evaluate(self.difference, {**self._cancelled, **numbers})
 
     def slopes(self, numbers: Mapping[Cell, float]) -> dict[Cell, float]:
-        """Derivative of the value with respect to each of its cells, at `numbers`."""
+        """Derivatives of the value by cell, at `numbers`."""
         numbers = {**self._cancelled, **numbers}
         slopes = _slopes(self.difference, numbers)
         return {cell: slopes[cell] for cell in self.cells}
 
     @cached_property
     def _cancelled(self) -> dict[Cell, float]:
-        """Any number does for a cell that cannot change the value."""
+        # any number does for a cell that cannot change the value
         return dict.fromkeys(set(_named(self.difference)) - set(self.cells), 0.0)
 
     @cached_property
@@ -103,10 +103,8 @@ Condition = Margin | Logic
 def parse(text: str) -> Condition:
     """The condition that an expression states.
 
-    Args:
-        text: on one or several lines.
     Raises:
-        ExpressionError: for anything that is not of the language above, with its column.
+        ExpressionError: for anything that is not of the language above.
     """
     text = " ".join(text.split())
     if len(text) > _MAX_CHARACTERS:
@@ -143,7 +141,7 @@ def has_alternatives(condition: Condition) -> bool:
 
 
 def mean_margin(parts: Sequence[Margin]) -> Margin:
-    """The mean of margins as one that is to be above 0."""
+    """The mean of margins, as one that is to be above 0."""
     total = parts[0].difference
     for part in parts[1:]:
         total = ast.BinOp(total, ast.Add(), part.difference)
@@ -184,7 +182,7 @@ def _comparison(left: ast.expr, sign: ast.cmpop, right: ast.expr, text: str) -> 
 
 
 def _choices(node: ast.expr, text: str) -> Iterator[ast.Call]:
-    """Checks that a value is of the language; gives its calls of min and max, outer ones first."""
+    """Checks that a value is of the language; yields its calls of min and max, outer ones first."""
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             if not abs(number) <= _MAX_NUMBER:
@@ -212,7 +210,7 @@ def _choices(node: ast.expr, text: str) -> Iterator[ast.Call]:
 
 
 def _resolved(compare: ast.Compare, text: str) -> Condition:
-    """Margins of a comparison: the least of several numbers is greater if all are, the greatest if one is."""
+    """The least of several numbers is greater if all are, the greatest if one is."""
     (sign,), sides = compare.ops, [compare.left, *compare.comparators]
     greater, lesser = sides if isinstance(sign, ast.Gt | ast.GtE) else reversed(sides)
     difference = ast.BinOp(greater, ast.Sub(), lesser)
@@ -232,7 +230,7 @@ def _resolved(compare: ast.Compare, text: str) -> Condition:
 
 
 def _logic(kind: str, parts: list[Condition]) -> Condition:
-    """Without parts in parts, repeated ones, and constants that decide nothing (they would only share the error)."""
+    """Without parts in parts, repeated ones, and constants that decide nothing (they would share the error)."""
     flat = [sub for part in parts for sub in (part.parts if getattr(part, "kind", "") == kind else [part])]
     distinct = list(dict.fromkeys(flat))
     kept = [part for part in distinct if _constant_answer(part) is not (kind == "and")] or distinct[:1]
@@ -261,7 +259,6 @@ def _evaluate(node: ast.expr, numbers: Mapping[Cell, Any]) -> Any:
 
 
 def _slopes(node: ast.expr, numbers: Mapping[Cell, float]) -> dict[Cell, float]:
-    """Derivatives by the rules of sums and products, the only operations of the language."""
     slopes: dict[Cell, float] = defaultdict(float)
 
     def add(node: ast.expr, weight: float) -> None:
@@ -292,7 +289,7 @@ def _point(node: ast.expr) -> dict[Cell, float]:
 
 
 def _named(node: ast.expr) -> Iterator[Cell]:
-    """The cells of a value, in the order of the text, repeated ones too."""
+    """The cells of a value, with repeats."""
     if isinstance(node, ast.Subscript):
         yield _cell(node)
     else:

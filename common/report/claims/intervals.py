@@ -1,9 +1,9 @@
 """The interval of a margin, by its chance to err: over seeds, and over test pictures where their hits are known.
 
-A margin is a smooth function of a few numbers, so its spread follows from theirs to first order (the delta method): the
-margin moves by the sum of slope times what each number moves. Shares spread unevenly, less near 0 and 1, but their
-angles arcsin sqrt(share) spread evenly. So numbers in percent are moved as angles, and no end of an interval leaves
-the range of a share.
+A margin is a smooth function of a few numbers, so its spread follows from theirs to first order (the delta method): it
+moves by the sum of slope times what each number moves. Shares spread less near 0 and 1, but their angles
+arcsin sqrt(share) spread evenly. So numbers in percent move as angles, and no end of an interval leaves the range of a
+share.
 """
 
 import math
@@ -23,8 +23,14 @@ _SMALLEST_ERROR, _GREATEST_ERROR, _HALVINGS = 1.0e-9, 0.9999, 16
 
 
 class OurCell(NamedTuple):
-    """A number of ours, its unit, what it was trained on (only runs that share it are compared by seed), all rows of
-    its column by name, by which sign its row did not train, and the chance to err that its seeds may spend."""
+    """A number of ours.
+
+    trained_on: training data; only runs that share it are compared by seed.
+    name: of its row.
+    column: all rows of its column by name.
+    untrained: by which sign its row did not train.
+    error: the chance to err that its seeds may spend.
+    """
 
     number: Measured
     unit: str
@@ -36,7 +42,7 @@ class OurCell(NamedTuple):
 
     @property
     def protocol(self) -> Mapping[str, Any]:
-        """What two numbers must share to be compared; tables of before it was kept have the text for readers."""
+        """What two numbers must share to be compared; old tables have only the text for readers."""
         return self.number.full_protocol or {"data": self.number.data, "protocol": self.number.protocol}
 
 
@@ -44,10 +50,12 @@ class OurCell(NamedTuple):
 class Estimate:
     """A margin with its interval.
 
-    value: of the margin. interval_at: two-sided interval by its chance to err. basis: the rule that gave it, as text.
-    seed_variance: s^2 of one seed's margin; freedom: its degrees of freedom for each seed beyond the first.
-    picture_variance: b^2, what new pictures add to the variance of the margin;
-    None where the hits of a number are not known, and the interval is over seeds only.
+    interval_at: chance to err -> two-sided interval.
+    basis: the rule that gave it, as text.
+    seed_variance: s^2 of one seed's margin.
+    freedom: its degrees of freedom for each seed beyond the first.
+    picture_variance: b^2, what new pictures add to the margin's variance; None = hits are unknown, and the interval is
+        over seeds only.
     """
 
     value: float
@@ -58,11 +66,11 @@ class Estimate:
     picture_variance: float | None
 
     def seeds_needed(self, difference: float) -> int | None:
-        """Seeds that a true margin of `difference` takes, see `crossed.seeds_needed`."""
+        """See `crossed.seeds_needed`."""
         return seeds_needed(self.seed_variance, self.picture_variance or 0.0, difference, self.freedom)
 
     def smallest_error(self, answers: Callable[[float, float], bool]) -> float:
-        """The smallest chance to err at which the interval (low, high) answers, by bisection; 1 where none does."""
+        """The smallest chance to err at which the interval (low, high) answers, by bisection; 1 if none does."""
         low, high = math.log(_SMALLEST_ERROR), math.log(_GREATEST_ERROR)
         if not answers(*self.interval_at(math.exp(high))):
             return 1.0
@@ -76,9 +84,8 @@ def estimate(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, O
     """The interval of a margin.
 
     Args:
-        margin: with a number of two seeds or more for each of its cells.
         slopes: of the margin by cell, at the means.
-        used: our numbers by cell.
+        used: our numbers by cell, of two seeds or more.
     """
     wholes = {cell: _whole(our_cell) for cell, our_cell in used.items()}
     means = {cell: our_cell.number.mean for cell, our_cell in used.items()}
@@ -91,7 +98,7 @@ def estimate(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, O
     squares, value = sum(slope**2 for slope in steep.values()), margin.value(means)
 
     def end(step: float) -> float:
-        """The margin where all numbers are moved along the slope."""
+        # the margin with all numbers moved along the slope
         moved = {cell: _flat(means[cell], whole) + step * steep[cell] for cell, whole in wholes.items()}
         return value + sum(slopes[cell] * (_back(angle, wholes[cell]) - means[cell]) for cell, angle in moved.items())
 
@@ -106,7 +113,7 @@ def estimate(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, O
 def pictures_of(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> float | None:
     """What new pictures add to the variance of a margin, summed over test sets; None where a number has no hits.
 
-    Numbers of one test set go by the same pictures, whatever was ranked or classified there.
+    Numbers of one test set share its pictures, whatever was ranked or classified.
     """
     sets: dict[tuple, dict[tuple, np.ndarray]] = {}  # test set -> block of seeds -> z
     for cell, slope in slopes.items():
@@ -128,8 +135,7 @@ def _block(cell: OurCell) -> tuple:
 def _over_seeds(
     slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell], wholes: Mapping[Cell, float]
 ) -> tuple[Callable[[float], float], float, float, str]:
-    """Of a sum of slopes times numbers: half-width over seeds by its chance to err, variance of one seed, degrees of
-    freedom for each seed beyond the first, the rule."""
+    """Half-width over seeds by its chance to err, seed_variance, freedom and basis, see `Estimate`."""
     first = next(iter(used.values()))
     blocks: dict[tuple, np.ndarray] = {}
     for cell, our_cell in used.items():
@@ -191,5 +197,4 @@ def _back(angle: Any, whole: float) -> Any:
 
 
 def _by_seed(number: Measured, whole: float) -> np.ndarray:
-    """The values in the order of the seeds, shares as angles."""
     return _flat(np.asarray(number.values)[np.argsort(number.seeds)], whole)

@@ -8,26 +8,30 @@
         for: {init: [e^2.64, e^0], column: [zs_i2t_r1, zs_t2i_r1]}
         holds_if: table3["Ob(64, 8), {init}"]["{column}"] > table3["Sphere, {init}"]["{column}"]
 
-The *audit* puts the paper's own printed numbers into the expression, *measured* puts ours (`decide.py`). `holds_if`
-serves both, `audit` and `measured` one each where the two must differ, for example because the sentence names a number
-that holds at the paper's scale alone; each is an expression or a list of which all must hold. An expression with names
-of `for` in braces stands for all their combinations. `kind` names what decides the measured side:
+The *audit* puts the paper's printed numbers into the expression, *measured* puts ours (`decide.py`). `holds_if` serves
+both; `audit` and `measured` serve one each where they must differ, for example because the sentence names a number of
+the paper's scale. Each is an expression, or a list of which all must hold. Names of `for` in braces stand for all their
+combinations. `kind` names what decides the measured side:
 
     cells         cells of the paper's tables
     experiment    values of a named experiment, experiment["name"]["value"] (`common/report/experiments.py`)
     test          `test`, one or more pytest node ids; `shows: does not hold` where they prove the opposite
 
-Without an expression for the audit `no_numbers` gives the reason why the paper's numbers cannot decide, for example
-that there is only a figure. `needs` is what keeps the measured side from being run at all, `not_run_yet` what is still
-missing here. `about: training` marks a claim about training (collapse, stability), in which rows that did not train
-count; in all others they decide nothing. `regime`, an expression or a list, states in which regime runs must be to
-decide the claim, by the values over seeds; other runs leave it open. `departure` names what differs from the paper in
-the runs below its scale, and stands beside their verdict. `exact: by construction` marks what follows from a definition
-or a count, `exact: parity check` weights that are not trained here: both are judged by the value, without seeds.
-`effect_size` gives the reason why no affordable run can decide: there is an estimate instead of a verdict. `threshold`
-is the revision that last changed the measured expression. One that was chosen when the results were known stands under
-`after_the_data`, the earlier one under `measured`. `control_of: C1` marks a question of ours beside that claim, with a
-row that the paper does not print: it is answered like a claim, and counts as none of the paper's.
+Further keys:
+
+    no_numbers        why the paper's numbers cannot decide, for example only a figure; instead of an audit
+    needs             what prevents any run of the measured side
+    not_run_yet       what is still missing here
+    about             "training": a claim about collapse or stability, which rows that did not train may decide
+    regime            expression or list, over our values: runs that do not satisfy it leave the claim open
+    departure         what differs from the paper in runs below its scale; stands beside their verdict
+    exact             "by construction" (a definition or a count) or "parity check" (weights not trained here): judged
+                      by the value, without seeds
+    effect_size       why no affordable run can decide: there is an estimate instead of a verdict
+    threshold         revision that last changed the measured expression
+    after_the_data    expression chosen when the results were known; `measured` keeps the earlier one
+    control_of        claim beside which this is our question, with a row that the paper does not print; not counted
+                      among the paper's
 
 Above the claims `equal_within` gives the rule for margins of equivalence, see `equivalence.py`.
 """
@@ -57,15 +61,17 @@ _MAX_COMBINATIONS = 200
 
 
 class ClaimError(ValueError):
-    """A claims.yaml that cannot be used; the message names file, claim, key and what would be accepted."""
+    """A claims.yaml that cannot be used; the message names file, claim, key and what is expected."""
 
 
 @dataclass(frozen=True)
 class PaperTables:
-    """The numbers that a paper prints, and which of its rows cannot be run, or not yet.
+    """The numbers that a paper prints, and which of its rows cannot be run.
 
-    title: of the paper. numbers: of every cell, None where the paper prints none. rows, columns: names by table, for
-    messages. needs: (table, row) -> what keeps the row from being run. units: (table, column) -> unit.
+    numbers: of every cell, None where the paper prints none.
+    rows, columns: names by table.
+    needs: (table, row) -> what keeps the row from being run.
+    units: (table, column) -> unit.
     """
 
     title: str
@@ -78,10 +84,10 @@ class PaperTables:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim; the meaning of the fields is that of the keys of claims.yaml, see the module.
+    """One claim; the fields are the keys of claims.yaml, see the module.
 
-    `audit` and `measured` are the conditions of that side, which all must hold, `later` those of `after_the_data`;
-    `audit_text` and `measured_text` the expressions as they were written.
+    `audit`, `measured`, `later` (of `after_the_data`) and `regime` are conditions that all must hold; `audit_text` and
+    the like are their expressions as written.
     """
 
     id: str
@@ -112,7 +118,7 @@ class Claim:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Tables and experiments, by name, that either side of the claim refers to."""
+        """Names of the tables and experiments that the claim refers to."""
         used = cells(*self.audit, *self.measured, *self.later, *self.regime)
         return tuple(dict.fromkeys(cell.row if cell.table == EXPERIMENT else cell.table for cell in used))
 
@@ -121,7 +127,7 @@ def load_paper_tables(path: str | Path) -> PaperTables:
     """The printed numbers of a paper_tables.yaml.
 
     Raises:
-        ClaimError: if the file is not in its form; the message names table and row.
+        ClaimError: the file is not in its form; the message names table and row.
     """
     path = Path(path)
     content = _yaml(path)
@@ -148,11 +154,8 @@ def load_paper_tables(path: str | Path) -> PaperTables:
 def load_claims(path: str | Path, printed: PaperTables) -> tuple[Claim, ...]:
     """The claims of a claims.yaml, every reference checked against the paper's tables.
 
-    Args:
-        path: of the file.
-        printed: the paper's tables.
     Raises:
-        ClaimError: the first thing that is wrong, with file, claim, key and what would be accepted.
+        ClaimError: the first error, with file, claim, key and what is expected.
     """
     path = Path(path)
     content = _yaml(path)
@@ -230,7 +233,6 @@ def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
 
 
 def _rule(entry: Any, where: str) -> Rule | None:
-    """The margin of equivalence of a file."""
     if entry is None:
         return None
     fits = (
@@ -243,7 +245,6 @@ def _rule(entry: Any, where: str) -> Rule | None:
 
 
 def _check_sides(claim: Claim) -> None:
-    """What the audit, and what each kind of measured side, must have and must not."""
     of_experiments = {
         side: any(cell.table == EXPERIMENT for cell in cells(*getattr(claim, side))) for side in ("audit", "measured")
     }
@@ -274,7 +275,6 @@ def _check_sides(claim: Claim) -> None:
 
 
 def _conditions(texts: list[str], names: Mapping[str, list], printed: PaperTables) -> tuple[Condition, ...]:
-    """The distinct conditions of one side, with all combinations of the names of `for` put in."""
     expanded: dict[str, None] = {}
     for text in texts:
         used = [name for name in names if f"{{{name}}}" in text]

@@ -1,4 +1,4 @@
-"""The claims of a paper with both verdicts, in words, for the terminal and as Markdown."""
+"""The claims of a paper with both verdicts as text, for the terminal and as Markdown."""
 
 import textwrap
 from collections import Counter
@@ -75,7 +75,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class PaperClaims:
-    """All claims of a paper: its folder, its title, and the claims in the order of their file."""
+    """All claims of a paper, in the order of their file; `paper` is its folder."""
 
     paper: str
     title: str
@@ -87,10 +87,9 @@ def judge(folder: str | Path, tables: Sequence[Table], experiments: Sequence[Exp
 
     Args:
         folder: with claims.yaml and paper_tables.yaml.
-        tables: of ours, of any papers; with changed rows or settings left out, but for those near the best of a search.
-        experiments: of ours, of any papers.
+        tables, experiments: ours, of any papers; of changed tables only those near the best of a search.
     Raises:
-        ClaimError: if one of the two files is broken.
+        ClaimError: one of the two files is broken.
     """
     folder = Path(folder)
     if not (folder / "claims.yaml").is_file():
@@ -124,8 +123,8 @@ def judge(folder: str | Path, tables: Sequence[Table], experiments: Sequence[Exp
 def with_q(claims: PaperClaims) -> PaperClaims:
     """The claims with q values at the most telling scale of each: the paper is one family of tests.
 
-    In it are all claims that numbers over seeds decide, each with its answer and its equivalence, and with those of its
-    mean. What is exact, what tests decide, what the audit finds and controls of ours are not.
+    It contains all claims that numbers over seeds decide, each with its answer, its equivalence, and those of its mean;
+    no exact claims, no claims decided by tests, no audits, no controls of ours.
     """
     firsts = [judged.measured[0] for judged in _of_the_paper(claims)]
     verdicts = [
@@ -162,10 +161,9 @@ def touching(claims: PaperClaims, sources: Sequence[str]) -> PaperClaims:
 
 
 def counts(claims: PaperClaims) -> tuple[str, str]:
-    """How many claims got which verdict, as text: audit, and measured at the most telling scale of each claim.
+    """Number of claims by verdict, as text: audit, and measured at the most telling scale of each claim.
 
-    What holds on these pictures, by construction, by a test or in a parity check of weights stands apart. Controls of
-    ours do not count.
+    The ways of `way_of` stand apart; controls of ours do not count.
     """
     judged_of_paper = _of_the_paper(claims)
     firsts = [judged.measured[0] for judged in judged_of_paper]
@@ -177,10 +175,10 @@ def counts(claims: PaperClaims) -> tuple[str, str]:
 
 
 def table_of_counts(papers: Sequence[PaperClaims]) -> str:
-    """Aligned lines for the terminal: how many claims have which verdict, by paper and scale.
+    """Number of claims by verdict, paper and scale, as aligned lines.
 
-    A claim counts at every scale at which it was measured, one without any in the line "none". The last column is of
-    the verdicts over seeds how many are on these pictures only.
+    A claim counts at every scale at which it was measured, one without any in the line "none". The last column counts
+    the verdicts over seeds that are on these pictures only.
     """
     counted: dict[tuple[str, str], Counter] = {}
     for paper, verdict in ((p.paper, verdict) for p in papers for one in _of_the_paper(p) for verdict in one.measured):
@@ -199,7 +197,7 @@ def _counted(verdicts: Counter) -> str:
 
 
 def way_of(verdict: Verdict) -> str:
-    """How a verdict came about, for counting apart: "by test", `Claim.exact`, "on these pictures"; else empty."""
+    """How a verdict came about: "by test", `Claim.exact`, "on these pictures"; else empty."""
     has_interval = verdict.verdict in (*DECIDED, DEPENDS, UNDECIDED) and verdict.seeds_only
     return verdict.how or (SEEDS_ONLY if has_interval else "")
 
@@ -225,14 +223,13 @@ def headline(verdict: Verdict) -> str:
 
 
 def _kind(verdict: Verdict) -> str:
-    """The verdict with its x."""
     if verdict.within is None:
         return verdict.verdict
     return verdict.verdict.removesuffix("x") + f"{verdict.within:.2g} points"
 
 
 def evidence(verdict: Verdict) -> str:
-    """What a verdict rests on, in short: the comparison that decides, its interval and rule, how many hold."""
+    """The comparison that decides, its interval and rule, and how many hold, as text."""
     parts = []
     if verdict.verdict == EFFECT:
         parts = [f"{effect(finding)}; {finding.basis}" for finding in verdict.findings]
@@ -260,7 +257,7 @@ def evidence(verdict: Verdict) -> str:
 def effect(finding: Finding) -> str:
     """The margin with its interval: "+3.2 ± 1.1 points", or "+3.2 [1.0, 5.2] points" where it is not symmetric.
 
-    So many digits that no rounding moves an end to the other side of the threshold.
+    It has enough digits that rounding moves no end across the threshold.
     """
     if finding.margin is None:
         return ""
@@ -276,7 +273,7 @@ def effect(finding: Finding) -> str:
 
 
 def to_text(claims: PaperClaims, width: int = 100) -> str:
-    """For the terminal: a line or two per claim, the verdicts first."""
+    """For the terminal: a line or two for each claim, then its verdicts."""
     if not claims.judged:
         return ""
     lines = ["Claims that these tables touch (audit: the paper's own numbers; measured: ours)"]
@@ -288,7 +285,7 @@ def to_text(claims: PaperClaims, width: int = 100) -> str:
 
 
 def to_markdown(claims: PaperClaims) -> str:
-    """GitHub Markdown: a line per claim, and below it where the claim stands and what decides it."""
+    """GitHub Markdown: a line per claim; below it where each claim stands and what decides it."""
     audits, measured = counts(claims)
     parts = [f"## Claims: {claims.title} ({claims.paper})", READING, f"Audit: {audits}. Measured: {measured}."]
     lines = ["| claim | audit | measured |", "| --- | --- | --- |"]
@@ -333,7 +330,7 @@ _PLURAL = {
 
 
 def _digits(finding: Finding) -> int:
-    """Decimals that show the margin, and its interval, with two digits, and no end of it as 0."""
+    """Decimals that show the margin and its interval with two digits, and no end of it as 0."""
     low, high = finding.interval or (finding.margin, finding.margin)
     size = (high - low) / 2 or abs(finding.margin or 0.0)
     size = min(size, abs(low), abs(high)) if low and high else size

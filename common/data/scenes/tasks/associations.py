@@ -34,8 +34,8 @@ def association_item(key: int, turn: int, image_size: int) -> dict:
     """A cue and 5, 6, 10 or 12 images.
 
     Returns:
-        {"cue": one word, "images": (n, H, W, 3) uint8, "gold": ascending indices of the images that the cue
-        describes, "k": how many those are}; between 2 and n // 2 images are gold.
+        {"cue": one word, "images": (n, H, W, 3) uint8, "gold": ascending indices of the 2 to n // 2 images that the cue
+        describes, "k": their number}.
     """
     draws = Draws(key)
     number = CANDIDATES[turn]

@@ -1,10 +1,9 @@
 """Visual entailment: the image is the premise, a sentence the hypothesis (SNLI-VE).
 
-The image must leave a neutral hypothesis undecided, so in about half of the images one thing lies under a grey
-chequered
-cloth: it counts as a thing and has a place, but could be anything. A hypothesis is entailed if it holds without the
-covered thing, neutral if it holds for some thing under the cloth, and contradicted otherwise. It is drawn independently
-of any image, so the words do not predict the label.
+The image must leave a neutral hypothesis undecided, so in about half of the drawn images one thing lies under a grey
+chequered cloth: it counts as a thing and has a place, but could be anything. A hypothesis is entailed if it holds
+without the covered thing, neutral if it holds for some thing under the cloth, and contradicted otherwise. It is drawn
+independently of any image, so the words do not predict the label.
 """
 
 from dataclasses import replace
@@ -33,7 +32,7 @@ def _can_hold(statement: Statement, scene: Scene, covered_may_be_anything: bool)
 
 
 def entailment_label(statement: Statement, scene: Scene) -> int:
-    """0 contradiction, 1 neutral, 2 entailment; `scene.covered` lists the hidden objects.
+    """Index into `ENTAILMENT_LABELS`; `scene.covered` lists the hidden objects.
 
     Raises:
         ValueError: a mention has a place or a size, which show through the cloth.
@@ -62,11 +61,7 @@ def random_hypothesis(draws: Draws) -> Statement:
 
 
 def entailment_item(key: int, turn: int, image_size: int) -> dict:
-    """One image, one hypothesis.
-
-    Returns:
-        {"image": (H, W, 3) uint8, "hypothesis": str, "label": 0 contradiction, 1 neutral, 2 entailment}.
-    """
+    """{"image": (H, W, 3) uint8, "hypothesis": str, "label": index into `ENTAILMENT_LABELS`}."""
     draws = Draws(key)
     hypothesis = random_hypothesis(draws)
     while True:

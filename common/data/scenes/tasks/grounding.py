@@ -36,11 +36,10 @@ def _keep(mention: Mention, fields: tuple[int, ...]) -> Mention:
 
 
 def referring_statement(scene: Scene, index: int, draws: Draws, with_relation: bool = False) -> Statement | None:
-    """A short statement whose first mention can only be the given object; None if no such statement is unique.
+    """A short statement whose first mention can only be the given object; None if none is unique.
 
     Args:
-        draws: which attributes are tried first.
-        with_relation: describe it by its relation to another object if that helps.
+        with_relation: relations to another object are tried first.
     """
     item = scene.objects[index]
     known = _appearance(item)
@@ -66,7 +65,7 @@ def _appearance(item: SceneObject) -> Mention:
 def appearance_statement(scene: Scene, index: int, draws: Draws) -> Statement | None:
     """Shape, colour, size and texture of an object, which also distinguish it from those of other images.
 
-    An object that no appearance distinguishes is described as in `referring_statement`.
+    If they fit another object of the scene too: `referring_statement`.
     """
     known = _appearance(scene.objects[index])
     for fields in _FIELDS_OF_APPEARANCE:
@@ -98,11 +97,11 @@ def proposals(scene: Scene, draws: Draws) -> list[tuple[float, float, float, flo
 
 
 def grounding_item(key: int, turn: int, image_size: int) -> dict:
-    """One image, one expression, eight boxes.
+    """One image, one expression, eight boxes (left, top, right, bottom) as fractions.
 
     Returns:
-        {"image": (H, W, 3) uint8, "text": str, "proposals": (8, 4) float32 boxes (left, top, right, bottom) as
-        fractions, "label": index of the right one, "box": the right one}.
+        {"image": (H, W, 3) uint8, "text": str, "proposals": (8, 4) float32, "label": index of the right one, "box": the
+        right one}.
     """
     draws = Draws(key)
     while True:

@@ -89,11 +89,7 @@ def say_pair_statement(statement: PairStatement, draws: Draws) -> str:
 
 
 def pair_item(key: int, turn: int, image_size: int) -> dict:
-    """Two images and a statement.
-
-    Returns:
-        {"images": (2, H, W, 3) uint8, left then right, "statement": str, "label": 1 if true, else 0}.
-    """
+    """{"images": (2, H, W, 3) uint8, left then right, "statement": str, "label": 1 if true, else 0}."""
     draws = Draws(key)
     statement = random_pair_statement(draws)
     while True:

@@ -1,7 +1,7 @@
 """Questions about one image, with answers of three types: yes/no, number, other (VQA v2).
 
-A question is a small record with an answer for any scene (`answer`). Yes and no are equally frequent for every kind,
-because the question is drawn first and images are drawn until the chosen answer comes up.
+Yes and no are equally frequent for every kind, because the question is drawn first and images are drawn until the
+chosen answer comes up.
 """
 
 from typing import NamedTuple
@@ -93,8 +93,8 @@ def question_item(key: int, turn: int, image_size: int) -> dict:
     """One image, one question.
 
     Returns:
-        {"image": (H, W, 3) uint8, "question": str, "answer": str, "answers": the answer ten times (the form of VQA
-        v2), "answer_type": "yes/no", "number" or "other", "label": index of the answer in `ANSWERS`}.
+        {"image": (H, W, 3) uint8, "question": str, "answer": str, "answers": it ten times (the form of VQA v2),
+        "answer_type": "yes/no", "number" or "other", "label": index in `ANSWERS`}.
     """
     draws = Draws(key)
     if turn < 4:

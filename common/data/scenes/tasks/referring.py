@@ -42,7 +42,7 @@ class ReferringScenes:
         return [expression["text"] for expression in self.expressions(index)]
 
     def expressions(self, index: int) -> list[dict]:
-        """The expressions in the order of the scene's things, without things that none distinguishes.
+        """One for each of the scene's things in order, without things that none distinguishes.
 
         Returns:
             {"text": str, "box": (left, top, right, bottom) as fractions, "large": whether the thing is} each.
