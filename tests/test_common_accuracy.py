@@ -24,19 +24,6 @@ from common.evaluation.accuracy import (
     worst_region_accuracy,
 )
 
-LABELS, PREDICTIONS = [0, 0, 0, 1, 1, 2], [0, 0, 3, 1, 0, 2]  # class 3 is predicted but never occurs
-
-
-def test_the_default_of_torchmetrics_is_another_metric():
-    """Its macro average counts a class that is only predicted as a recall of 0, also where others report micro."""
-    classification = pytest.importorskip("torchmetrics.functional.classification")
-    predictions, labels = torch.tensor(PREDICTIONS), torch.tensor(LABELS)
-    theirs = float(classification.multiclass_accuracy(predictions, labels, num_classes=4))
-    assert round(theirs, 4) == 0.5417
-    assert mean_per_class_recall(PREDICTIONS, LABELS) - theirs > 0.18
-    micro = float(classification.multiclass_accuracy(predictions, labels, num_classes=4, average="micro"))
-    assert micro == pytest.approx(accuracy(PREDICTIONS, LABELS))
-
 
 @pytest.mark.parametrize("seed", range(6))
 def test_metrics_equal_scikit_learn_with_absent_classes(seed):
@@ -93,10 +80,13 @@ def test_winogavil_prompts_and_groups():
     assert metrics["jaccard_score_5-6"] == pytest.approx(0.1)
     assert metrics["jaccard_score_all"] == pytest.approx(0.4)
     assert metrics["jaccard_score_12"] == 1
-    with pytest.raises(ValueError, match="empty WinoGAViL cue"):
-        winogavil_prompt(" ")
-    with pytest.raises(ValueError, match="no WinoGAViL instances for jaccard_score_5, jaccard_score_6"):
-        winogavil_metrics([0.4, 1.0], [10, 12])
+    refused(
+        ("empty WinoGAViL cue", lambda: winogavil_prompt(" ")),
+        (
+            "no WinoGAViL instances for jaccard_score_5, jaccard_score_6",
+            lambda: winogavil_metrics([0.4, 1.0], [10, 12]),
+        ),
+    )
 
 
 def test_evaluation_carries_metrics_whose_hits_average_to_them():

@@ -1,7 +1,5 @@
 """VQA, SNLI-VE and NLVR2 scores: golden cases of the official rules, and leave-one-out loops."""
 
-import gzip
-import json
 import random
 
 import pytest
@@ -42,14 +40,11 @@ from common.evaluation.annotated import entailment_metrics, nlvr2_metrics, norma
         (":", ":"),
         ("the", ""),
         ("", ""),
+        ("x." * 40, "x" * 33 + ".x" * 7 + "."),  # at most 32 periods go
     ],
 )
 def test_normalised_answers(answer, expected):
     assert normalize_answer(answer) == expected
-
-
-def test_at_most_32_periods_go():
-    assert normalize_answer("x." * 40) == "x" * 33 + ".x" * 7 + "."
 
 
 def test_score_equals_the_leave_one_out_loop():
@@ -78,12 +73,14 @@ def test_vqa_metrics_per_answer_type():
     metrics = vqa_metrics({1: "yes", 2: "no", 3: "3"}, answers, types)
     expected = {"accuracy": 1.6 / 3, "accuracy (number)": 0, "accuracy (yes/no)": 0.8}
     assert metrics == pytest.approx(expected)
-    with pytest.raises(ValueError, match=r"predictions: 1 questions are missing \(first \[3\]\), 1 are unknown"):
-        vqa_metrics({1: "yes", 2: "no", 4: "3"}, answers, types)
-    with pytest.raises(ValueError, match="no questions"):
-        vqa_metrics({}, {}, {})
-    with pytest.raises(ValueError, match="1 annotated answers; expected: at least two"):
-        vqa_score("yes", ["yes"])
+    refused(
+        (
+            r"predictions: 1 questions are missing \(first \[3\]\), 1 are unknown",
+            lambda: vqa_metrics({1: "yes", 2: "no", 4: "3"}, answers, types),
+        ),
+        ("no questions", lambda: vqa_metrics({}, {}, {})),
+        ("1 annotated answers; expected: at least two", lambda: vqa_score("yes", ["yes"])),
+    )
 
 
 def test_scenes_answers_score_one_and_wrong_ones_zero():
@@ -95,17 +92,6 @@ def test_scenes_answers_score_one_and_wrong_ones_zero():
     assert set(right.values()) == {1.0}
     assert len(right) == 4
     assert vqa_metrics(dict.fromkeys(answers, "banana"), answers, types)["accuracy"] == 0
-
-
-def test_real_annotations_give_the_closed_form(data_dir):
-    with gzip.open(data_dir / "annotations" / "vqa_v2_sample.jsonl.gz", "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for _, line in zip(range(2000), lines)]
-    for row in rows:
-        answers = [answer if isinstance(answer, str) else answer["answer"] for answer in row["answers"]]
-        best = max(vqa_score(answer, answers) for answer in answers)
-        values = {round(vqa_score(answer, answers), 10) for answer in answers}
-        assert values <= {0.0, 0.3, 0.6, 0.9, 1.0}
-        assert best >= 0.3  # at least the annotator's own answer
 
 
 def test_entailment_accuracy_is_micro():
@@ -129,18 +115,12 @@ def test_nlvr2_consistency_asks_for_all_pairs_of_a_sentence():
     assert nlvr2_metrics(torch.tensor([1, 0]), torch.tensor([1, 1])) == {"accuracy": 0.5}
 
 
-def test_nlvr2_has_a_group_for_each_sentence_of_a_set(data_dir):
-    with gzip.open(data_dir / "annotations" / "nlvr2_dev.jsonl.gz", "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
-    places = [row["identifier"].split("-") for row in rows]
-    sentences = {(row["sentence"], place[1]) for row, place in zip(rows, places)}
-    assert len({(*place[:2], place[3]) for place in places}) == pytest.approx(len(sentences), rel=0.02)
-
-
 def test_bad_nlvr2_input_is_refused():
-    with pytest.raises(ValueError, match="NLVR2 label 'maybe'; expected: True or False"):
-        nlvr2_metrics(["maybe"], ["True"])
-    with pytest.raises(ValueError, match="NLVR2 identifier 'dev-1'; expected: split-set-pair-sentence"):
-        nlvr2_metrics(["True"], ["True"], ["dev-1"])
-    with pytest.raises(ValueError, match="0 and 0 items"):
-        nlvr2_metrics([], [])
+    refused(
+        ("NLVR2 label 'maybe'; expected: True or False", lambda: nlvr2_metrics(["maybe"], ["True"])),
+        (
+            "NLVR2 identifier 'dev-1'; expected: split-set-pair-sentence",
+            lambda: nlvr2_metrics(["True"], ["True"], ["dev-1"]),
+        ),
+        ("0 and 0 items", lambda: nlvr2_metrics([], [])),
+    )

@@ -314,10 +314,13 @@ def test_the_whole_split_has_the_published_numbers_of_queries(data_dir):
     for key in results["coco_5k"].hits:
         assert results["coco_1k"].metrics[key] > results["coco_5k"].metrics[key]
     assert results["eccv"].metrics["i2t_map_at_r"] < results["eccv"].metrics["i2t_r_precision"]
-    with pytest.raises(ValueError, match="make no folds of 1000"):
-        coco_results(scores[:4000], image_ids[:-1], ids, owners)
-    with pytest.raises(ValueError, match=r"Crisscrossed Captions, score >= 3 names (caption|image)"):
-        coco_results(scores, image_ids, [-one for one in ids], owners, relations)
+    refused(
+        ("make no folds of 1000", lambda: coco_results(scores[:4000], image_ids[:-1], ids, owners)),
+        (
+            r"Crisscrossed Captions, score >= 3 names (caption|image)",
+            lambda: coco_results(scores, image_ids, [-one for one in ids], owners, relations),
+        ),
+    )
 
 
 def test_metrics_equal_those_of_the_eccv_caption_package():

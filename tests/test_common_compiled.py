@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = """
 import numba, numpy
@@ -45,6 +47,7 @@ def test_loops_have_as_many_threads_as_torch_has_when_they_are_called():
     subprocess.run([sys.executable, "-c", THREADS], cwd=ROOT, env=os.environ | {"NUMBA_NUM_THREADS": "3"}, check=True)
 
 
+@pytest.mark.slow
 def test_retrieval_works_after_the_caller_has_used_numba_with_another_number_of_threads():
     environment = {key: value for key, value in os.environ.items() if key != "NUMBA_NUM_THREADS"}
     subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment, check=True)

@@ -83,6 +83,7 @@ def copied(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_edited_formula_trains_again_and_an_edited_plot_does_not(copied):
     """By the commands of a user, each in a process of its own."""
 

@@ -381,6 +381,7 @@ def test_most_steps_read_only_loss_and_logit_scale(tmp_path, monkeypatch):
     assert all(0 < record["gradient_norm_logit_scale"] <= record["gradient_norm"] for record in looked_at)
 
 
+@pytest.mark.slow
 def test_token_by_token_and_with_a_queue_the_log_has_every_value(tmp_path):
     often = ("run.log_every=1", "run.diagnose_every=1")
     late = lines(run(tmp_path / "late", *often, row="table1_late_interaction.yaml"))

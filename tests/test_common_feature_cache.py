@@ -188,6 +188,7 @@ def fresh_pages(keep):
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
 def test_large_blocks_are_used_again_while_features_are_computed():
     (given,), (kept,) = in_processes(1, fresh_pages, False), in_processes(1, fresh_pages, True)

@@ -142,12 +142,11 @@ def test_keys_in_half_precision_are_cast_up_and_finer_ones_are_refused():
     assert queue.features.dtype == torch.float64
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_cast_to_half_precision_keeps_its_keys_unrounded(dtype):
+def test_a_model_cast_to_half_precision_keeps_its_keys_unrounded():
     model = nn.ModuleDict({"layer": nn.Linear(2, 2), "queue": FeatureQueue(64, 2)})
     before = model["queue"].features.clone()
-    model.to("cpu", dtype)
-    assert model["layer"].weight.dtype == dtype
+    model.to("cpu", torch.bfloat16)
+    assert model["layer"].weight.dtype == torch.bfloat16
     assert torch.equal(model["queue"].features, before)
     assert "features" in model["queue"].state_dict()
 

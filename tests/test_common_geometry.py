@@ -96,13 +96,13 @@ def test_gradient_of_the_distance_of_equal_rows_is_0_or_a_direction_never_a_pole
     assert norm(first.grad).max() < 2
 
 
-@pytest.mark.parametrize(("distance", "bound"), [(1e-4, 2e-7), (1e-2, 2e-7), (1.0, 2e-7)])
+@pytest.mark.parametrize("distance", [1e-4, 1e-2, 1.0])
 @pytest.mark.parametrize("length", [1.0, 5.0])
-def test_paired_euclidean_distance_keeps_its_digits(length, distance, bound):
+def test_paired_euclidean_distance_keeps_its_digits(length, distance):
     first, second = pairs_at(length, distance)
     expected = (first.double() - second.double()).norm(dim=1)
     paired = paired_euclidean_distance(first, second)
-    assert ((paired - expected).abs() / expected).max() < bound
+    assert ((paired - expected).abs() / expected).max() < 2e-7
     # all pairs: an absolute error of the square, 1.5 sqrt(512) roundings; by the processor 0.7e-6 to 1.6e-6
     all_pairs = squared_distances(first, second).diagonal()
     assert (all_pairs - expected.square()).abs().max() < 4e-6 * (length**2 + distance**2)
@@ -167,22 +167,12 @@ def test_angle_of_a_zero_vector_is_a_right_angle_without_gradient_trouble():
     assert paired_angles(torch.zeros(1, 3), torch.tensor([[0.0, 1.0, 0.0]])).item() == pytest.approx(math.pi / 2)
 
 
-def test_angles_obey_the_triangle_inequality_where_one_minus_cosine_does_not():
+def test_angles_obey_the_triangle_inequality():
     a, b, c = (unit(torch.randn(500, 3, dtype=torch.float64)) for _ in range(3))
     assert (paired_angles(a, c) <= paired_angles(a, b) + paired_angles(b, c) + 1e-12).all()
-    circle = torch.tensor([[math.cos(t), math.sin(t)] for t in (0, math.pi / 4, math.pi / 2)], dtype=torch.float64)
-    cosine_distance = 1 - inner_product_similarity(circle, circle)
-    assert cosine_distance[0, 1].item() == pytest.approx(0.2928932188)
-    assert cosine_distance[0, 2] > cosine_distance[0, 1] + cosine_distance[1, 2]
 
 
 # roots
-
-
-def test_norm_of_zero_has_gradient_0():
-    vectors = torch.zeros(2, 3, requires_grad=True)
-    norm(vectors).sum().backward()
-    assert (vectors.grad == 0).all()
 
 
 def test_safe_sqrt_is_the_square_root_and_0_below():

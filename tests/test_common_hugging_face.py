@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from refusals import refused
 from tars import as_plain, jpeg
 from torch.utils.data import DataLoader, Dataset
 
@@ -111,7 +112,6 @@ def test_captions_are_read_from_lists_of_every_kind(tmp_path, kind):
     of_kind = {"list": pa.list_(pa.string()), "large_list": pa.large_list(pa.string())}
     column = pa.array(captions, of_kind.get(kind, pa.list_(pa.string(), 2)))
     pq.write_table(pa.table({"image": [jpeg(0), jpeg(1)], "caption": column}), tmp_path / "x.parquet")
-    assert datasets.load_dataset("parquet", data_files=str(tmp_path / "x.parquet"))["train"]["caption"][:] == captions
     for role in ("train", "test"):
         pairs = open_hugging_face("x.parquet", root=tmp_path, role=role)
         assert [pairs[row]["captions"] for row in range(2)] == captions
@@ -122,10 +122,12 @@ def test_captions_are_read_from_lists_of_every_kind(tmp_path, kind):
 LINKED = ["set", "set#train", "set/*.KIND", "set/train-{0..1}.KIND", "set/train-1.KIND", "link"]
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
-@pytest.mark.parametrize("source", LINKED)
-@pytest.mark.parametrize("stream_buffer", [0, 4])
-def test_a_file_that_is_a_link_to_nothing_is_refused(tmp_path, kind, source, stream_buffer):
+@pytest.mark.parametrize(
+    ("source", "kind", "stream_buffer"),
+    [(source, "parquet", 0) for source in LINKED]
+    + [("set", "arrow", 0), ("set/*.KIND", "jsonl", 0), ("set#train", "parquet", 4), ("set/*.KIND", "jsonl", 4)],
+)
+def test_a_file_that_is_a_link_to_nothing_is_refused(tmp_path, source, kind, stream_buffer):
     folder = tmp_path / "set"
     folder.mkdir()
     part = datasets.Dataset.from_dict({"image": ["0.jpg"], "caption": ["a"]})
@@ -174,10 +176,16 @@ def test_columns_are_recognised_by_name_or_chosen(tmp_path):
         f"{tmp_path / 'set'}: column data.caption_column 'title' is missing; "
         "expected one of: picture, caption, image_id, alt"
     )
-    with pytest.raises(ValueError, match="'image_id' is of type int64; expected one of: images, bytes, paths"):
-        open_hugging_face("set", root=tmp_path, image_column="image_id")
-    with pytest.raises(ValueError, match="'image_id' is of type int64; expected: strings, or lists"):
-        open_hugging_face("set", root=tmp_path, caption_column="image_id")
+    refused(
+        (
+            "'image_id' is of type int64; expected one of: images, bytes, paths",
+            lambda: open_hugging_face("set", root=tmp_path, image_column="image_id"),
+        ),
+        (
+            "'image_id' is of type int64; expected: strings, or lists",
+            lambda: open_hugging_face("set", root=tmp_path, caption_column="image_id"),
+        ),
+    )
     both.remove_columns(["caption", "alt"]).save_to_disk(tmp_path / "bare")
     with pytest.raises(ValueError, match=r"data.caption_column is unknown; expected one of: picture, image_id"):
         open_hugging_face("bare", root=tmp_path)
@@ -379,7 +387,7 @@ class Positions(Dataset):
         return ids_of(self.pairs, positions)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, 3])
 def test_the_order_of_a_stream_does_not_depend_on_the_number_of_workers(tmp_path, num_workers):
     whole = ids_of(stream_of(tmp_path), range(40))
     batches = [list(range(first, first + 5)) for first in range(0, 40, 5)]

@@ -7,9 +7,9 @@ import pytest
 import torch
 from comparison import Comparison
 from processes import in_processes
+from refusals import refused
 
 from common.distributed import mean_over_processes, rank, world_size
-from common.feature_queue import FeatureQueue
 from common.geometry import Sphere, inner_product_similarity, unit
 from common.info_nce import (
     Distillation,
@@ -52,24 +52,12 @@ def test_loss_and_gradients_equal_open_clip():
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
 
 
-def test_gradient_passes_gradcheck():
-    images = unit(torch.randn(4, 3, dtype=torch.float64)).requires_grad_()
-    texts = unit(torch.randn(4, 3, dtype=torch.float64)).requires_grad_()
-    scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, y, s: contrastive_loss(x, y, Sphere(), s), (images, texts, scale))
-
-
 def test_large_logits_stay_finite():
     embeddings = unit(torch.randn(16, 8)).requires_grad_()
     loss = contrastive_loss(embeddings, -embeddings, Sphere(), torch.tensor(1e4))
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(embeddings.grad).all()
-
-
-def test_a_matrix_that_is_not_square_is_refused():
-    with pytest.raises(ValueError, match=r"\(3, 4\)"):
-        symmetric_info_nce(torch.zeros(3, 4))
 
 
 # soft and several targets
@@ -123,11 +111,6 @@ def test_unknown_ids_equal_nothing_but_the_partner_is_always_a_positive():
     assert targets.tolist() == [[1, 0, 0, 0], [0, 0.5, 0, 0.5], [0, 0, 1, 0]]
 
 
-def test_a_query_without_a_positive_is_named():
-    with pytest.raises(ValueError, match=r"no candidate has the id of the query: 2 of 3 rows: 0 \(9\), 2 \(-1\)"):
-        positives_from_ids(torch.tensor([9, 4, -1]), torch.tensor([4, -1]))
-
-
 def test_pseudo_targets_mix_softmax_and_one_hot():
     pseudo, alpha = double(3, 5), 0.4
     by_index = distilled_targets(pseudo, torch.tensor([4, 0, 2]), alpha)
@@ -156,33 +139,23 @@ def test_a_masked_candidate_counts_as_if_it_were_not_in_the_matrix():
     torch.testing.assert_close(info_nce(mask_absent(logits, present), soft), masked, rtol=1e-14, atol=0)
 
 
-def test_a_queue_that_is_not_full_may_be_masked_or_cut():
-    queue = FeatureQueue(10, 4, start="fill_level").double()
-    queue.enqueue(unit(double(6, 4)))
-    queries, targets = unit(double(3, 4)), torch.arange(3)
-    cut = info_nce(queries @ queue.rows().T, targets)
-    masked = info_nce(mask_absent(queries @ queue.features.clone().T, queue.present()), targets)
-    torch.testing.assert_close(masked, cut, rtol=1e-14, atol=0)
-
-
-def test_rows_without_any_candidate_are_refused_by_number():
+def test_rows_without_any_candidate_or_with_a_masked_positive_are_refused_by_number():
     present = torch.tensor([[True, False], [False, False], [False, False]])
-    with pytest.raises(ValueError, match="every candidate is masked: 2 of 3 rows: 1, 2"):
-        mask_absent(torch.zeros(3, 2), present)
-    with pytest.raises(ValueError, match="every candidate is masked"):
-        mask_absent(torch.zeros(3, 2), torch.tensor([False, False]))
-    with pytest.raises(ValueError, match=r"must be bool, \(2,\) or \(3, 2\), got \(3,\)"):
-        mask_absent(torch.zeros(3, 2), torch.ones(3, dtype=torch.bool))
-
-
-def test_a_masked_positive_is_refused_by_number():
     logits = mask_absent(torch.zeros(3, 3), torch.tensor([True, False, True]))
-    with pytest.raises(ValueError, match=r"the positive is masked .*: 1 of 3 rows: 1"):
-        info_nce(logits, torch.arange(3))
-    with pytest.raises(ValueError, match=r"the positive is masked .*: 3 of 3 rows: 0, 1, 2"):
-        info_nce(logits, torch.full((3, 3), 1 / 3))
-    with pytest.raises(ValueError, match=r"the positive is masked .*: 1 of 2 rows: 1"):
-        info_nce(torch.tensor([[0.0, 1.0], [-torch.inf, -torch.inf]]), torch.tensor([0, 0]))
+    refused(
+        ("every candidate is masked: 2 of 3 rows: 1, 2", lambda: mask_absent(torch.zeros(3, 2), present)),
+        ("every candidate is masked", lambda: mask_absent(torch.zeros(3, 2), torch.tensor([False, False]))),
+        (
+            r"must be bool, \(2,\) or \(3, 2\), got \(3,\)",
+            lambda: mask_absent(torch.zeros(3, 2), torch.ones(3, dtype=torch.bool)),
+        ),
+        (r"the positive is masked .*: 1 of 3 rows: 1", lambda: info_nce(logits, torch.arange(3))),
+        (r"the positive is masked .*: 3 of 3 rows: 0, 1, 2", lambda: info_nce(logits, torch.full((3, 3), 1 / 3))),
+        (
+            r"the positive is masked .*: 1 of 2 rows: 1",
+            lambda: info_nce(torch.tensor([[0.0, 1.0], [-torch.inf, -torch.inf]]), torch.tensor([0, 0])),
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,21 +180,29 @@ def test_targets_that_do_not_fit_are_refused(logits, targets, message):
         info_nce(logits, targets)
 
 
-def test_the_check_of_row_sums_names_rows_and_sums():
-    targets = torch.tensor([[0.5, 0.5], [0.5, 0.4], [1.5, -0.5], [math.nan, 1.0]])
-    with pytest.raises(ValueError, match=r"3 of 4 rows: 1 \(0\.9.*\), 2 \(1\.0\), 3 \(nan\)"):
-        check_row_stochastic(targets)
-
-
 def test_other_mistakes_are_named():
-    with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\], got 1\.5"):
-        distilled_targets(torch.zeros(2, 2), torch.arange(2), 1.5)
-    with pytest.raises(ValueError, match=r"targets \(3,\) do not fit pseudo-logits \(2, 2\)"):
-        distilled_targets(torch.zeros(2, 2), torch.arange(3), 0.5)
-    with pytest.raises(ValueError, match=r"query_ids must be a vector of int64, got \(2, 1\)"):
-        positives_from_ids(torch.zeros(2, 1, dtype=torch.int64), torch.arange(2))
-    with pytest.raises(ValueError, match=r"equal shapes, got \(2, 3\) and \(3, 3\)"):
-        nt_xent(torch.zeros(2, 3), torch.zeros(3, 3), Sphere(), torch.tensor(1.0))
+    sums = torch.tensor([[0.5, 0.5], [0.5, 0.4], [1.5, -0.5], [math.nan, 1.0]])
+    refused(
+        (r"\(3, 4\)", lambda: symmetric_info_nce(torch.zeros(3, 4))),
+        (
+            r"no candidate has the id of the query: 2 of 3 rows: 0 \(9\), 2 \(-1\)",
+            lambda: positives_from_ids(torch.tensor([9, 4, -1]), torch.tensor([4, -1])),
+        ),
+        (r"3 of 4 rows: 1 \(0\.9.*\), 2 \(1\.0\), 3 \(nan\)", lambda: check_row_stochastic(sums)),
+        (r"alpha must lie in \[0, 1\], got 1\.5", lambda: distilled_targets(torch.zeros(2, 2), torch.arange(2), 1.5)),
+        (
+            r"targets \(3,\) do not fit pseudo-logits \(2, 2\)",
+            lambda: distilled_targets(torch.zeros(2, 2), torch.arange(3), 0.5),
+        ),
+        (
+            r"query_ids must be a vector of int64, got \(2, 1\)",
+            lambda: positives_from_ids(torch.zeros(2, 1, dtype=torch.int64), torch.arange(2)),
+        ),
+        (
+            r"equal shapes, got \(2, 3\) and \(3, 3\)",
+            lambda: nt_xent(torch.zeros(2, 3), torch.zeros(3, 3), Sphere(), torch.tensor(1.0)),
+        ),
+    )
 
 
 # numbers that every implementation must reproduce
@@ -367,21 +348,7 @@ def test_partners_may_be_compared_by_another_function_than_the_rest(with_queue):
     torch.testing.assert_close(loss(lambda x, y: given), expected, rtol=1e-13, atol=0)
 
 
-def test_a_sample_drawn_twice_is_pushed_away_without_ids_and_not_with_them():
-    rows = torch.zeros(3, 2, dtype=torch.float64)
-    gradients = []
-    for ids in (None, torch.tensor([7, 7, 1])):
-        logits = torch.tensor([[9.0, 9, 0], [9, 9, 0], [0, 0, 9]], dtype=torch.float64, requires_grad=True)
-        given = Comparison(lambda x, y, logits=logits: logits)
-        contrastive_loss(rows, rows, given, torch.tensor(1.0), ids).backward()
-        gradients.append(logits.grad)
-    without, with_ids = gradients
-    assert float(without[0, 1]) == pytest.approx(1 / 6, abs=1e-4)  # softmax 1/2, target 0, over a batch of 3
-    assert float(without[0, 0]) == pytest.approx(-1 / 6, abs=1e-4)
-    assert with_ids[:2, :2].abs().max() < 1e-4
-
-
-def test_the_queue_gets_no_gradient_and_may_not_be_written_before_the_backward_pass():
+def test_the_queue_gets_no_gradient():
     images, texts, ids, queue = pairs_and_queue()
     for tensor in (images, texts, queue.image_embeddings, queue.text_embeddings):
         tensor.requires_grad_()
@@ -389,11 +356,6 @@ def test_the_queue_gets_no_gradient_and_may_not_be_written_before_the_backward_p
     contrastive_loss(images, texts, Sphere(), scale, ids, queue).backward()
     assert queue.image_embeddings.grad is queue.text_embeddings.grad is None
     assert images.grad.abs().sum() > 0 < texts.grad.abs().sum()
-    loss = contrastive_loss(images, texts, Sphere(), scale, ids, queue)
-    with torch.no_grad():
-        queue.text_embeddings[0] = 0
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
 
 
 def test_ids_and_queues_that_do_not_fit_are_refused():
@@ -402,10 +364,16 @@ def test_ids_and_queues_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"ids of a batch of 6 must be \(6,\) int64, got \(5,\)"):
         contrastive_loss(images, texts, Sphere(), scale, ids[:5])
     wrong = queue._replace(text_embeddings=queue.text_embeddings[:, :3])
-    with pytest.raises(ValueError, match=r"queue's text embeddings \(5, 3\) and 5 ids do not fit embeddings \(6, 4\)"):
-        contrastive_loss(images, texts, Sphere(), scale, ids, wrong)
-    with pytest.raises(ValueError, match=r"queue's image embeddings \(5, 4\) and 4 ids"):
-        contrastive_loss(images, texts, Sphere(), scale, ids, queue._replace(ids=queue.ids[:4]))
+    refused(
+        (
+            r"queue's text embeddings \(5, 3\) and 5 ids do not fit embeddings \(6, 4\)",
+            lambda: contrastive_loss(images, texts, Sphere(), scale, ids, wrong),
+        ),
+        (
+            r"queue's image embeddings \(5, 4\) and 4 ids",
+            lambda: contrastive_loss(images, texts, Sphere(), scale, ids, queue._replace(ids=queue.ids[:4])),
+        ),
+    )
 
 
 # two processes

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refused
 from tars import jpeg, write_tar
 
 from common.data.broken import BrokenSample
@@ -137,7 +138,6 @@ def test_labels_follow_the_order_of_the_folders_that_a_caller_names(folder):
     ("names", "options", "words"),
     [
         (["a", "b"], {}, "2 class names for 3 class folders (n01, n02, n10 ...)"),
-        (list("abcd"), {}, "4 class names for 3 class folders"),
         (list("abc"), {"folders": ["n01", "n02", "n11"]}, "without a folder: n11; without a class: n10"),
     ],
 )
@@ -166,13 +166,16 @@ def test_files_that_are_no_pictures_are_listed(folder):
 
 
 def test_folders_that_are_missing_or_empty_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
-        open_image_folder(tmp_path / "nowhere", ["a"], TEMPLATES)
-    with pytest.raises(ValueError, match="has no folders; expected: one folder of images per class"):
-        open_image_folder(tmp_path, ["a"], TEMPLATES)
-    (tmp_path / "n01").mkdir()
-    with pytest.raises(ValueError, match="no image in 1 class folders"):
-        open_image_folder(tmp_path, ["a"], TEMPLATES)
+    (tmp_path / "set" / "n01").mkdir(parents=True)
+    refused(
+        ("nowhere: no such folder", lambda: open_image_folder(tmp_path / "nowhere", ["a"], TEMPLATES)),
+        error=FileNotFoundError,
+    )
+    refused(
+        ("has no folders; expected: one folder of images per class",
+         lambda: open_image_folder(tmp_path / "set" / "n01", ["a"], TEMPLATES)),
+        ("no image in 1 class folders", lambda: open_image_folder(tmp_path / "set", ["a"], TEMPLATES)),
+    )  # fmt: skip
 
 
 def test_too_many_broken_files_stop(folder):
@@ -254,7 +257,6 @@ def test_a_datacomp_task_is_read_with_its_names_templates_and_metadata(tmp_path)
         ({"cls": b"2"}, "label out of range: 2 for 2 classes"),
         ({"cls": b"-1"}, "label out of range: -1 for 2 classes"),
         ({"cls": b"dog"}, "label out of range: 'dog' for 2 classes"),
-        ({"cls": b""}, "label out of range: ''"),
         ({"cls": None}, "missing label: no cls member"),
         ({"jpg": jpeg(0)[:-200]}, "image cannot be decoded"),
     ],
@@ -279,8 +281,8 @@ def array_of_objects():
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(b"no array", ""), (pickle.dumps([1]), ""), (array(1)[:-3], ""), (array_of_objects(), ".*allow_pickle")],
-    ids=["no array", "pickled", "cut", "objects"],
+    [(b"no array", ""), (array(1)[:-3], ""), (array_of_objects(), ".*allow_pickle")],
+    ids=["no array", "cut", "objects"],
 )
 def test_metadata_that_is_no_array_of_numbers_is_a_broken_sample(tmp_path, content, why):
     task = open_webdataset(write_task(tmp_path / "wds_x_test", npy=content))
@@ -325,8 +327,9 @@ def test_all_sets_below_one_folder_are_opened_and_others_named(tmp_path):
         open_labelled_sets(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("part", ["test", "val", ""])
-@pytest.mark.parametrize("others", [(), ("train",), ("train", "extra")])
+@pytest.mark.parametrize(
+    ("part", "others"), [("", ()), ("test", ()), ("test", ("train", "extra")), ("val", ("train",))]
+)
 def test_class_folders_lie_in_test_in_val_or_in_the_folder_itself(tmp_path, part, others):
     """With two classes, test and train look like two class folders."""
     task = tmp_path / "mine"
@@ -334,7 +337,7 @@ def test_class_folders_lie_in_test_in_val_or_in_the_folder_itself(tmp_path, part
     write_lines(task / "zeroshot_classification_templates.txt", "a {}")
     for place, name in enumerate(("a", "b")):
         put(task / part / name / f"{place}.jpg", place)
-        for other in others if part else ():
+        for other in others:
             put(task / other / name / "9.jpg", 9)
     (opened,) = open_labelled_sets(tmp_path).values()
     assert opened.name == "mine"
@@ -348,13 +351,8 @@ def test_class_folders_that_do_not_fit_the_names_say_what_is_accepted(tmp_path):
         open_labelled_sets(tmp_path)
     for name in ("test/a", "test/b", "train/a", "test/.hidden"):
         put(tmp_path / "mine" / name / "0.jpg")
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"test/nshards.txt; test has 2 \(a, b\); mine has 2 \(test, train\)$"):
         open_labelled_sets(tmp_path)
-    assert str(error.value) == (
-        f"{tmp_path / 'mine'}: 3 class names in classnames.txt; expected: as many folders of images, one per class "
-        "in the order of the names, in test, in val, or, without these and train, in mine itself, or tar shards with "
-        "test/nshards.txt; test has 2 (a, b); mine has 2 (test, train)"
-    )
     put(tmp_path / "mine" / "val" / "a" / "0.jpg")  # now the folder has as many folders as there are classes
     with pytest.raises(ValueError, match=r"; mine has 3 \(test, train, val\)$"):
         open_labelled_sets(tmp_path)

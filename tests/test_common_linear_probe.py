@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from processes import in_processes
+from refusals import refused
 from torch import nn
 
 from common.data.broken import BrokenSample
@@ -67,8 +68,7 @@ def test_recipes_hold_the_values_of_the_papers():
     assert probe_rate_at(50, oblique, 10) == pytest.approx(1.0)  # the peak, after five epochs of ten steps
     assert (oblique.sgd_momentum, oblique.epochs, oblique.crop_scale) == (0.0, 100, (0.75, 1.0))
     assert oblique.use_rand_augment
-    assert all(config.weight_decay == 0 for config in PROBES.values())
-    assert all(config.augments for config in PROBES.values())
+    assert all(config.augments and config.weight_decay == 0 for config in PROBES.values())
 
 
 def test_rates_of_each_schedule():
@@ -162,10 +162,12 @@ def test_normalised_features_do_not_depend_on_their_norm():
 
 def test_unusable_batches_are_refused():
     features, labels = clusters()
-    with pytest.raises(ValueError, match="epoch 0 has 6 batches; 100 images in batches of 16 make 7"):
-        train_probe(feature_batches(features, labels, 16, 0), 100, 4, 3, PLAIN, 0, CPU)
-    with pytest.raises(ValueError, match="features carry a gradient"):
-        train_probe(lambda epoch: [(features.requires_grad_(), labels)], 90, 4, 3, PLAIN, 0, CPU)
+    short, graph = feature_batches(features, labels, 16, 0), features.clone().requires_grad_()
+    refused(
+        ("epoch 0 has 6 batches; 100 images in batches of 16 make 7",
+         lambda: train_probe(short, 100, 4, 3, PLAIN, 0, CPU)),
+        ("features carry a gradient", lambda: train_probe(lambda epoch: [(graph, labels)], 90, 4, 3, PLAIN, 0, CPU)),
+    )  # fmt: skip
     with pytest.raises(FloatingPointError, match="loss is nan at step 0"):
         train_probe(lambda epoch: [(torch.full((16, 4), torch.nan), labels[:16])], 16, 4, 3, PLAIN, 0, CPU)
 
@@ -237,9 +239,7 @@ def test_augmented_training_sees_new_views_in_every_epoch_and_repeats_with_the_s
     by_feature = {tuple(row.tolist()) for row in torch.cat(features)}
     later = torch.cat([rows for rows, _ in batches(1)])
     assert not by_feature & {tuple(row.tolist()) for row in later}
-    evaluation = evaluate_linear_probe(encoder, task, colours("test", 30), config)
-    assert evaluation.protocol["num_train"] == 40
-    assert 0 <= evaluation.metrics["acc1"] <= 1
+    assert evaluate_linear_probe(encoder, task, colours("test", 30), config).protocol["num_train"] == 40
 
 
 def augmented_probe() -> tuple[torch.Tensor, torch.Tensor, int, dict[str, float]]:

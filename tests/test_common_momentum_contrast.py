@@ -148,13 +148,6 @@ def test_a_constant_representation_is_at_chance(temperature):
     assert float(moco_v3_loss(batch, batch, scale)) == pytest.approx(4 * temperature * math.log(256), abs=1e-12)
 
 
-def test_the_keys_of_other_queries_are_no_candidates_of_moco():
-    queries, keys, queue = (unit(torch.randn(count, 3, dtype=torch.float64)) for count in (4, 4, 6))
-    before = moco_logits(queries, keys, queue, 1.0)
-    after = moco_logits(queries, keys[[0, 1, 2, 0]], queue, 1.0)
-    assert torch.equal(before[:3], after[:3])
-
-
 def test_keys_and_queue_are_constants_even_if_they_came_with_a_graph():
     queries, keys, queue = (torch.randn(count, 3, requires_grad=True) for count in (4, 4, 6))
     moco_loss(moco_logits(queries, keys, queue, 1.0)).backward()
@@ -197,14 +190,6 @@ def test_one_step_averages_with_the_query_encoder_of_before_the_optimiser_step()
         torch.testing.assert_close(after.data, (0.9 * old + 0.1 * before).data, rtol=1e-13, atol=1e-15)
     moved = [not torch.equal(old, new) for old, new in zip(online.parameters(), model.encoder.parameters())]
     assert all(moved)
-
-
-def test_keys_that_are_inserted_before_the_backward_pass_are_an_error_and_no_other_loss():
-    model = moco()
-    logits, columns, keys = model(*views())
-    model.insert(keys)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        moco_loss(logits, columns).backward()
 
 
 def test_running_statistics_of_the_key_encoder_are_separate():

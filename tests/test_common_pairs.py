@@ -3,6 +3,7 @@
 import inspect
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +21,6 @@ from common.base.settings import DataConfig, MixedSet
 from common.data import pairs as pairs_module
 from common.data.batches import TrainingView, training_batches
 from common.data.broken import TooManyBroken
-from common.data.decoding import number_of
 from common.data.order import BatchPositions, order_of
 from common.data.pairs import (
     ZERO_SHOT_SETS,
@@ -227,7 +227,7 @@ def test_every_source_opens_by_role_and_trains(tmp_path, write):
     assert pickle.loads(pickle.dumps(view_of(data))).order.forward_only is False
 
 
-@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+@pytest.mark.parametrize("write", [write_shards, write_karpathy], ids=lambda write: write.__name__)
 def test_evenly_spaced_pictures_are_validated_where_the_config_says_how_many(tmp_path, write):
     source, values = write(tmp_path)
     whole = open_validation_pairs(config_of(source, tmp_path, **values))
@@ -305,23 +305,6 @@ def test_every_source_can_be_chosen_on_top_of_a_scale_of_photographs(tmp_path, w
     assert {role: len(pairs) for role, pairs in open_retrieval_sets(data).items()} == {"test": 4}
 
 
-def test_all_sources_give_the_same_batches(tmp_path):
-    """The same pictures in the same order, whatever they are kept in; only the ids of files have their extension."""
-    batches_of_sources = []
-    for write in (write_shards, write_tables, write_hugging_face):
-        root = tmp_path / write.__name__
-        root.mkdir()
-        source, values = write(root)
-        batches = batches_of(view_of(config_of(source, root, **values)))
-        for batch in batches:
-            assert batch["image_index"].tolist() == [number_of(image_id) for image_id in batch["image_ids"]]
-            batch["image_ids"] = [image_id.removesuffix(".jpg") for image_id in batch["image_ids"]]
-            batch["image_index"] = torch.tensor([number_of(image_id) for image_id in batch["image_ids"]])
-        batches_of_sources.append(batches)
-    assert_same(batches_of_sources[0], batches_of_sources[1])
-    assert_same(batches_of_sources[0], batches_of_sources[2])
-
-
 def test_one_file_serves_all_roles_unless_another_is_named(tmp_path):
     write_karpathy(tmp_path)
     data = config_of("karpathy", tmp_path, train="dataset.json#train")
@@ -395,7 +378,7 @@ def test_what_opening_shows_to_be_broken_is_collected_over_sets(tmp_path):
     ] * 2
 
 
-def test_labelled_sets_come_from_the_config(tmp_path):
+def test_labelled_sets_come_from_the_config_and_two_of_one_name_are_refused(tmp_path):
     task = tmp_path / "labelled" / "wds_vtab-pets_test"
     (task / "test").mkdir(parents=True)
     (task / "classnames.txt").write_text("cat\ndog\n")
@@ -410,19 +393,8 @@ def test_labelled_sets_come_from_the_config(tmp_path):
     scenes = open_zero_shot_sets(DataConfig(labelled=str(tmp_path / "labelled"), num_labelled=4))
     assert list(scenes) == [*ZERO_SHOT_SETS, "vtab-pets"]
     assert list(open_zero_shot_sets(DataConfig(num_labelled=4))) == list(ZERO_SHOT_SETS)
-
-
-def test_two_labelled_sets_of_one_name_are_refused(tmp_path):
-    for folder in ("pets", "wds_pets_test"):
-        task = tmp_path / "labelled" / folder
-        (task / "test").mkdir(parents=True)
-        (task / "classnames.txt").write_text("cat\ndog\n")
-        (task / "zeroshot_classification_templates.txt").write_text("a photo of a {c}.\n")
-        (task / "test" / "nshards.txt").write_text("1")
-        write_tar(task / "test" / "0.tar", {f"s{n}": {"jpg": jpeg(n), "cls": str(n % 2).encode()} for n in range(4)})
-    (tmp_path / "labelled" / "pets").rename(tmp_path / "labelled" / "wds_pets")
-    write_shards(tmp_path)
-    with pytest.raises(ValueError, match="two labelled sets called 'pets'"):
+    shutil.copytree(task, task.with_name("wds_vtab-pets"))
+    with pytest.raises(ValueError, match="two labelled sets called 'vtab-pets'"):
         open_zero_shot_sets(config_of("shards", tmp_path, labelled="labelled"))
 
 
@@ -471,7 +443,7 @@ def without_place(batches):
 
 @pytest.mark.parametrize(
     ("num_shards", "num_workers", "num_processes"),
-    [(24, 0, 1), (1, 0, 6), (5, 0, 3), (5, 2, 1), (2, 2, 3)],
+    [(24, 0, 1), (1, 0, 6), (2, 2, 3)],
 )
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_global_batches_do_not_depend_on_shards_workers_or_processes(layouts, num_shards, num_workers, num_processes):
@@ -542,7 +514,7 @@ def stream(tmp_path):
     return config_of("hugging_face", tmp_path, train="set", stream_buffer=5)
 
 
-@pytest.mark.parametrize(("num_workers", "num_processes"), [(2, 1), (0, 3), (2, 2)])
+@pytest.mark.parametrize(("num_workers", "num_processes"), [(0, 3), (2, 2)])
 def test_a_stream_trains_in_one_order_for_any_number_of_workers_and_processes(stream, num_workers, num_processes):
     plain = batches_of(view_of(stream), steps=10)
     shares = [
@@ -611,7 +583,7 @@ def mixture(stream, tmp_path):
     return config_of("tsv", tmp_path / "table", train="train.tsv", mixture=parts)
 
 
-@pytest.mark.parametrize(("num_workers", "first"), [(2, 0), (0, 1), (2, 7)])
+@pytest.mark.parametrize(("num_workers", "first"), [(0, 1), (2, 7)])
 def test_a_mixture_trains_in_one_order_for_any_number_of_workers_and_from_any_step(mixture, num_workers, first):
     plain = batches_of(view_of(mixture), steps=10)
     assert_same(plain[first:], batches_of(view_of(mixture), 10, first, num_workers))

@@ -62,7 +62,7 @@ def wrong(step):
     return sorted((image, int(text[0][1:])) for image, text in step if text[0] != f"p{image}")
 
 
-@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.2, 2), (0.5, 5), (1.0, 10)])
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.5, 5), (1.0, 10)])
 def test_in_every_batch_this_share_of_the_images_has_the_caption_of_another_one(share, count):
     clean, noisy = texts_of(0.0), texts_of(share)
     for before, after in zip(clean, noisy):

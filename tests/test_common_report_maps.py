@@ -22,6 +22,14 @@ def grey(path):
         return np.asarray(picture.convert("L")).astype(float)
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures as they are made."""
+    made = []
+    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: made.append(Figure(**options)) or made[-1])
+    return made
+
+
 def test_contours_write_every_value_at_its_place(tmp_path):
     x, y = [-1.0, 0.0, 1.0], [-1.0, 1.0]
     values = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
@@ -79,13 +87,11 @@ def test_heat_on_pictures_and_words_writes_all_maps(tmp_path):
     assert middle.max() > 235
 
 
-def test_curves_may_have_a_logarithmic_axis(tmp_path, monkeypatch):
+def test_curves_may_have_a_logarithmic_axis(tmp_path, drawn):
     curves = {"a": [(1.0, [1.0, 2.0]), (64.0, [1000.0, 2000.0])], "b": [(8.0, [10.0, 20.0])]}
     plain = Curves("t", "x", "y", curves)
     logarithmic = Curves("t", "x", "y", curves, log_x=True, log_y=True)
     _, numbers = plot_curves([plain], tmp_path / "one.png", across=1)
-    drawn = []
-    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
     _, its_numbers = plot_curves([logarithmic], tmp_path / "two.png", across=1)
     for linear, row in zip(rows(numbers), rows(its_numbers), strict=True):
         mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
@@ -97,7 +103,7 @@ def test_curves_may_have_a_logarithmic_axis(tmp_path, monkeypatch):
         [replace(plain, curves={"a": [(1.0, [0.0, 0.0])]}, log_y=True)], tmp_path / "0.png", across=1
     )
     assert [float(rows(numbers)[0][name]) for name in ("mean", "low", "high")] == [0, 0, 0]  # no such axis shows it
-    axis = drawn[0].axes[0]
+    axis = drawn[1].axes[0]
     assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
     assert list(axis.get_xticks()) == [1, 8, 64]  # of all curves
     assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "8", "64"]
@@ -112,9 +118,7 @@ def test_a_band_of_shares_stays_in_their_range_and_another_one_need_not(tmp_path
         assert (min(ends) >= 0 and max(ends) <= 100) is inside
 
 
-def test_equal_curves_are_all_seen_and_long_names_are_wrapped(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+def test_equal_curves_are_all_seen_and_long_names_are_wrapped(tmp_path, drawn):
     points = [(float(x), [1.0]) for x in range(40)]
     plot_curves([Curves("t", "x", "y", dict.fromkeys([*"abcd", "word " * 12], points))], tmp_path / "c.png", across=1)
     lines = drawn[0].axes[0].get_lines()
@@ -124,9 +128,7 @@ def test_equal_curves_are_all_seen_and_long_names_are_wrapped(tmp_path, monkeypa
     assert "\n" in drawn[0].legends[0].get_texts()[4].get_text()
 
 
-def test_titles_over_pictures_with_long_captions_are_whole(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+def test_titles_over_pictures_with_long_captions_are_whole(tmp_path, drawn):
     picture = np.full((8, 8, 3), 200, dtype=np.uint8)
     maps = {f"pair {number}": np.eye(2) for number in range(5)}
     lines = [HeatOnPicture("word " * 16, picture, maps) for _ in range(4)]
@@ -134,9 +136,7 @@ def test_titles_over_pictures_with_long_captions_are_whole(tmp_path, monkeypatch
     assert drawn[0].axes[1].title.get_window_extent().y1 <= drawn[0].bbox.y1
 
 
-def test_a_level_is_a_line_at_its_height_with_a_name_below(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+def test_a_level_is_a_line_at_its_height_with_a_name_below(tmp_path, drawn):
     panels = [Curves("t", "x", "y", {"a": [(0, [1.0]), (1, [3.0])]}, level=level) for level in (("even", 2.0), None)]
     _, numbers = plot_curves(panels, tmp_path / "level.png", across=2)
     assert [len(axis.lines) for axis in drawn[0].axes] == [2, 1]
@@ -145,9 +145,7 @@ def test_a_level_is_a_line_at_its_height_with_a_name_below(tmp_path, monkeypatch
     assert {row["curve"] for row in rows(numbers)} == {"a"}
 
 
-def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_path, drawn):
     curves = {"over": [(1.0, [1.0]), (2.0, [2.0])], "under": [(1.0, [1.0]), (2.0, [2.0])]}
     plot_curves([Curves("t", "x", "y", curves, behind=("under",))], tmp_path / "c.png", across=1)
     over, under = drawn[0].axes[0].get_lines()
@@ -157,9 +155,7 @@ def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_pat
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["over", "under"]
 
 
-def test_the_legend_does_not_repeat_titles(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("common.base.drawing.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+def test_the_legend_does_not_repeat_titles(tmp_path, drawn):
     points = [(1.0, [1.0]), (2.0, [2.0])]
     titled = [Curves(title, "x", "y", {title: points}) for title in ("loss", "error")]
     _, numbers = plot_curves(titled, tmp_path / "titled.png", across=2)

@@ -198,11 +198,11 @@ def test_a_broken_claims_file_is_named_on_the_command_line(tmp_path, monkeypatch
     assert capsys.readouterr().err.startswith("error: no_paper/claims.yaml, claim C1")
 
 
-@pytest.mark.parametrize("broken", ['{"format": "report table"', '{"format": "report table", "format_version": 1}'])
-def test_a_broken_file_is_named_and_no_page_is_written(tmp_path, capsys, broken):
+@pytest.mark.parametrize("end", ["", ', "format_version": 1}', ', "format_version": 0}'])
+def test_a_broken_file_is_named_and_no_page_is_written(tmp_path, capsys, end):
     folder = tmp_path / "results/no_paper/table0/demo"
     write_table(made_up_table(), folder)
-    (folder / "table1.json").write_text(broken)
+    (folder / "table1.json").write_text('{"format": "report table"' + end)
     assert main(["--results", str(tmp_path / "results"), "--output", str(tmp_path / "page.html")]) == 1
     assert f"error: {folder / 'table1.json'} is broken: " in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
@@ -213,14 +213,6 @@ def test_without_tables_the_page_and_one_line_say_so(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1
     _, page = read(tmp_path / "page.html")
     assert "No table has been written yet." in page.texts
-
-
-def test_a_table_of_older_form_is_refused_by_name(tmp_path, capsys):
-    folder = tmp_path / "no_paper/table0/demo"
-    folder.mkdir(parents=True)
-    (folder / "table0.json").write_text(to_json(made_up_table()).replace('"format_version": 1', '"format_version": 0'))
-    assert main(["--results", str(tmp_path), "--output", str(tmp_path / "page.html")]) == 1
-    assert "table0.json is broken: its format is not 'report table', version 1" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -239,12 +231,7 @@ def picture_is_not_blank(path):
     return len(np.unique(pixels, axis=0)) > 50 and 0.005 < (pixels.min(axis=1) < 200).mean() < 0.5
 
 
-def test_plot_of_a_table_is_not_blank(tmp_path):
-    (png,) = plot_table(made_up_table(), tmp_path / "table0.png")
-    assert picture_is_not_blank(png)
-
-
-def test_constants_and_more_rows_than_can_be_compared_are_no_plot(tmp_path):
+def test_constants_no_measurement_and_more_rows_than_can_be_compared_are_no_plot(tmp_path):
     columns = [Column(key, key) for key in ("counted", "set", "measured")]
     ours = {"counted": cell(2.0, 2.0), "set": cell(3.0, 3.0), "measured": cell(1.0, 2.0)}
     path = tmp_path / "table0.png"
@@ -254,6 +241,7 @@ def test_constants_and_more_rows_than_can_be_compared_are_no_plot(tmp_path):
     shown = made_up_table(columns=[Column("x", "x")], rows=many[1:])
     assert plot_table(shown, path) == [path]
     assert plot_table(dataclasses.replace(shown, rows=many), path) == []
+    assert plot_table(made_up_table(rows=[Row("x", {"i2t_r1": 91.0}, {}, "not run")]), path) == []
     assert not path.exists()
 
 
@@ -351,12 +339,6 @@ def test_the_model_behind_a_chance_level_is_named(tmp_path, drawn):
     assert "chance level (the largest box)" in [text.get_text() for text in drawn[0].legends[0].get_texts()]
     assert "*chance level (the largest box)*" in to_markdown(table)
     assert from_json(to_json(table)) == table
-
-
-def test_plot_of_a_table_without_measurements_writes_nothing(tmp_path):
-    rows = [Row("x", {"i2t_r1": 91.0}, {}, "not run")]
-    assert plot_table(made_up_table(rows=rows), tmp_path / "table0.png") == []
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [1, 5])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,37 +22,6 @@ from common.report.statistics import (
     shared_spread,
     sign_flip_p_value,
 )
-
-
-@pytest.mark.parametrize("level", [0.8, 0.95, 0.99])
-def test_interval_over_seeds_is_the_t_interval_of_scipy(level):
-    values = [11.25, 12.5, 10.0, 13.0]
-    expected = stats.t.interval(level, df=3, loc=np.mean(values), scale=stats.sem(values))
-    np.testing.assert_allclose(interval_over_seeds(values, level), expected, rtol=1e-12)
-
-
-def test_interval_over_seeds_of_equal_values_has_width_zero():
-    assert interval_over_seeds([3.5, 3.5, 3.5]) == (3.5, 3.5)
-
-
-@pytest.mark.parametrize("values", [[], [1.0], [1.0, float("nan")], [[1.0, 2.0]]])
-def test_interval_over_seeds_refuses_what_it_cannot_judge(values):
-    with pytest.raises(ValueError):
-        interval_over_seeds(values)
-
-
-@pytest.mark.parametrize("level", [0, 1, 95])
-def test_levels_are_fractions(level):
-    refused(
-        ("level", lambda: interval_over_seeds([1.0, 2.0], level)),
-        ("level", lambda: bootstrap_interval([[1], [0]], level)),
-    )
-
-
-def test_interval_over_three_seeds_covers_the_mean_as_often_as_it_says():
-    draws = np.random.default_rng(0).normal(20, 2, size=(2000, 3))
-    covered = np.mean([low <= 20 <= high for low, high in map(interval_over_seeds, draws)])
-    assert covered == pytest.approx(0.95, abs=0.015)  # three standard errors of 2,000 trials
 
 
 def _images_whose_captions_agree(generator, num_images=150, captions=5):
@@ -130,11 +100,13 @@ def test_a_contrast_of_one_block_is_the_paired_interval_and_of_two_that_of_welch
 
 def test_a_contrast_of_equal_values_has_width_zero_and_wrong_input_is_named():
     assert contrast_interval([[2.0, 2.0], [-1.0, -1.0, -1.0]]) == (1.0, 1.0)
-    for blocks, message in (([], "two values"), ([[1.0]], "two values"), ([[1.0, math.nan]], "finite")):
-        with pytest.raises(ValueError, match=message):
-            contrast_interval(blocks)
-    with pytest.raises(ValueError, match="level"):
-        contrast_interval([[1.0, 2.0]], 1.0)
+    refused(
+        *(("level", partial(interval_over_seeds, [1.0, 2.0], level)) for level in (0, 1, 95)),
+        *(("level", partial(bootstrap_interval, [[1], [0]], level)) for level in (0, 1, 95)),
+        *(("two values", partial(interval_over_seeds, values)) for values in ([], [1.0], [[1.0, 2.0]])),
+        ("two values", lambda: contrast_interval([])),
+        ("finite", lambda: contrast_interval([[1.0, math.nan]])),
+    )
 
 
 def test_bootstrap_means_of_one_test_set_are_drawn_together():
@@ -232,7 +204,7 @@ def test_equal_methods_get_a_false_verdict_in_one_case_of_twenty_at_most_and_int
     """Also prints what an effect of two standard deviations is worth: `pytest -s -k false_verdict`."""
     print("\n        no effect: false verdicts, %   95 % intervals cover, %         2 sd: found, %")
     print("seeds   pair   chain  12-fold   alike   block   x 10  shares   4 rows  8 rows 16 rows")
-    for seeds in (2, 3, 4, 5, 7, 10):
+    for seeds in (2, 3, 5, 10):
         false = [simulated(rows, seeds, comparisons, seed_effect=1.0)[0] for rows, comparisons in SHAPES.values()]
         ways = ({}, {"seed_effect": 2.0}, {"spread": "one row x 10"}, {"shares": True})
         covered = [simulated(8, seeds, [(0, 1)], number=1500, **way)[1] for way in ways]

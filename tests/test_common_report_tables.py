@@ -6,7 +6,6 @@ import io
 import json
 import math
 import re
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -74,7 +73,6 @@ def made_up_table(**changes):
 def test_json_round_trip_gives_the_same_table():
     table = made_up_table()
     assert from_json(to_json(table)) == table
-    assert from_json(to_json(from_json(to_json(table)))) == table
     nothing_right = dataclasses.replace(cell(11.0, 13.0), validation=0.0)
     table = made_up_table(rows=(Row("first", {}, {"i2t_r1": nothing_right, "loss": None}, "measured"),))
     assert from_json(to_json(table)) == table
@@ -156,12 +154,12 @@ def test_uncommitted_code_makes_no_committed_results(monkeypatch, tmp_path, revi
     arguments = ["table2", "--results", str(tmp_path / "results"), "--output", str(tmp_path)]
     parts = {"table2": lambda command: []}
     if revision.endswith("+changes"):
-        with pytest.raises(
-            ConfigError, match=r"RESULTS=results: table0, row first was trained and evaluated at .*commit"
-        ):
-            _check_revisions(command, [table])
-        with pytest.raises(ConfigError, match="tracked files differ from it; commit"):
-            reproduce_main("Made up.", "euclip", parts, arguments)
+        refused(
+            ("RESULTS=results: table0, row first was trained and evaluated at .*commit",
+             lambda: _check_revisions(command, [table])),
+            ("tracked files differ from it; commit", lambda: reproduce_main("Made up.", "euclip", parts, arguments)),
+            error=ConfigError,
+        )  # fmt: skip
         _check_revisions(dataclasses.replace(command, results=tmp_path / "elsewhere"), [table])
     else:
         _check_revisions(command, [table])
@@ -245,7 +243,7 @@ def printed_ours(table):
     }
 
 
-@pytest.mark.parametrize("scale", ["smoke", "demo", "photos_scratch", "paper"])
+@pytest.mark.parametrize("scale", ["demo", "paper"])
 def test_without_measurements_no_number_stands_in_a_cell_of_ours_in_any_format(scale):
     columns = tuple(Column(f"c{place}", f"label {chr(97 + place)}") for place in range(7))
     rows = [
@@ -273,14 +271,13 @@ def test_with_measurements_our_cells_hold_our_numbers_and_not_the_papers():
 
 
 def test_a_bare_number_cannot_be_a_cell_of_ours_nor_a_measurement_one_of_the_papers():
+    content = json.loads(to_json(made_up_table()))
+    content["rows"][1]["ours"]["i2t_r1"] = 91.0
     refused(
         (r"must be Measured or None, got 91\.0", lambda: Row("x", {}, {"i2t_r1": 91.0}, "measured")),
         ("paper's cell must be a number", lambda: Row("x", {"i2t_r1": cell(1.0, 2.0)}, {}, "not run")),
+        (r"Measured must be an object, got 91\.0", lambda: from_json(json.dumps(content))),
     )
-    content = json.loads(to_json(made_up_table()))
-    content["rows"][1]["ours"]["i2t_r1"] = 91.0
-    with pytest.raises(ValueError, match=r"Measured must be an object, got 91\.0"):
-        from_json(json.dumps(content))
 
 
 def test_the_difference_is_printed_at_scale_paper_only_and_never_for_a_stand_in():
@@ -401,7 +398,7 @@ def test_hostile_texts_are_escaped_in_markdown_and_latex_and_stay_whole_in_csv()
     assert from_json(to_json(table)) == table
 
 
-@pytest.mark.parametrize("width", [60, 100, 120])
+@pytest.mark.parametrize("width", [60, 120])
 def test_terminal_text_keeps_to_its_width_and_shows_every_column(width):
     columns = tuple(Column(f"c{n}", f"Set number {n} i2t R@1", stands_in_for=f"scenes/stand_in_{n}") for n in range(9))
     ours = {column.key: cell(10.0 + n, 11.0 + n) for n, column in enumerate(columns)}
@@ -411,14 +408,6 @@ def test_terminal_text_keeps_to_its_width_and_shows_every_column(width):
     assert text.count("90.5") == 9
     for number in range(9):
         assert f"{10.5 + number:.1f} ± 6.4" in text
-
-
-def test_latex_has_as_many_cells_in_each_line_as_columns_and_needs_no_package():
-    latex = to_latex(made_up_table())
-    lines = [line for line in latex.splitlines() if line.endswith(r"\\")]
-    assert {line.count("&") for line in lines if "multicolumn" not in line} == {3}
-    assert "toprule" not in latex
-    assert latex.count("{") == latex.count("}")
 
 
 def test_csv_holds_every_number_in_full():
@@ -446,6 +435,8 @@ def test_latex_holds_the_cells_of_the_layout_in_blocks_of_five_columns():
     assert [row[:2] for row in rows[2][2:]] == [
         ["[a] method", "paper"], ["", "ours, demo"], ["b", "paper"], ["", "ours: not run: needs a GPU"]
     ]  # fmt: skip
+    assert "toprule" not in latex  # so it needs no package
+    assert latex.count("{") == latex.count("}")
     assert "{[}a] method" in to_latex(table)  # after a line break LaTeX would take "[" for an argument of the break
 
 
@@ -483,23 +474,6 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_one(tmp_path,
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_reader_never_sees_half_a_file(tmp_path):
-    path = write_atomically(tmp_path / "file.txt", "a" * 100_000)
-    stop, seen = threading.Event(), set()
-
-    def read():
-        while not stop.is_set():
-            seen.add(path.read_text())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for letter in "bcdefg":
-        write_atomically(path, letter * 100_000)
-    stop.set()
-    reader.join()
-    assert all(len(text) == 100_000 and len(set(text)) == 1 for text in seen)
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,6 @@ def test_a_run_draws_at_each_validation_at_its_end_and_where_it_stops(tmp_path, 
     run(killed_after(4, files, tmp_path / "killed"), "run.evaluate_every=4", "run.save_every=2", resume=True)
     assert titles == titles_of(6)
     titles.clear()
-    run(tmp_path / "end", "optim.steps=6")
-    assert titles == titles_of(6)
-    titles.clear()
     with pytest.raises(NonFiniteLoss):
         run(tmp_path / "diverged", "optim.learning_rate=1.0e+30", "optim.max_gradient_norm=null")
     assert len(titles) == 1

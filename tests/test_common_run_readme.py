@@ -61,6 +61,7 @@ def test_the_readme_states_what_the_run_is(finished):
     assert named <= present
 
 
+@pytest.mark.slow  # quick: the tests of these scripts, and the names of the commands below
 def test_its_commands_resume_evaluate_and_publish_the_run(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     home, resume, *others = shell_lines(finished.readme)

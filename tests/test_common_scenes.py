@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import multiprocessing
 import re
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 import common.base.compiled as compiled_module
 from common.base import random_keys
-from common.base import random_keys as hashing
 from common.data.scenes import (
     ANNOTATION_TASKS,
     CLASSIFICATION_TASKS,
@@ -19,11 +17,13 @@ from common.data.scenes import (
     annotation_task,
     classification_task,
     describes,
+    draw,
     hard_negative_pairs,
     scene_words,
 )
 from common.data.scenes.statements import Mention, Statement, matching
-from common.data.scenes.world import INVERSE_RELATION, LEFT, Scene, SceneObject
+from common.data.scenes.wording import say
+from common.data.scenes.world import INVERSE_RELATION, LEFT
 
 
 def digest(items) -> str:
@@ -56,9 +56,6 @@ def test_fewer_captions_are_the_first_ones(ambiguity):
         assert few.captions(index) == whole.captions(index)[:4]
         assert few.statements(index) == tuple(whole.statements(index)[:4])
     assert whole.fingerprint != few.fingerprint == SceneDataset(size=6, ambiguity=ambiguity, num_captions=4).fingerprint
-    for wrong in (0, 6):
-        with pytest.raises(ValueError, match=rf"num_captions must be in \[1, 5\], got {wrong}"):
-            SceneDataset(num_captions=wrong)
 
 
 GOLDEN_SETS = {
@@ -79,13 +76,6 @@ def test_noise_and_tasks_never_change_either():
     assert prints(annotation_task, ANNOTATION_TASKS).hexdigest() == GOLDEN_SETS["annotation"]
 
 
-def test_forked_workers_see_the_same_items():
-    dataset = SceneDataset("train", size=64, image_size=32)
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        items = pool.map(dataset.__getitem__, range(16))
-    assert digest(items) == digest(dataset[i] for i in range(16))
-
-
 def test_size_does_not_change_the_pictures():
     assert digest(SceneDataset("train", size=10)[i] for i in range(10)) == digest(
         SceneDataset("train", size=10_000)[i] for i in range(10)
@@ -103,17 +93,10 @@ def test_splits_and_seeds_share_no_scene():
     assert len({(scene.objects, scene.background) for scene in seen}) == len(seen)
 
 
-def test_keys_of_different_parts_differ():
-    keys = {random_keys.derive_key(seed, split, i) for seed in range(4) for split in SPLITS for i in range(5_000)}
-    assert len(keys) == 4 * len(SPLITS) * 5_000
-
-
 def test_draws_are_uniform_and_never_end():
-    draws = hashing.Draws(7)
+    draws = random_keys.Draws(7)
     values = np.array([draws.below(10) for _ in range(40_000)])
-    assert values.min() == 0
-    assert values.max() == 9
-    assert np.abs(np.bincount(values) / 40_000 - 0.1).max() < 0.008  # five standard deviations
+    assert np.abs(np.bincount(values, minlength=10) / 40_000 - 0.1).max() < 0.008  # five standard deviations
 
 
 def test_splitmix_matches_its_published_test_vector():
@@ -123,7 +106,7 @@ def test_splitmix_matches_its_published_test_vector():
         outputs.append(random_keys.mix64(state))
         state = (state + 0x9E3779B97F4A7C15) % 2**64
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    halves = hashing._fill(np.uint64(1234567), 3)
+    halves = random_keys._fill(np.uint64(1234567), 3)
     assert [int(halves[2 * i]) | int(halves[2 * i + 1]) << 32 for i in range(3)] == outputs
 
 
@@ -156,48 +139,17 @@ def entails(stronger: Statement, weaker: Statement) -> bool:
 @pytest.mark.parametrize("split", SPLITS)
 def test_captions_are_true_of_their_scene_and_each_entails_the_next(split):
     dataset = SceneDataset(split, size=300)
-    scenes = [dataset.scene(i) for i in range(300)]
-    for i, scene in enumerate(scenes):
+    for i in range(300):
         levels = dataset.statements(i)
         assert len(levels) == 5
-        assert all(describes(statement, scene) for statement in levels)
+        assert all(describes(statement, dataset.scene(i)) for statement in levels)
         assert all(entails(a, b) for a, b in itertools.pairwise(levels)), levels
-
-
-def test_a_scene_that_a_caption_describes_is_described_by_the_next_ones():
-    """Entailment by evaluation on other scenes, not by form."""
-    dataset = SceneDataset("test", size=120)
-    scenes = [dataset.scene(i) for i in range(120)]
-    for i in range(120):
-        truth = [{k for k, scene in enumerate(scenes) if describes(s, scene)} for s in dataset.statements(i)]
-        assert i in truth[0]
-        assert all(specific <= generic for specific, generic in itertools.pairwise(truth))
-
-
-def test_generic_captions_say_nothing_but_the_number():
-    dataset = SceneDataset("test", size=200)
-    for i in range(200):
-        generic = dataset.statements(i)[4]
-        assert all(mention == Mention() for mention in generic.mentions)
-        assert not generic.relations
-        assert len(dataset.captions(i)[4].split()) <= 8
-
-
-def test_crowded_captions_are_longer_and_crowded_pictures_fuller():
-    plain, crowded = SceneDataset("test", size=400), SceneDataset("test_crowded", size=400)
-    assert np.mean([len(d.objects) for d in map(crowded.scene, range(400))]) > 3
-    assert np.mean([len(d.objects) for d in map(plain.scene, range(400))]) < 2.8
-    lengths = [np.mean([len(c.split()) for i in range(400) for c in d.captions(i)[:3]]) for d in (plain, crowded)]
-    assert lengths[1] > 1.3 * lengths[0]
 
 
 def test_wording_varies_while_the_meaning_stays():
     """Many sentences for one statement, none of which changes what it says."""
-    from common.base.random_keys import Draws
-    from common.data.scenes.wording import say
-
     statement = Statement((Mention(0, 0, 0, 1), Mention(1, 5)), ((0, LEFT, 1),))
-    sentences = {say(statement, Draws(k)) for k in range(300)}
+    sentences = {say(statement, random_keys.Draws(k)) for k in range(300)}
     assert len(sentences) > 150
     for sentence in sentences:
         words = sentence.split()
@@ -223,17 +175,6 @@ def test_hard_negatives_are_false_and_there_is_always_one():
             assert {true for true, _ in pairs} <= set(dataset.captions(i)[:3])
             assert not {false for _, false in pairs} & set(dataset.captions(i))
             assert all(set(false.split()) <= known for _, false in pairs)
-
-
-def test_hard_negatives_of_two_objects_swap_words():
-    """Same words up to synonyms of one position, "a" / "an" and the relation: a bag of words cannot tell."""
-    circle = SceneObject(0, 0, 1, 0, 0, 300, 250, 190)
-    square = SceneObject(1, 5, 1, 0, 0, 300, 700, 190)
-    false = {false for _, false in hard_negative_pairs(Scene((circle, square), 0, 0, 0, key=3))}
-    assert len(false) >= 4
-    swapped_colours = Statement((Mention(0, 5), Mention(1, 0)))
-    assert not describes(swapped_colours, Scene((circle, square), 0, 0, 0, key=3))
-    assert any({"blue", "red"} <= set(sentence.replace("crimson", "red").split()) for sentence in false)
 
 
 def test_share_of_noisy_captions_is_as_asked_and_the_truth_is_recorded():
@@ -273,12 +214,10 @@ def test_every_caption_uses_the_closed_vocabulary():
             for i in range(400 if not share else 60):
                 used.update(word for caption in dataset.captions(i) for word in caption.split())
     assert used <= set(known), used - set(known)
-    assert len(used) > 100
 
 
 def test_fingerprint_follows_parameters_and_drawing(monkeypatch):
     base = SceneDataset("test", size=10)
-    assert re.fullmatch("[0-9a-f]{64}", base.fingerprint)
     others = [
         SceneDataset("val", size=10),
         SceneDataset("test", size=11),
@@ -290,8 +229,6 @@ def test_fingerprint_follows_parameters_and_drawing(monkeypatch):
     assert len({base.fingerprint, *(other.fingerprint for other in others)}) == 7
     assert base.fingerprint == SceneDataset("test", size=10).fingerprint
     before = base.fingerprint
-    from common.data.scenes import draw
-
     monkeypatch.setattr(draw, "PALETTES", draw.PALETTES + 1)
     assert base.fingerprint != before
 
@@ -304,8 +241,9 @@ def test_fingerprint_follows_parameters_and_drawing(monkeypatch):
             "unknown split 'tset'; known splits: train, val, test, train_crowded, test_crowded, test_other_domain",
         ),
         ({"size": 0}, "size must be positive, got 0"),
-        ({"size": -3}, "got -3"),
         ({"image_size": 15}, "image_size must be at least 16 pixels, got 15"),
+        ({"num_captions": 0}, r"num_captions must be in \[1, 5\], got 0"),
+        ({"num_captions": 6}, r"num_captions must be in \[1, 5\], got 6"),
         ({"caption_noise": 1.2}, "caption_noise must be in \\[0, 1\\], got 1.2"),
         ({"ambiguity": -0.1}, "ambiguity must be in \\[0, 1\\], got -0.1"),
         ({"ambiguity": float("nan")}, "ambiguity must be in"),

@@ -1,15 +1,12 @@
 """Drawing: boxes against pixels, sizes, domains, renditions, and that what is said can be seen."""
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from common.data.scenes import CLASSIFICATION_TASKS, SPLITS, SceneDataset, classification_task, render
-from common.data.scenes.masks import shape_tables
-from common.data.scenes.world import COLOURS, DOMAIN_BACKGROUNDS, SHAPES, TEXTURES, Scene, SceneObject
+from common.data.scenes.world import COLOURS, SHAPES, TEXTURES, Scene, SceneObject, holds
 
 
 def drawn_pixels(scene: Scene, index: int, image_size: int) -> np.ndarray:
@@ -19,13 +16,12 @@ def drawn_pixels(scene: Scene, index: int, image_size: int) -> np.ndarray:
     return np.abs(single - empty).max(-1) > 0
 
 
-@pytest.mark.parametrize("image_size", [16, 32, 48, 64, 224])
+@pytest.mark.parametrize("image_size", [16, 224])
 @pytest.mark.parametrize("split", SPLITS)
 def test_pictures_of_every_size_are_drawn(split, image_size):
     dataset = SceneDataset(split, size=3, image_size=image_size)
     for item in dataset:
-        assert item["image"].shape == (image_size, image_size, 3)
-        assert item["image"].dtype == np.uint8
+        assert (item["image"].shape, item["image"].dtype) == ((image_size, image_size, 3), np.uint8)
         assert item["image"].std() > 3
 
 
@@ -40,8 +36,6 @@ def test_box_is_the_bounding_box_of_what_is_drawn(shape, orientation):
 
 
 def test_objects_of_pairs_never_overlap_and_always_stand_in_a_relation():
-    from common.data.scenes.world import holds
-
     for split in SPLITS:
         dataset = SceneDataset(split, size=400)
         for scene in map(dataset.scene, range(400)):
@@ -59,18 +53,9 @@ def test_arrows_point_where_they_say():
         assert ink[tip] < 0.5 * ink[-1 - tip]
 
 
-def test_mask_tables_are_depths():
-    tables = shape_tables()
-    assert tables.shape == (len(SHAPES), 257, 257)
-    circle = tables[0].astype(int)
-    assert abs(circle[128, 128] / 3 - 122) < 8  # the 3-4 chamfer is within 6 % of the Euclidean distance
-    assert circle[0, 0] == 0
-    assert (np.abs(np.diff(circle, axis=0)) <= 4).all()
-
-
-@pytest.mark.parametrize("image_size", [32, 48])
-def test_shapes_colours_and_textures_can_be_distinguished(image_size):
+def test_shapes_colours_and_textures_can_be_distinguished():
     """The nearest picture among all shapes (colours, textures), shifted by parts of a pixel, is the right one."""
+    image_size = 32
     cell = 960 // image_size
 
     def crop(looks, x, y, key, size):
@@ -95,34 +80,6 @@ def test_shapes_colours_and_textures_can_be_distinguished(image_size):
                 assert np.partition(distances, 1)[1] > 1.1 * distances[value], (size, name, distances)
 
 
-def test_domain_b_differs_in_background_and_rendering():
-    a, b = SceneDataset("test", size=100), SceneDataset("test_other_domain", size=100)
-    assert {a.scene(i).background for i in range(100)} == set(DOMAIN_BACKGROUNDS[0])
-    assert {b.scene(i).background for i in range(100)} == set(DOMAIN_BACKGROUNDS[1])
-    scene = a.scene(0)
-    changed = render(replace(scene, domain=1)).astype(int) - render(scene).astype(int)
-    assert (np.abs(changed).max(-1) > 20).mean() > 0.02  # same background and objects, other palette and contours
-    means = [np.array([d[i]["image"].std((0, 1)).mean() for i in range(40)]) for d in (a, b)]
-    assert abs(means[0].mean() - means[1].mean()) > 1
-
-
-@pytest.mark.parametrize("rendition", [1, 2, 3])
-def test_renditions_differ_from_filled_shapes_and_keep_their_place(rendition):
-    item = SceneObject(SHAPES.index("heart"), 0, 1, 0, 0, 480, 480, 220)
-    plain = drawn_pixels(Scene((item,), 0, 0, 0, key=1), 0, 96)
-    other = drawn_pixels(Scene((item,), 0, rendition, 0, key=1), 0, 96)
-    centre = plain & ~other if rendition != 3 else plain & other
-    assert plain[48, 48]
-    if rendition in (1, 3):
-        assert not other[48, 48]
-    if rendition == 3:
-        assert centre.sum() < 0.1 * plain.sum()  # only the rim: figure and ground are exchanged
-        assert other.sum() > 0.3 * plain.sum()
-    else:
-        assert (other & plain).sum() > 0.15 * plain.sum()
-        assert (other & ~plain).sum() < 0.05 * plain.sum() + 40
-
-
 def test_covered_things_look_alike():
     item = SceneObject(0, 0, 1, 0, 0, 480, 480, 200)
     scenes = [Scene((replace(item, shape=s, colour=c),), 0, 0, 0, 7, covered=(0,)) for s, c in ((0, 0), (4, 5))]
@@ -139,11 +96,3 @@ def test_the_labelled_object_is_visible(name):
         without = replace(scene, objects=scene.objects[:main] + scene.objects[main + 1 :])
         changed = np.abs(render(scene).astype(int) - render(without).astype(int)).max(-1) > 10
         assert changed.sum() >= 15
-
-
-def test_the_page_shows_every_sheet_and_the_sheets_are_small():
-    docs = Path(__file__).resolve().parents[1] / "docs"
-    shown = set(re.findall(r"\]\((scenes/[a-z0-9_]+\.png)\)", (docs / "scenes.md").read_text()))
-    assert shown == {f"scenes/{path.name}" for path in (docs / "scenes").glob("*.png")}
-    assert len(shown) >= 14
-    assert sum((docs / path).stat().st_size for path in shown) < 1_500_000

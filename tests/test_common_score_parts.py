@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from little_memory import at_most
-from test_common_retrieval import loops_ranks
+from refusals import refused
 from test_info_nce_matrix import DIM, GEOMETRIES
 
 import common.evaluation.embed as embed
@@ -18,11 +18,9 @@ from common.evaluation.rerank import two_stage_of_parts, two_stage_ranks
 from common.evaluation.retrieval import (
     Part,
     Positives,
-    hits_by_image,
     precisions_at_r,
     precisions_of_parts,
     ranks_of_parts,
-    recalls,
     retrieval_ranks,
 )
 from common.geometry import Sphere
@@ -73,10 +71,6 @@ def test_ranks_and_precisions_in_parts_are_those_of_the_whole(scored):
     expected, actual = retrieval_ranks(scores, owners, text_scores=text_scores), ranks_of_parts(parts, positives)
     assert_equal(actual, expected)
     assert actual.t2i_tied_share > 0.3
-    by_sorting = loops_ranks(scores, owners)[0], loops_ranks(scores if text_scores is None else text_scores, owners)[1]
-    assert (actual.image_to_text.tolist(), actual.text_to_image.tolist()) == by_sorting
-    hits, others = (hits_by_image(recalls(ranks), owners, IMAGES) for ranks in (actual, expected))
-    assert hits == others
     rng = np.random.default_rng(0)
     few = Positives.from_lists(
         [rng.choice(len(owners), rng.integers(1, 9), False).tolist() for _ in range(IMAGES)],
@@ -121,6 +115,8 @@ def test_a_set_that_takes_more_than_the_bound_is_ranked_within_it():
 def test_parts_that_lack_an_image_or_hold_one_twice_are_refused():
     positives = Positives.from_owners(torch.arange(3), 3)
     part = Part(torch.tensor([0, 1]), torch.zeros(2, 3))
-    for more, times in (([], 0), ([Part(torch.tensor([1, 2]), torch.zeros(2, 3))], 2)):
-        with pytest.raises(ValueError, match=rf"image \d of the scores is held by {times} processes"):
-            ranks_of_parts([part, *more], positives)
+    other = Part(torch.tensor([1, 2]), torch.zeros(2, 3))
+    refused(
+        ("image 2 of the scores is held by 0 processes", lambda: ranks_of_parts([part], positives)),
+        ("image 1 of the scores is held by 2 processes", lambda: ranks_of_parts([part, other], positives)),
+    )

@@ -18,6 +18,7 @@ from common.reproduce.command import SEARCH_SEEDS, reproduce_main
 from common.reproduce.near import equivalent_settings
 from common.reproduce.rows import Job
 from common.reproduce.search import Axis, Search, Trial, axes_of, best_of, equivalent, grid
+from common.run.log import read_log
 from contrastive_basics.reproduce import EVERY_ROW
 from geomm.reproduce import EVERY_ROW as GEOMM_ROWS
 
@@ -75,14 +76,6 @@ def test_a_best_value_at_the_edge_widens_the_grid_of_all_rows_by_its_ratio(score
         tried = {(job.settings, job.seed) for job in jobs if job.row == f"{row}.yaml"}
         assert tried == {(chosen, seed) for chosen in grid(searched.axes) for seed in SEARCH_SEEDS}
         assert [trial.settings for trial in searched.trials[row]] == grid(searched.axes)
-
-
-@pytest.mark.parametrize(("optimum", "values"), [(1e-9, 5), (1e-3, 3), (1.0, 5)])
-def test_a_grid_widens_twice_at_most(scored, optimum, values):
-    scored(peak_at(optimum, optimum))
-    searched = search.run_search(search_of(("table1_ours",), f"{RATE}=3e-4,1e-3,3e-3"))
-    assert len(searched.axes[0].values) == values
-    assert bool(searched.notes) == (values == 5)
 
 
 def test_a_widened_value_that_a_row_refuses_is_noted(scored):
@@ -185,7 +178,7 @@ def test_a_wrong_search_trains_nothing(tmp_path, rows, settings, message):
 
 
 def test_a_search_end_to_end(tmp_path):
-    settings = "model.final_layer_norm=true,false data.num_val=16 optim.steps=4 data.num_train=64"
+    settings = "model.final_layer_norm=true,false data.num_val=16 optim.steps=3 data.num_train=64"
     arguments = ["contrastive_basics", "--rows", "table1_ours beyond_sigmoid", "--scale", "smoke"]
     arguments += ["--set", settings, "--output", str(tmp_path)]
     scripts.search.main(arguments)
@@ -193,22 +186,17 @@ def test_a_search_end_to_end(tmp_path):
     content, text = json.loads((folder / "search.json").read_text()), (folder / "search.md").read_text()
     assert content["status"] == "validation: no result"
     assert "**Validation: no result.**" in text
-    assert content["seeds"] == [1000, 1001, 1002]
-    assert content["scale"] == "smoke"
+    assert (content["seeds"], content["scale"]) == ([1000, 1001, 1002], "smoke")
     assert content["command"] == (
         f'make search PAPER=contrastive_basics SCALE=smoke ROWS="table1_ours beyond_sigmoid" SET="{settings}"'
     )
     # each number is the mean recall of the last step's validation in the run's log; no test set was evaluated
-    logs = list((tmp_path / "runs").glob("*/*/seed*/log.jsonl"))
-    recalls = []
-    for log in logs:
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        (recall,) = (
-            line["metrics"]["mean_recall"]
-            for line in lines
-            if line["event"] == "evaluate" and line["data"] == "scenes/val" and line["step"] == 4
-        )
-        recalls.append(recall)
+    lines = [line for log in (tmp_path / "runs").glob("*/*/seed*/log.jsonl") for line in read_log(log)]
+    recalls = [
+        line["metrics"]["mean_recall"]
+        for line in lines
+        if line["event"] == "evaluate" and line["data"] == "scenes/val" and line["step"] == 3
+    ]
     trials = [trial for row in content["rows"].values() for trial in row["trials"]]
     assert sorted(recalls) == sorted(value for trial in trials for value in trial["values"])
     assert not list((tmp_path / "runs").rglob("evaluation.json")) + list((tmp_path / "runs").rglob("hits.json"))
@@ -220,7 +208,6 @@ def test_a_search_end_to_end(tmp_path):
         assert equivalent_settings(content, row)[0] == tuple(of_row["best"])
     # the same command finds its runs
     checkpoints = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("model.safetensors")}
-    assert len(logs) == 3 * len(trials)
     scripts.search.main(arguments)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("model.safetensors")} == checkpoints
     assert json.loads((folder / "search.json").read_text()) == content
@@ -248,12 +235,8 @@ def test_tables_never_use_the_seeds_of_a_search():
 def test_every_row_has_the_code_that_trains_it():
     assert EVERY_ROW.of("vision_moco_v2.yaml").scale_files == "scale_vision"
     assert EVERY_ROW.of("table1_ours.yaml").scale_files == "scale"
-    classes = {row: GEOMM_ROWS.of(f"{row}.yaml").config_class for row in ("clip", "nlvr2_albef", "vision_swav")}
-    assert [name.__module__ for name in classes.values()] == [
-        "geomm.config",
-        "geomm.downstream.config",
-        "geomm.vision.config",
-    ]
+    modules = [GEOMM_ROWS.of(f"{row}.yaml").config_class.__module__ for row in ("clip", "nlvr2_albef", "vision_swav")]
+    assert modules == ["geomm.config", "geomm.downstream.config", "geomm.vision.config"]
 
 
 def test_make_search_refuses_seeds():

@@ -2,10 +2,9 @@
 
 import io
 import json
-import os
 import pickle
 import tarfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from little_memory import at_most
 from PIL import Image
 from tars import as_plain, good_tar, jpeg, pair, write_tar
 
-from common.data import decoding, pictures
+from common.data import pictures
 from common.data.broken import BrokenSample
 from common.data.shards import open_shards
 
@@ -90,13 +89,6 @@ def test_labels_are_numbers_or_names_and_may_stand_without_captions(tmp_path):
     assert "label" not in one_sample(tmp_path)[0]
 
 
-def test_decode_size_keeps_both_sides_large_enough(tmp_path):
-    path = write_tar(tmp_path / "x.tar", {"a": pair(0, jpg=jpeg(0, (640, 480)))})
-    assert open_shards(str(path))[0]["image"].size == (640, 480)
-    assert open_shards(str(path), decode_size=200)[0]["image"].size == (320, 240)
-    assert open_shards(str(path), decode_size=500)[0]["image"].size == (640, 480)
-
-
 # --- broken samples --------------------------------------------------------------------------------------------------
 
 
@@ -129,9 +121,6 @@ def test_a_sample_that_cannot_be_used_says_which_and_why(tmp_path, changes, reas
     assert (error.value.path, error.value.key) == (str(tmp_path / "x.tar"), "odd")
     assert error.value.reason.startswith(reason)
     assert str(error.value) == f"{tmp_path / 'x.tar'} [odd]: {error.value.reason}"
-    with pytest.raises(BrokenSample) as again:
-        pairs[0]
-    assert again.value == error.value  # met again, it is counted as the same
     assert pairs[1]["image_id"] == "id1"
     assert pickle.loads(pickle.dumps(error.value)) == error.value
     if "jpg" in changes or "png" in changes:
@@ -140,34 +129,30 @@ def test_a_sample_that_cannot_be_used_says_which_and_why(tmp_path, changes, reas
         assert list(pairs.all_captions())[-2:] == ["picture 1", "a view of 1"]
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # Pillow's own limit warns as well
-def test_a_pixel_bomb_is_refused_by_its_header(tmp_path, monkeypatch):
+def black(width: int, height: int) -> bytes:
     buffer = io.BytesIO()
-    Image.new("1", (12_000, 10_000)).save(buffer, "PNG")  # 120 million pixels in a few kilobytes
-    with pytest.raises(BrokenSample, match=r"image is too large: 12000 x 10000 pixels, at most 100000000"):
-        one_sample(tmp_path, jpg=None, png=buffer.getvalue())[0]
-    pairs = open_shards(str(good_tar(tmp_path / "y.tar", 1)))
-    monkeypatch.setattr(decoding, "MAX_PIXELS", 24 * 20)
-    assert pairs[0]["image"].size == (24, 20)
-    monkeypatch.setattr(decoding, "MAX_PIXELS", 24 * 20 - 1)
-    with pytest.raises(BrokenSample, match="24 x 20"):
-        pairs[0]
+    Image.new("1", (width, height)).save(buffer, "PNG")  # millions of pixels in a few kilobytes
+    return buffer.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # Pillow's own limit warns as well
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        ((12_000, 10_000), "image is too large: 12000 x 10000 pixels, at most 100000000"),
+        ((65_536, 1), "65536 x 1 pixels, at most 100000000 in all and 65535 a side"),  # a JPEG is no longer
+    ],
+)
+def test_a_pixel_bomb_is_refused_by_its_header(tmp_path, size, words):
+    with pytest.raises(BrokenSample, match=words):
+        one_sample(tmp_path, jpg=None, png=black(*size))[0]
 
 
 def test_a_picture_that_memory_cannot_hold_is_a_broken_sample(tmp_path):
-    buffer = io.BytesIO()
-    Image.new("1", (9_000, 9_500)).save(buffer, "PNG")
-    pairs = one_sample(tmp_path, jpg=None, png=buffer.getvalue())
+    pairs = one_sample(tmp_path, jpg=None, png=black(9_000, 9_500))
     with at_most(megabytes=100), pytest.raises(BrokenSample, match=r"\[odd\]: sample is too large: there is not eno"):
         pairs[0]
     assert pairs[1]["image_id"] == "id1"
-
-
-def test_a_picture_longer_than_a_jpeg_can_be_is_refused(tmp_path):
-    buffer = io.BytesIO()
-    Image.new("1", (65_536, 1)).save(buffer, "PNG")
-    with pytest.raises(BrokenSample, match="65536 x 1 pixels, at most 100000000 in all and 65535 a side"):
-        one_sample(tmp_path, jpg=None, png=buffer.getvalue())[0]
 
 
 @pytest.mark.parametrize(("limit", "column"), [("MAX_MEMBER_BYTES", "image"), ("MAX_TEXT_BYTES", "json")])
@@ -186,30 +171,18 @@ def test_a_shard_that_changes_during_a_run_is_an_error(tmp_path):
         pairs[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"role": "dev"}, "role is 'dev'; expected one of: train, val, test, second_test"),
-        ({"max_broken_share": 1.5}, "max_share is 1.5"),
-    ],
-)
-def test_bad_arguments_are_refused_with_value_and_accepted(tmp_path, options, words):
-    with pytest.raises(ValueError) as error:
-        open_shards(str(good_tar(tmp_path / "x.tar", 1)), **options)
-    assert words in str(error.value)
-
-
-@pytest.mark.parametrize("role", ["val", "test", "second_test"])
-def test_a_picture_that_is_ranked_twice_is_an_error_that_names_both_places(tmp_path, role):
+def test_a_picture_that_is_ranked_twice_is_an_error_that_names_both_places(tmp_path):
     one = write_tar(tmp_path / "a.tar", {"k0": pair(0), "k1": pair(1)})
     write_tar(tmp_path / "b.tar", {"k2": pair(2), "k3": pair(1)})
     with pytest.raises(ValueError) as error:
-        open_shards("*.tar", root=tmp_path, role=role)
+        open_shards("*.tar", root=tmp_path, role="val")
     assert str(error.value) == (
         f"image 'id1' occurs twice, in {one} [k1] and in {tmp_path / 'b.tar'} [k3]; expected in a set that is "
         "ranked: each image_id once, with all its captions"
     )
     assert len(open_shards("*.tar", root=tmp_path)) == 4  # training sees it twice
+    with pytest.raises(ValueError, match="role is 'dev'; expected one of: train, val, test, second_test"):
+        open_shards("*.tar", root=tmp_path, role="dev")
 
 
 def test_without_an_image_id_shard_and_key_name_a_picture(tmp_path):
@@ -257,35 +230,8 @@ def test_more_shards_than_open_files_and_threads_are_fine(tmp_path, monkeypatch)
     for shard in range(6):
         good_tar(tmp_path / f"{shard}.tar", 3, first=3 * shard)
     pairs = open_shards("*.tar", root=tmp_path)
-    wrong = []
-
-    def read(seed):
-        for index in np.random.default_rng(seed).integers(0, 18, 60):
-            if pairs[index]["image_id"] != f"id{index}":
-                wrong.append(index)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    indices = np.random.default_rng(0).integers(0, 18, 240)
+    with ThreadPoolExecutor(4) as pool:
+        ids = list(pool.map(lambda index: pairs[index]["image_id"], indices))
+    assert ids == [f"id{index}" for index in indices]
     assert pictures._opened.cache_info().currsize == 2
-
-
-# --- real photographs ------------------------------------------------------------------------------------------------
-
-
-def test_flickr8k_has_the_documented_counts():
-    folder = os.environ.get("VL_DATA_DIR")
-    if not folder or not (Path(folder) / "flickr8k").is_dir():
-        pytest.skip("set VL_DATA_DIR to a folder that has flickr8k/flickr8k-{train,val,test}-*.tar")
-    root = Path(folder) / "flickr8k"
-    train = open_shards("flickr8k-train-{000000..000003}.tar", root=root)
-    test = open_shards("*test*.tar", root=root, role="test")
-    assert (len(train), sum(1 for _ in train.all_captions())) == (5_000, 25_000)
-    assert (len(test), sum(len(test.captions(index)) for index in range(1_000))) == (1_000, 5_000)
-    assert train.broken_at_open == test.broken_at_open == []
-    assert {train[index]["image"].size for index in range(0, 5_000, 500)} == {(144, 144)}
-    ids = [{pairs.image_id(index) for index in range(len(pairs))} for pairs in (train, test)]
-    assert (len(ids[0]), len(ids[1]), ids[0] & ids[1]) == (5_000, 1_000, set())

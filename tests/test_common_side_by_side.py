@@ -112,7 +112,7 @@ def stuck(config, pairs, files, *others):
         waits(config, pairs, files)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_second_signal_ends_all_at_once_and_tells_what_is_saved(tmp_path, number, terminal_signals):
     once(lambda: begun(tmp_path), ctrl_c, lambda: os.kill(os.getpid(), number))
     with pytest.raises(KeyboardInterrupt) as ended:

@@ -1,30 +1,21 @@
 """SigLIP's loss against open_clip's and the formula in loops; its rows, on one process and on two."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
 from open_clip.loss import SigLipLoss
 from processes import in_processes
+from runs import logged, row_config, trained
 
-from common.base.config import ConfigError, load_row, override
-from common.data.pairs import open_training_pairs
+from common.base.config import ConfigError, override
 from common.distributed import rank, world_size
 from common.geometry import Sphere, unit
 from common.run.checkpoint import last_checkpoint
-from common.run.folder import RunFiles
 from common.run.log import read_log
 from common.sigmoid_loss import sigmoid_chance, sigmoid_loss
-from contrastive_basics.config import Config as BasicsConfig
-from contrastive_basics.train import train as train_basics
-from euclip.config import Config as EuclipConfig
 from euclip.geometry import Hyperbolic
-from euclip.train import train as train_euclip
 
-ROOT = Path(__file__).resolve().parents[1]
-PAPERS = {"contrastive_basics": (BasicsConfig, train_basics), "euclip": (EuclipConfig, train_euclip)}
 BATCH, DIM = 12, 6
 
 
@@ -90,28 +81,21 @@ def test_two_processes_equal_one():
         torch.testing.assert_close(sum(parts) / 2, whole, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize("paper", ["contrastive_basics", "euclip"])
 def test_its_row_trains_the_bias_and_logs_it(paper, tmp_path):
-    config_class, train = PAPERS[paper]
     few = ["optim.steps=3", "run.log_every=1", "run.diagnose_every=1", "data.num_test=4", "data.num_labelled=4"]
-    folder = ROOT / paper
-    config = load_row(config_class, folder, folder / "configs" / "beyond_sigmoid.yaml", "smoke", few)
-    files = RunFiles(tmp_path)
-    train(config, open_training_pairs(config.data, 0), files, False, Accelerator(cpu=True), "test")
+    config = row_config(paper, "beyond_sigmoid", *few)
+    files = trained(paper, config, tmp_path)
     lines = [line for line in read_log(files.log) if line["event"] == "train"]
-    values = [line["logit_bias"] for line in lines]
-    assert values[0] == -10.0
-    assert values[2] != -10.0
+    assert lines[0]["logit_bias"] == -10.0 != lines[2]["logit_bias"]
     name = "contrastive_loss" if paper == "euclip" else "loss"
     for line in lines:
         assert line["gradient_norm_logit_bias"] > 0
         assert line[name] / line["loss_over_chance"] == pytest.approx(sigmoid_chance(config.optim.global_batch_size))
     bias = last_checkpoint(files.checkpoints).model_tensors()["logit_bias.logit_bias"]
     again = override(config, [f"model.init={tmp_path}", "optim.steps=1", "optim.warmup_steps=0"])
-    files = RunFiles(tmp_path / "again")
-    train(again, open_training_pairs(again.data, 0), files, False, Accelerator(cpu=True), "test")
-    (line,) = [line for line in read_log(files.log) if line["event"] == "train"]
-    assert line["logit_bias"] == float(bias)  # where the first run left it
+    (started,) = logged(trained(paper, again, tmp_path / "again"), "logit_bias")
+    assert started == float(bias)  # where the first run left it
 
 
 @pytest.mark.parametrize(
@@ -125,6 +109,5 @@ def test_its_row_trains_the_bias_and_logs_it(paper, tmp_path):
     ],
 )
 def test_a_setting_that_the_loss_does_not_take_is_refused(paper, row, setting):
-    folder = ROOT / paper
     with pytest.raises(ConfigError, match=setting.partition("=")[0]):
-        load_row(PAPERS[paper][0], folder, folder / "configs" / f"{row}.yaml", "smoke", [setting])
+        row_config(paper, row, setting)

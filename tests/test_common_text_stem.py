@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from accelerate import Accelerator
 from PIL import Image
 from processes import in_processes
+from refusals import refused
+from runs import logged, row_config, trained
 from safetensors.torch import load_file
 from test_common_weights import shaken
 
-from common.base.config import ConfigError, load_row
-from common.base.provenance import ROOT
+from common.base.config import ConfigError
 from common.data.bert_tokenizer import SPECIAL_TOKENS, BertTokenizer
 from common.data.caption_cache import CaptionCache
 from common.data.pairs import open_training_pairs
@@ -27,17 +27,13 @@ from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles, check_same_run, run_key
 from common.run.initial import open_source
 from common.run.inputs import feature_cache
-from common.run.log import read_log
 from contrastive_basics.model import PatchTokens
-from euclip.config import Config
-from euclip.train import train
 
 WORDS = ["a", "red", "blue", "cube", "ball", "cone", "left", "of", "right", "two", "in", "the", "and"]
 TOKENIZER = BertTokenizer([*SPECIAL_TOKENS, *WORDS])
 CAPTIONS = ["a red cube", "two balls left of the blue cone", "ball", "a cube and a ball in the red cone and a cube"]
 LENGTH = 12
 IDS = TOKENIZER.encode(CAPTIONS, LENGTH)
-EUCLIP = ROOT / "euclip"
 LIT = ("model.image.stem.name=test_efficientnet", "model.image.stem.weights=x", "model.image.layers=0",
        "model.image.projection=false", "data.image_size=64", "model.patch_size=32")  # fmt: skip
 
@@ -210,24 +206,20 @@ def test_of_two_processes_one_computes_and_both_read(tmp_path):
     assert first[1] == second[1]
 
 
-def test_what_is_no_stem_is_refused(bert, tmp_path):
+def test_what_is_no_stem_is_refused(bert):
     tower = read_source(str(bert[0])).text_tower
-    for wrong, message in (
-        (
-            random_stem(2, ids=99),
-            r"has 18 ids, the tokenizer of this run 99; expected: .*wordpiece",
-        ),
-        (random_stem(5), r"does not fit this run: transformer.blocks.3.* instead of none"),
-        (random_stem(1, length=30), r"does not fit this run: position_embedding \(30, 24\) instead of"),
-        (random_stem(2, heads=4), "does not fit this run: heads 4 instead of 2"),
+    changed = read_source(str(bert[0])).text_tower
+    changed.input_norm.eps, changed.transformer.blocks[0].mlp[1] = 1e-5, QuickGELU()
+    for wrong, weights, message in (
+        (random_stem(2, ids=99), tower, r"has 18 ids, the tokenizer of this run 99; expected: .*wordpiece"),
+        (random_stem(5), tower, r"does not fit this run: transformer.blocks.3.* instead of none"),
+        (random_stem(1, length=30), tower, r"does not fit this run: position_embedding \(30, 24\) instead of"),
+        (random_stem(2, heads=4), tower, "does not fit this run: heads 4 instead of 2"),
+        (random_stem(2), changed, r"activation gelu instead of QuickGELU\(\), eps 1e-12 instead of 1e-05"),
+        (random_stem(1), None, "there is no BERT"),
     ):
         with pytest.raises(StemError, match=message):
-            wrong.load_("there", tower)
-    tower.input_norm.eps, tower.transformer.blocks[0].mlp[1] = 1e-5, QuickGELU()
-    with pytest.raises(StemError, match=r"activation gelu instead of QuickGELU\(\), eps 1e-12 instead of 1e-05"):
-        random_stem(2).load_("there", tower)
-    with pytest.raises(StemError, match="there is no BERT"):
-        stem_of(bert, 1).load_("there", None)
+            wrong.load_("there", weights)
 
 
 # ---------------------------------------------------------------- in runs
@@ -253,14 +245,12 @@ def config_of(photographs, bert, *overrides):
         "optim.steps=3", "optim.warmup_steps=0", "optim.global_batch_size=6", "run.log_every=1", "run.save_every=1",
         "run.keep_checkpoints=3", "run.mixed_precision=no", *overrides,
     ]  # fmt: skip
-    return load_row(Config, EUCLIP, EUCLIP / "configs" / "table4_euclip.yaml", "smoke", settings)
+    return row_config("euclip", "table4_euclip", *settings)
 
 
 def run(folder, config, resume=False):
-    files = RunFiles(folder)
-    train(config, open_training_pairs(config.data, 0), files, resume, Accelerator(cpu=True), "test")
-    losses = [line["loss"] for line in read_log(files.log) if line["event"] == "train"]
-    return losses, json.loads(files.evaluation.read_text())["evaluations"]["test"]["metrics"]
+    files = trained("euclip", config, folder, resume)
+    return logged(files), json.loads(files.evaluation.read_text())["evaluations"]["test"]["metrics"]
 
 
 def test_training_on_kept_captions_is_training_on_captions_and_goes_on(photographs, bert, tmp_path, monkeypatch):
@@ -306,15 +296,18 @@ def test_a_key_holds_the_hash_of_weights_and_not_their_path(photographs, bert, t
     (copied / "config.json").write_bytes((bert[0] / "config.json").read_bytes() + b"\n")
     assert key() != key(f"model.weights={copied.parent}")
     assert key() != key("model.text.stem.layers=1")
-    with pytest.raises(
-        ConfigError, match=r"model.weights = /nowhere: no such folder; expected: one that holds weights"
-    ):
-        key("model.weights=/nowhere")
-    for setting in ("model.text.stem.weights", "data.vocabulary", "model.image.stem.name", "model.init"):
-        named = setting.replace("name", "weights")
-        expected_message = rf"{named} = some/net is not in .* which holds tiny; expected: .*/net, another"
-        with pytest.raises(ConfigError, match=expected_message):
-            key(f"{setting}=some/net")
+    missing = "some/net is not in .* which holds tiny; expected: .*/net, another"
+    refused(
+        (
+            "model.weights = /nowhere: no such folder; expected: one that holds weights",
+            lambda: key("model.weights=/nowhere"),
+        ),
+        (f"model.text.stem.weights = {missing}", lambda: key("model.text.stem.weights=some/net")),
+        (f"data.vocabulary = {missing}", lambda: key("data.vocabulary=some/net")),
+        (f"model.image.stem.weights = {missing}", lambda: key("model.image.stem.name=some/net")),
+        (f"model.init = {missing}", lambda: key("model.init=some/net")),
+        error=ConfigError,
+    )
 
 
 def test_lit_trains_only_the_text_side(photographs, bert, tmp_path, monkeypatch):
@@ -327,14 +320,20 @@ def test_lit_trains_only_the_text_side(photographs, bert, tmp_path, monkeypatch)
     first, last = (last_checkpoint(tmp_path / "lit" / "checkpoints").path.with_name(f"step-0000000{n}") for n in (1, 3))
     before, after = load_file(first / "model.safetensors"), load_file(last / "model.safetensors")
     moved = {name.partition(".")[0] for name in after if not torch.equal(after[name], before[name])}
-    assert "image_tower" not in moved
-    assert "text_tower" in moved
-    with pytest.raises(ValueError, match=rf"model.embedding_dim = 16 .*; expected: {channels}, as the features of"):
-        run(tmp_path / "wrong", config_of(photographs, bert, *LIT, "model.embedding_dim=16"))
-    with pytest.raises(ValueError, match="has no layers in its image tower; expected a run of two transformers"):
-        open_source(str(tmp_path / "lit"))
-    with pytest.raises(ConfigError, match=r"model.image.layers = 0 without a stem; expected: "):
-        config_of(photographs, bert, "model.image.layers=0")
+    assert moved & {"image_tower", "text_tower"} == {"text_tower"}
+    wrong = config_of(photographs, bert, *LIT, "model.embedding_dim=16")
+    no_layers = "has no layers in its image tower; expected a run of two transformers"
+    refused(
+        (
+            f"model.embedding_dim = 16 .*; expected: {channels}, as the features of",
+            lambda: run(tmp_path / "wrong", wrong),
+        ),
+        (no_layers, lambda: open_source(str(tmp_path / "lit"))),
+        (
+            "model.image.layers = 0 without a stem; expected: ",
+            lambda: config_of(photographs, bert, "model.image.layers=0"),
+        ),
+    )
 
 
 def test_a_pooled_text_stem_is_the_mean_over_words_as_sentence_encoders_take_it(bert):

@@ -3,11 +3,13 @@
 import json
 import pickle
 import random
+import re
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from tokenizers import normalizers, pre_tokenizers
 
 from common.data import bert_tokenizer
@@ -16,9 +18,6 @@ from common.data.bert_tokenizer import AlbefTokenizer, BertTokenizer
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import (
-    CLS_ID,
-    END_ID,
-    PAD_ID,
     SPECIAL_TOKENS,
     UNKNOWN_ID,
     WordTokenizer,
@@ -127,14 +126,7 @@ def test_over_length_cuts_words_and_keeps_the_end():
     tokenizer = WordTokenizer.from_words(["a", "b", "c"])
     assert tokenizer.encode(["a b c a", "a x", ""], 4).tolist() == [[2, 4, 5, 3], [2, 4, 1, 3], [2, 3, 0, 0]]
     assert tokenizer.encode([], 4).shape == (0, 4)
-
-
-def test_the_special_ids_are_fixed():
-    tokenizer = WordTokenizer.from_words(["a"])
-    ids = (tokenizer.pad_id, tokenizer.unknown_id, tokenizer.cls_id, tokenizer.end_id)
-    assert ids == (PAD_ID, UNKNOWN_ID, CLS_ID, END_ID) == (0, 1, 2, 3)
-    assert tokenizer.vocabulary_size == 5
-    assert tokenizer.decode(range(5)) == [*SPECIAL_TOKENS, "a"]
+    assert tokenizer.decode(range(7)) == [*SPECIAL_TOKENS, "a", "b", "c"]
 
 
 def test_captions_give_words_by_count_then_alphabet():
@@ -192,9 +184,7 @@ def test_halves_of_utf_16_pairs_are_joined_or_replaced(text, clean):
     ],
 )
 def test_bad_values_are_refused_with_the_value(call, words):
-    with pytest.raises(ValueError) as error:
-        call()
-    assert words in str(error.value)
+    refused((re.escape(words), call))
 
 
 # --- laws of all three kinds -----------------------------------------------------------------------------------------
@@ -276,6 +266,4 @@ def test_bad_texts_and_stored_forms_are_refused(tokenizer):
         (lambda: tokenizer.from_json({"type": name, "version": 9}), f"{name!r}, 9; expected: {name!r}, 1"),
         (lambda: tokenizer.from_json({"type": "Bpe", "version": 1, "words": 3}), "'Bpe', 1"),
     ):
-        with pytest.raises(ValueError) as error:
-            call()
-        assert words in str(error.value)
+        refused((re.escape(words), call))

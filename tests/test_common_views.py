@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import ColorJitter, InterpolationMode, RandomResizedCrop
+from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
 from common.base.random_keys import derive_key
 from common.data import views
-from common.data.transforms import IMAGENET_MEAN, IMAGENET_STD, normalize, random_crop_box
+from common.data.transforms import IMAGENET_MEAN, IMAGENET_STD, random_crop_box
 from common.data.views import RECIPES, ViewRecipe, colour_jitter, random_view, stacked_views
 
 WHOLE = ViewRecipe((1.0, 1.0))  # a square picture passes whole, mirrored or not
@@ -67,21 +67,12 @@ def test_the_recipes_are_those_of_the_table():
         assert recipe.jitter == JITTER.get(name, (0.0, 0.0, 0.0, 0.0)), name
         probabilities = (recipe.jitter_probability, recipe.grey_probability, recipe.blur_probability)
         assert (*probabilities, recipe.solarise_probability) == (jitter, grey, blur, solarise), name
-        assert recipe.grey_first == (name == "moco_v1")
-        assert recipe.bicubic == name.startswith("simclr")
+        assert (recipe.grey_first, recipe.bicubic) == (name == "moco_v1", name.startswith("simclr"))
+        colours = ((0.0,) * 3, (1.0,) * 3) if name.startswith("simclr") else (IMAGENET_MEAN, IMAGENET_STD)
+        assert name in ("moco_cifar10", "crop_and_flip_cifar10") or (recipe.mean, recipe.std) == colours, name
 
 
-def test_simclr_leaves_pixels_in_zero_to_one_and_the_others_are_normalised():
-    view = random_view(picture(), RECIPES["simclr"], 32, 1)[None]
-    for name, recipe in RECIPES.items():
-        normalised = normalize(view, recipe.mean, recipe.std)
-        if name.startswith("simclr"):
-            assert torch.equal(normalised, view / 255)
-        elif not name.endswith("cifar10"):
-            assert (recipe.mean, recipe.std) == (IMAGENET_MEAN, IMAGENET_STD)
-
-
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ["moco_v1", "moco_v3_vit_2"])
 def test_every_step_of_a_recipe_happens_as_often_as_it_says(name, monkeypatch):
     recipe, happened = RECIPES[name], dict.fromkeys(("jitter", "grey", "blur", "solarise", "mirror"), 0)
 
@@ -129,7 +120,7 @@ def test_moco_v1_turns_grey_before_the_jitter_and_the_others_after(name, expecte
 # ---- purity and independence ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ["simclr", "moco_v1", "moco_v3_vit_2"])
 def test_a_view_is_a_pure_function_of_picture_and_seed(name):
     image, before = picture(40, 30), picture(40, 30)
     state = torch.get_rng_state()
@@ -162,26 +153,21 @@ def test_a_view_does_not_depend_on_the_rest_of_the_batch():
 
 
 def test_draws_of_the_two_views_and_of_neighbouring_seeds_are_not_correlated():
-    # mirror and brightness stand for all draws: every view has a generator of its own
+    # the mirror stands for all draws: every view has a generator of its own
     image = picture(8, 8)
     first, second = stacked_views([image] * DRAWS, [WHOLE, WHOLE], 8, list(range(DRAWS)))
-    for stack in (first, second):
-        flips = np.array([is_mirrored(view, image) for view in stack], dtype=float)
+    both = np.array([[is_mirrored(view, image) for view in stack] for stack in (first, second)], dtype=float)
+    for flips in both:
         assert abs(flips.mean() - 0.5) < 0.1
         assert abs(np.corrcoef(flips[:-1], flips[1:])[0, 1]) < 0.17
-    both = [[is_mirrored(view, image) for view in stack] for stack in (first, second)]
-    assert abs(np.corrcoef(np.array(both, dtype=float))[0, 1]) < 0.17
-    bright = replace(WHOLE, jitter=(0.4, 0.0, 0.0, 0.0), jitter_probability=1.0)
-    means = [stack.double().mean(dim=(1, 2, 3)) for stack in stacked_views([image] * 500, [bright] * 2, 8, range(500))]
-    assert abs(torch.corrcoef(torch.stack(means))[0, 1]) < 0.2
-    assert min(stack.std() for stack in means) > 5
+    assert abs(np.corrcoef(both)[0, 1]) < 0.17
 
 
 # ---- parity with torchvision ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bicubic", [False, True])
-def test_a_crop_is_torchvisions_of_the_same_box_and_lies_where_its_statistics_say(bicubic):
+def test_a_crop_is_torchvisions_of_the_same_box(bicubic):
     image = picture(48, 40)
     recipe = ViewRecipe((0.2, 1.0), bicubic=bicubic)
     resampling = InterpolationMode.BICUBIC if bicubic else InterpolationMode.BILINEAR
@@ -191,12 +177,6 @@ def test_a_crop_is_torchvisions_of_the_same_box_and_lies_where_its_statistics_sa
         expected = pixels(F.resized_crop(image, *box, [24, 24], resampling))
         expected = expected.flip(-1) if rng.random() < 0.5 else expected
         assert torch.equal(random_view(image, recipe, 24, seed), expected)
-    torch.manual_seed(0)
-    theirs = [RandomResizedCrop.get_params(image, [0.2, 1.0], [3 / 4, 4 / 3]) for _ in range(3000)]
-    ours = [random_crop_box(48, 40, (0.2, 1.0), np.random.default_rng(seed)) for seed in range(3000)]
-    for one, other in zip(np.array(ours).T, np.array(theirs).T):
-        measured, expected = (np.quantile(values, [0.1, 0.3, 0.5, 0.7, 0.9]) for values in (one, other))
-        assert measured == pytest.approx(expected, abs=1.5)  # pixels
 
 
 @pytest.mark.parametrize(
@@ -232,14 +212,8 @@ def test_each_colour_change_is_torchvisions_with_the_factor_drawn(place):
     assert max(amounts) - min(amounts) > 0.6
 
 
-def test_jitter_is_spread_like_torchvisions_and_takes_all_orders(monkeypatch):
+def test_jitter_takes_all_orders(monkeypatch):
     image, strengths = picture(), (0.8, 0.8, 0.8, 0.2)
-    torch.manual_seed(0)
-    reference = ColorJitter(*strengths)
-    theirs = torch.stack([pixels(reference(image)) for _ in range(600)]).double()
-    ours = torch.stack([pixels(colour_jitter(image, strengths, np.random.default_rng(s))) for s in range(600)]).double()
-    assert ours.mean(dim=(0, 2, 3)).tolist() == pytest.approx(theirs.mean(dim=(0, 2, 3)).tolist(), abs=6)
-    assert float(ours.std(dim=0).mean()) == pytest.approx(float(theirs.std(dim=0).mean()), rel=0.05)
     orders, now = set(), []
     for name in ("brightness", "contrast", "saturation", "hue"):
         monkeypatch.setattr(views.F, f"adjust_{name}", lambda picture, _, name=name: now.append(name) or picture)

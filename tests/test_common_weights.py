@@ -3,10 +3,12 @@
 import argparse
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
+from refusals import refused
 from safetensors.torch import save_file
 from torch import nn
 
@@ -142,20 +144,12 @@ def test_clip_from_transformers_gives_the_same_features(activation, eps):
     assert torch.equal(theirs.logit_scale, before)
 
 
-def test_clip_with_the_old_end_token_id_reads_out_the_largest_id():
-    theirs = tiny_transformers_clip(eos=2)
-    ours = clip_from_transformers(theirs)
-    assert_same_as_transformers(ours, theirs)
-
-
 @pytest.mark.parametrize("quick_gelu", [False, True])
 def test_clip_from_open_clip_gives_the_same_features(quick_gelu):
     theirs = tiny_open_clip(quick_gelu)
     activation = "quick_gelu" if quick_gelu else "gelu"
     ours = clip_from_open_clip(theirs.state_dict(), activation, vision_head_width=16, text_heads=2)
     assert_same_as_open_clip(ours, theirs)
-    wrong = clip_from_open_clip(theirs.state_dict(), "gelu" if quick_gelu else "quick_gelu", 16, 2)
-    assert (wrong.image_tower(IMAGES) - ours.image_tower(IMAGES)).abs().max() > 1e-4  # why it must be given
 
 
 @pytest.mark.parametrize(
@@ -199,18 +193,6 @@ def test_another_eps_and_an_end_token_that_is_not_the_largest_id_go_out_too(tmp_
         torch.testing.assert_close(ours.text_tower(ids), features, **TOLERANCE)
     output = clip_to_transformers(ours).get_text_features(input_ids=ids)
     torch.testing.assert_close(ours.text_tower(ids), output.pooler_output, **TOLERANCE)
-
-
-def test_an_exported_folder_is_loaded_again_from_disk(tmp_path):
-    ours = our_clip("quick_gelu")
-    clip_to_transformers(ours).save_pretrained(tmp_path / "transformers")
-    export_folder(ours, tmp_path / "open_clip")
-    for folder in ("transformers", "open_clip"):
-        loaded = load_clip(tmp_path / folder)
-        torch.testing.assert_close(loaded.encode_image(IMAGES), ours.encode_image(IMAGES), **TOLERANCE)
-        torch.testing.assert_close(loaded.encode_text(IDS), ours.encode_text(IDS), **TOLERANCE)
-    with pytest.raises(WeightsError, match="states the activation quick_gelu; expected quick_gelu, got gelu"):
-        load_clip(tmp_path / "transformers", "gelu")
 
 
 def test_weights_files_are_read_in_every_form(tmp_path):
@@ -285,26 +267,22 @@ def test_heads_of_a_bare_file_are_those_of_the_published_model_or_asked_for(tmp_
         assert (heads_in(ours)["image"], heads_in(ours)["text"]) == heads
     theirs, file = tiny_open_clip(), tmp_path / "a.safetensors"
     save_file(theirs.state_dict(), file)
-    with pytest.raises(
-        WeightsError, match=r"a\.safetensors: no tensor states the heads of the image tower, .* width 48 "
-    ):
-        load_clip(file, "gelu")
     assert_same_as_open_clip(load_clip(file, "gelu", heads_argument("3,2")), theirs)
     assert heads_in(load_clip(file, "gelu", heads_argument("4"))) == {"image": 4, "text": 4}
-    export_folder(our_clip(), tmp_path)
-    with pytest.raises(WeightsError, match=r"has 3 attention heads in its image tower, --heads states 4; expected 3"):
-        load_clip(tmp_path, heads=heads_argument("4"))
+    export_folder(our_clip(), tmp_path / "exported")
+    stated = "has 3 attention heads in its image tower, --heads states 4; expected 3"
+    refused(
+        (
+            r"a\.safetensors: no tensor states the heads of the image tower, .* width 48 ",
+            lambda: load_clip(file, "gelu"),
+        ),
+        (stated, lambda: load_clip(tmp_path / "exported", heads=heads_argument("4"))),
+        ("does not state its activation: give quick_gelu", lambda: load_clip(file)),
+        error=WeightsError,
+    )
     for text in ("", "0", "4,x", "1,2,3"):
         with pytest.raises(argparse.ArgumentTypeError, match="expected a number for both towers, or two: IMAGE,TEXT"):
             heads_argument(text)
-
-
-def test_bare_weights_need_an_activation_and_a_path_must_exist(tmp_path):
-    save_file(tiny_open_clip().state_dict(), tmp_path / "a.safetensors")
-    with pytest.raises(WeightsError, match="does not state its activation: give quick_gelu"):
-        load_clip(tmp_path / "a.safetensors")
-    with pytest.raises(FileNotFoundError, match="does not exist; expected: a file of weights, a folder, a hub name"):
-        load_clip(tmp_path / "nowhere")
 
 
 def test_tensors_that_are_missing_left_over_or_of_another_shape_are_named():
@@ -314,14 +292,17 @@ def test_tensors_that_are_missing_left_over_or_of_another_shape_are_named():
         return clip_from_open_clip(changed, "gelu", 16, 2, source="weights.pt")
 
     without = {name: value for name, value in state.items() if name != "visual.ln_pre.bias"}
-    with pytest.raises(WeightsError, match=r"weights\.pt lacks visual\.ln_pre\.bias"):
-        load(without)
-    with pytest.raises(WeightsError, match=r"no place for: visual\.transformer\.resblocks\.0\.ls_1\.gamma"):
-        load({**state, "visual.transformer.resblocks.0.ls_1.gamma": torch.ones(48)})
-    with pytest.raises(WeightsError, match=r"ln_final\.bias has shape \(5,\)"):
-        load({**state, "ln_final.bias": torch.ones(5)})
-    with pytest.raises(WeightsError, match="no CLIP with a vision transformer"):
-        load({"visual.layer1.0.conv1.weight": torch.ones(1), "visual.conv1.weight": torch.ones(1)})
+    more = {**state, "visual.transformer.resblocks.0.ls_1.gamma": torch.ones(48)}
+    resnet = {"visual.layer1.0.conv1.weight": torch.ones(1), "visual.conv1.weight": torch.ones(1)}
+    first = {"visual.conv1.weight": state["visual.conv1.weight"]}
+    refused(
+        (r"weights\.pt lacks visual\.ln_pre\.bias", lambda: load(without)),
+        (r"no place for: visual\.transformer\.resblocks\.0\.ls_1\.gamma", lambda: load(more)),
+        (r"ln_final\.bias has shape \(5,\)", lambda: load({**state, "ln_final.bias": torch.ones(5)})),
+        ("no CLIP with a vision transformer", lambda: load(resnet)),
+        (r"weights\.pt lacks visual\.positional_embedding", lambda: load(first)),
+        error=WeightsError,
+    )
     assert load({**state, "attn_mask": torch.zeros(8, 8)}) is not None  # a buffer of older versions
 
 
@@ -343,16 +324,6 @@ def test_an_exported_mlp_ratio_gives_open_clip_the_same_hidden_width():
     sizes = [(width, hidden) for width in range(8, 1500, 8) for hidden in range(width, 5 * width, width // 8)]
     rounded = [int(width * ratio_rounded_down(hidden, width)) for width, hidden in sizes]
     assert rounded == [hidden for _, hidden in sizes]
-
-
-def test_models_of_another_kind_or_geometry_are_not_exported():
-    ours = our_clip()
-    ours.geometry.name = "oblique"
-    with pytest.raises(WeightsError, match="geometry 'oblique'"):
-        clip_to_transformers(ours)
-    ours.text_tower = BidirectionalTextTransformer(60, 8, 32, 2, 2, 16)
-    with pytest.raises(WeightsError, match="these are VisionTransformer and BidirectionalTextTransformer"):
-        clip_to_open_clip(ours)
 
 
 def tiny_vit(kind, **more):
@@ -408,15 +379,7 @@ def test_vit_weights_under_their_older_names_are_read_too():
             name = name.replace(new, old)
         state[name] = value
 
-    class Older:
-        config = theirs.config
-
-        def state_dict(self):
-            return state
-
-    if "encoder.layer.0.attention.attention.query.weight" not in theirs.state_dict():
-        assert set(state) != set(theirs.state_dict())
-    load_vit_(again, Older())
+    load_vit_(again, SimpleNamespace(config=theirs.config, state_dict=lambda: state))
     assert torch.equal(again.forward_tokens(IMAGES), ours.forward_tokens(IMAGES))
 
 
@@ -478,13 +441,17 @@ def test_albefs_split_gives_berts_lower_layers_to_the_text_and_the_upper_ones_to
 
 
 def test_a_bert_that_does_not_fit_is_refused():
-    with pytest.raises(WeightsError, match="has 3 layers, the text tower takes 1 and the fusion 1"):
-        load_bert_(tiny_bert(), our_bert(1), FusionTransformer(32, 48, 1, 2, mlp_ratio=2.0))
-    with pytest.raises(WeightsError, match="no masked-language head; read it as BertForMaskedLM"):
-        load_bert_(tiny_bert().bert, our_bert(3), head=MaskedLanguageHead(32, 60))
+    bert, head, fusion = tiny_bert(), MaskedLanguageHead(32, 60), FusionTransformer(32, 48, 1, 2, mlp_ratio=2.0)
     long = BidirectionalTextTransformer(60, 30, 32, 3, 2, None, 2.0, final_layer_norm=False, norm_eps=1e-12)
-    with pytest.raises(WeightsError, match=r"context_length 30 is above .* 20 positions"):
-        load_bert_(tiny_bert(), long)
+    refused(
+        ("has 3 layers, the text tower takes 1 and the fusion 1", lambda: load_bert_(bert, our_bert(1), fusion)),
+        (
+            "no masked-language head; read it as BertForMaskedLM",
+            lambda: load_bert_(bert.bert, our_bert(3), head=head),
+        ),
+        (r"context_length 30 is above .* 20 positions", lambda: load_bert_(bert, long)),
+        error=WeightsError,
+    )
 
 
 @pytest.mark.parametrize("layout", ["transformers", "open_clip"])
@@ -501,15 +468,15 @@ def test_the_export_script_prints_the_parity_figure(tmp_path, layout, monkeypatc
     assert max(float(actual[1]), float(actual[2])) < 1e-5
     loaded = load_clip(tmp_path / "out")
     torch.testing.assert_close(loaded.encode_text(IDS), load_clip(tmp_path / "in").encode_text(IDS), **TOLERANCE)
+    with pytest.raises(WeightsError, match="states the activation quick_gelu; expected quick_gelu, got gelu"):
+        load_clip(tmp_path / "in", "gelu")
 
 
 def test_damaged_files_end_in_one_message_that_names_them(tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(b"\x10\x00\x00")
-    with pytest.raises(WeightsError, match=r"cut\.safetensors is not a complete safetensors file"):
-        read_weights(tmp_path / "cut.safetensors")
     (tmp_path / "open_clip_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"open_clip_config\.json: not valid JSON"):
-        load_clip(tmp_path)
-    state = tiny_open_clip().state_dict()
-    with pytest.raises(WeightsError, match=r"weights\.pt lacks visual\.positional_embedding"):
-        clip_from_open_clip({"visual.conv1.weight": state["visual.conv1.weight"]}, "gelu", 16, 2, "weights.pt")
+    cut = tmp_path / "cut.safetensors"
+    refused(
+        (r"cut\.safetensors is not a complete safetensors file", lambda: read_weights(cut)),
+        (r"open_clip_config\.json: not valid JSON", lambda: load_clip(tmp_path)),
+    )

@@ -98,8 +98,6 @@ def test_eq5_one_product_holds_all_cosines_and_the_positives_on_its_diagonal():
         length = math.hypot(*images[i].tolist()) * math.hypot(*texts[j].tolist())
         dot = sum(a * b for a, b in zip(images[i].tolist(), texts[j].tolist()))
         assert float(cosines[i, j]) == pytest.approx(dot / length, abs=1e-14)
-    paired = F.cosine_similarity(images, texts, dim=1)
-    torch.testing.assert_close(cosines.diagonal(), paired, rtol=0, atol=1e-14)
 
 
 def test_eq6_is_a_softmax_over_rows_and_eq7_over_columns():
@@ -111,9 +109,6 @@ def test_eq6_is_a_softmax_over_rows_and_eq7_over_columns():
     assert float(info_nce(logits, diagonal)) == pytest.approx(over_rows, abs=1e-15)
     assert float(info_nce(logits.T, diagonal)) == pytest.approx(over_columns, abs=1e-15)
     assert float(symmetric_info_nce(logits)) == pytest.approx((over_rows + over_columns) / 2, abs=1e-15)
-    images, texts = embeddings(9)
-    there, back = inner_product_similarity(images, texts), inner_product_similarity(texts, images)
-    assert float(info_nce(there.T, torch.arange(9))) == pytest.approx(float(info_nce(back, torch.arange(9))), abs=1e-15)
 
 
 def test_a_batch_of_256_is_a_choice_among_256():

@@ -11,10 +11,8 @@ from common.data.scenes import SceneDataset, scene_words
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, evaluate_retrieval
-from common.geometry import Geometry, Sphere
-from common.late_interaction import LateInteraction, late_interaction
-from common.logit_scale import LogitScale
-from common.run.schedule import build_optimizer
+from common.geometry import Geometry
+from common.late_interaction import late_interaction
 from contrastive_basics.config import Config
 from contrastive_basics.model import build_model
 
@@ -59,15 +57,6 @@ def test_the_main_row_at_paper_scale_has_the_size_of_clip_vit_b_32():
     with torch.device("meta"):
         model = build_model(load_row(Config, FOLDER, MAIN, "paper"), CLIP_IDS)
     assert sum(parameter.numel() for parameter in model.parameters()) == 151_277_313  # the published model's
-
-
-def test_the_three_ways_with_the_temperature():
-    for name, scale, trainable in (("ours", 1 / 0.07, True), ("fixed_temperature", 1 / 0.07, False),
-                                   ("without_temperature", 1.0, False)):  # fmt: skip
-        model = built(FOLDER / "configs" / f"table1_{name}.yaml")
-        assert model.logit_scale().item() == pytest.approx(scale, rel=1e-6)
-        assert model.logit_scale.log_logit_scale.requires_grad == trainable
-        assert isinstance(model.geometry, Sphere)
 
 
 def test_class_tokens_are_compared_as_they_leave_the_last_layer():
@@ -115,21 +104,6 @@ def test_the_start_token_says_nothing_under_a_causal_mask_and_is_left_out():
     assert not torch.allclose(tower(ids(CAPTIONS))[0, 1], tower(ids(CAPTIONS))[1, 1], atol=1e-3)
 
 
-def test_late_interaction_compares_pictures_and_captions_by_two_matrices():
-    geometry, model = LateInteraction(), built(LATE)
-    images, texts = model.encode_image(torch.randn(3, 3, 32, 32)), model.encode_text(ids([*CAPTIONS, "a square"]))
-    i2t, t2i = geometry.similarity(images, texts), geometry.directions(images, texts)[1].T
-    assert i2t.shape == t2i.shape == (3, 3)
-    assert not torch.allclose(i2t, t2i, atol=1e-3)
-    torch.testing.assert_close(geometry.paired_similarity(images, texts), i2t.diagonal())
-    words = texts[1][texts[1].norm(dim=1) > 0]
-    products = images[0] @ words.T
-    torch.testing.assert_close(i2t[0, 1], products.amax(dim=1).mean())
-    torch.testing.assert_close(t2i[0, 1], products.amax(dim=0).mean())
-    with pytest.raises(ValueError, match=r"expected: method\.prompt_average = scores"):
-        geometry.mean(texts)
-
-
 def test_pictures_rank_captions_by_one_matrix_and_captions_rank_pictures_by_the_other():
     model, pairs = built(LATE), SceneDataset(split="test", size=30, image_size=32)
     encoder = Encoder(model, ImageTransform(size=32), TOKENIZER, 32, 16, torch.device("cpu"))
@@ -169,27 +143,6 @@ def test_the_queue_holds_the_newest_keys_of_the_momentum_encoder_and_no_gradient
     assert not torch.allclose(pairs.image_embeddings[4:], model.encode_image(batches[1][0])[:2], atol=1e-2)
 
 
-def test_the_momentum_encoder_moves_only_by_the_average():
-    model = built(MAIN, "method.queue_size=6")
-    before = [parameter.clone() for parameter in model.memory.text_encoder.parameters()]
-    with torch.no_grad():
-        for parameter in model.text_tower.parameters():
-            parameter.add_(1.0)
-    model.memory.update_(model, 0.75)
-    for old, online, new in zip(before, model.text_tower.parameters(), model.memory.text_encoder.parameters()):
-        torch.testing.assert_close(new, 0.75 * old + 0.25 * online.detach())
-    optimised = {id(one) for group in build_optimizer(model, smoke().optim).param_groups for one in group["params"]}
-    assert optimised
-    assert not optimised & {id(parameter) for parameter in model.memory.parameters()}
-
-
-def test_queue_and_momentum_encoder_are_part_of_the_models_state():
-    names = set(built(MAIN, "method.queue_size=6").state_dict())
-    assert {"memory.image_pool.queue.features", "memory.text_pool.queue.ids"} <= names
-    assert "memory.text_encoder.encoder.token_embedding.weight" in names
-    assert not any(name.startswith("memory") for name in built().state_dict())
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -222,10 +175,3 @@ def test_queue_and_momentum_encoder_are_part_of_the_models_state():
 def test_settings_that_do_not_go_together_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         smoke(LATE, *settings)
-
-
-def test_a_fixed_temperature_keeps_what_it_is_given_and_a_learned_one_starts_within_its_bounds():
-    fixed = ("method.logit_scale_trainable=false", "method.logit_scale_init=0.5", "method.logit_scale_min=null")
-    assert LogitScale.from_config(smoke(MAIN, *fixed).method)().item() == pytest.approx(0.5)
-    learned = smoke(MAIN, "method.logit_scale_init=200").method
-    assert LogitScale.from_config(learned)().item() == pytest.approx(100)

@@ -128,15 +128,6 @@ def test_random_weights_are_those_that_the_seed_draws(reproduced):
         assert all(torch.equal(saved[name], tensor) for name, tensor in drawn.items())
 
 
-def test_training_lowers_the_loss(tmp_path):
-    many = (
-        "optim.steps=40", "optim.learning_rate=1.0", "run.save_every=0", "optim.global_batch_size=32",
-        "data.smallest_crop=0.9", "data.task=vtab/background", "method.queue_size=64",
-    )  # fmt: skip
-    curve = losses(run(tmp_path, "moco_v2", *SHORT_END, *many))
-    assert sum(curve[-10:]) / 10 < sum(curve[5:10]) / 5 - 0.15  # from when the queue holds keys
-
-
 @pytest.mark.parametrize("name", ["moco_v2", "moco_v3", "simsiam"])
 def test_the_loop_is_its_parts_one_after_the_other(name, tmp_path):
     settings = (*SHORT_END, "optim.steps=4", "optim.learning_rate=1.0")
@@ -404,6 +395,7 @@ def test_the_cache_knows_the_training_set_and_the_test_set():
     assert CODE.open_training(more, 0).fingerprint == CODE.open_training(data, 1).fingerprint
 
 
+@pytest.mark.slow  # quick: folders, and the table, above
 def test_photographs_in_class_folders_give_the_same_table(data_dir, tmp_path, monkeypatch):
     two = {name: ROWS[name] for name in ("random_weights", "simclr")}
     monkeypatch.setattr("contrastive_basics.vision.tables.ROWS", two)

@@ -135,16 +135,6 @@ def test_image_embeddings_are_those_of_the_librarys_processor_and_forward_pass(c
     torch.testing.assert_close(embeddings, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_padding_does_not_reach_flavas_text_embedding(checkpoints):
-    encoder = opened(checkpoints["flava"])
-    short, long = (encoder.tokenizer.encode(CAPTIONS[:2], length) for length in (10, 77))
-    assert (long[:, 1].sum(dim=1) == short[:, 1].sum(dim=1)).all()
-    with torch.no_grad():
-        torch.testing.assert_close(encoder.model.encode_text(short), encoder.model.encode_text(long))
-        masked_wrongly = torch.stack([long[:, 0], torch.ones_like(long[:, 1])], dim=1)
-        assert not torch.allclose(encoder.model.encode_text(masked_wrongly), encoder.model.encode_text(long), atol=1e-3)
-
-
 def evaluated(folder, output, *extra):
     arguments = ["--checkpoint", str(folder), "--output", str(output), *extra, *DATA]
     with pytest.MonkeyPatch.context() as patch:
@@ -165,20 +155,9 @@ def test_a_checkpoint_is_ranked_on_any_test_set_with_its_protocol(checkpoints, n
     assert protocol["preprocessing"]["size"] == 32
     assert protocol["preprocessing"]["mode"] == {"clip": "crop", "flava": "squeeze"}[name]
     assert str(tmp_path.parent) not in json.dumps(plain)
-
-
-@pytest.mark.filterwarnings("ignore:scenes")
-def test_results_are_shown_and_lie_with_their_hits_where_the_command_says(checkpoints, tmp_path, capsys):
-    results = evaluated(checkpoints["clip"], tmp_path / "found.json")
-    title, test, second, file = capsys.readouterr().out.splitlines()
-    assert "published" in title
-    metrics = results["evaluations"]["test"]["metrics"]
-    assert test.startswith(f"  test: i2t R@1 {100 * metrics['i2t_recall_at_1']:.1f}, ")
-    assert "num_images 12, num_texts 60" in test
-    assert second.startswith("  second_test: ")
-    assert file.endswith(str(tmp_path / "found.json"))
     hits = json.loads((tmp_path / "found_hits.json").read_text())["test"]["t2i_recall_at_1"]
-    assert sum(map(sum, hits)) / sum(map(len, hits)) == pytest.approx(metrics["t2i_recall_at_1"])
+    expected = plain["evaluations"]["test"]["metrics"]["t2i_recall_at_1"]
+    assert sum(map(sum, hits)) / sum(map(len, hits)) == pytest.approx(expected)
 
 
 def test_the_prefix_reaches_the_model(checkpoints):
@@ -196,10 +175,9 @@ def test_the_prefix_reaches_the_model(checkpoints):
 def test_another_kind_of_model_and_a_missing_one_are_refused_by_name(checkpoints, tmp_path):
     vit = tmp_path / "vit"
     transformers.ViTConfig(hidden_size=16, num_attention_heads=2).save_pretrained(vit)
-    with pytest.raises(ValueError, match=r"is a vit; expected: clip, flava \(BEiT-3"):
-        opened(vit)
     (tmp_path / "empty").mkdir()
     refused(
+        (r"is a vit; expected: clip, flava \(BEiT-3", lambda: opened(vit)),
         (r"empty.*cannot read it", lambda: opened(tmp_path / "empty")),
         (r"nowhere/at-all.*cannot read it", lambda: opened("nowhere/at-all")),
     )

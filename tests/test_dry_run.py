@@ -49,7 +49,12 @@ def figures_of(capsys, script, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("script", ROWS)
+QUICK = ("euclip.train", "oblique_topology.train", "contrastive_basics.pretrain", "geomm.train", "geomm.finetune")
+
+
+@pytest.mark.parametrize(
+    "script", [script if script in QUICK else pytest.param(script, marks=pytest.mark.slow) for script in ROWS]
+)
 def test_a_dry_run_of_a_row_of_every_paper_says_what_it_needs_and_writes_nothing(script, tmp_path, capsys):
     figures = figures_of(capsys, script, "--config", ROWS[script])
     assert not list(tmp_path.iterdir())

@@ -45,7 +45,8 @@ def sample_of(name, num_images=6, chain=3):
 def test_distances_are_those_of_the_formulas(name):
     geometry, sample = GEOMETRIES[name](), sample_of(name)
     points = reference_points(geometry, sample)
-    mean = (sample.images.mean(dim=0) + sample.texts.mean(dim=0)) / 2
+    mean = (sample.images.mean(dim=0) + sample.texts.mean(dim=0)) / 2  # both modalities weigh alike: 6 and 18
+    assert mean_norm(sample) == pytest.approx(mean.norm().item(), rel=1e-5)  # before any normalisation
     distances = {reference: distances_from(geometry, sample, point) for reference, point in points.items()}
     if name in ("sphere", "elliptic"):
         assert list(points) == ["mean"]  # every embedding of a sphere is as far from its centre
@@ -66,12 +67,6 @@ def test_distances_are_those_of_the_formulas(name):
             (torch.sinh(z := c**0.5 * u.norm()) / z * u, torch.cosh(z) / c**0.5) for u in (image, mean.double())
         )
         assert distance == pytest.approx(math.acosh(-c * float(x @ y - x_time * y_time)) / c**0.5, rel=1e-5)
-
-
-def test_the_mean_weighs_both_modalities_alike_and_its_norm_is_before_any_normalisation():
-    sample = Sample("", torch.tensor([[2.0, 0]]), torch.tensor([[0, 1.0], [0, 3.0]]), torch.tensor([0, 0]), None)
-    assert reference_points(Euclidean(True), sample)["mean"].tolist() == [1, 1]
-    assert mean_norm(sample) == pytest.approx(2**0.5)
 
 
 def test_a_summary_made_by_hand():
@@ -149,22 +144,10 @@ def test_a_draw_of_no_fewer_than_there_are_is_all():
 
 def test_the_mean_of_a_draw_is_near_that_of_all_where_that_of_the_first_is_not():
     """Sets are often sorted; three standard errors of the draw."""
-    drawn = DrawnPairs(range_of_pairs(100_000), NUM_PICTURES).indices
+    drawn = DrawnPairs(SceneDataset("train", size=100_000, image_size=16), NUM_PICTURES).indices
     spread, mean = 100_000 / 12**0.5, 50_000
     assert abs(sum(drawn) / NUM_PICTURES - mean) < 3 * spread / NUM_PICTURES**0.5
     assert abs(sum(range(NUM_PICTURES)) / NUM_PICTURES - mean) > 10 * spread / NUM_PICTURES**0.5
-
-
-def range_of_pairs(size):
-    class Pairs:
-        """Nothing but a length."""
-
-        name = fingerprint = "range"
-
-        def __len__(self):
-            return size
-
-    return Pairs()
 
 
 @pytest.mark.parametrize("name", ["sphere", "hyperbolic"])
@@ -180,9 +163,10 @@ def test_the_files_hold_the_summary_and_the_histograms(name, tmp_path):
 
 def test_plotted_histograms_count_every_value_and_sum_to_100_percent(tmp_path):
     values = {"one": [0, 0.1, 0.9, 1.0], "other": [0.5, 2.0]}
-    png, _ = plot_distributions([Distributions("panel", "x", values)], tmp_path / "d.png", across=1, bins=4)
+    png, _ = plot_distributions([Distributions("5$ $x_$", "x", values)], tmp_path / "d.png", across=1, bins=4)
     assert imread(png).shape[1] > 400
     rows = read_plotted(png)
+    assert {row["panel"] for row in rows} == {"5$ $x_$"}  # a dollar is no formula
     assert [float(row["percent"]) for row in rows if row["curve"] == "one"] == [50, 25, 25, 0]
     assert [float(row["percent"]) for row in rows if row["curve"] == "other"] == [0, 50, 0, 50]
     assert [(float(row["bin_low"]), float(row["bin_high"])) for row in rows[:4]] == [
@@ -196,12 +180,6 @@ def test_every_whole_number_has_its_bin(tmp_path):
     rows = [row for row in read_plotted(png) if row["curve"] == "one"]
     assert [float(row["bin_low"]) for row in rows] == [0.5, 1.5, 2.5, 3.5]
     assert [float(row["percent"]) for row in rows] == pytest.approx([200 / 3, 0, 0, 100 / 3], abs=1e-3)
-
-
-def test_labels_keep_their_colour_over_panels_and_a_dollar_is_no_formula(tmp_path):
-    panels = [Distributions("5$ $x_$", "x", {"a": [1, 2]}), Distributions("second", "x", {"b": [1, 2], "a": [3]})]
-    png, _ = plot_distributions(panels, tmp_path / "d.png", across=2, bins=2)
-    assert [row["panel"] for row in read_plotted(png)] == ["5$ $x_$"] * 2 + ["second"] * 4
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])

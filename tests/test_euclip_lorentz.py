@@ -51,13 +51,6 @@ def test_exponential_map_and_time_equal_those_of_the_authors():
 
 
 @pytest.mark.parametrize("c", CURVATURES)
-def test_points_lie_on_the_sheet(c):
-    points = exp_map0(vectors(20, 5) / 4, scalar(c))
-    inner = lorentz_inner(points, points, scalar(c)).diagonal()
-    torch.testing.assert_close(inner, torch.full((20,), -1 / c, dtype=torch.float64), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("c", CURVATURES)
 @pytest.mark.parametrize("length", [1e-9, 1e-4, 1e-3, 1e-2, 1.0, 5.0])
 def test_exp_map0_then_log_map0_is_identity(c, length):
     tangent = length * unit(vectors(20, 5))
@@ -129,36 +122,6 @@ def test_distance_along_a_ray_is_the_difference_of_the_norms(c):
         assert distance.tolist() == pytest.approx([abs(forth - back)] * 20, rel=1e-8)
 
 
-@pytest.mark.parametrize("c", CURVATURES)
-def test_boosts_and_rotations_are_isometries(c):
-    """A Lorentz transformation of the points leaves their distances alone; the formula knows nothing of it."""
-    first, second = vectors(20, 4), vectors(20, 4)
-    boost = torch.eye(5, dtype=torch.float64)
-    boost[0, 0] = boost[1, 1] = math.cosh(0.8)
-    boost[0, 1] = boost[1, 0] = math.sinh(0.8)
-    rotation = torch.eye(5, dtype=torch.float64)
-    rotation[1:, 1:] = torch.linalg.qr(vectors(4, 4))[0]
-
-    def moved(tangent):
-        points = exp_map0(tangent, scalar(c))
-        whole = torch.cat([time_component(points, scalar(c))[:, None], points], dim=1)
-        return log_map0((whole @ boost.T @ rotation.T)[:, 1:], scalar(c))
-
-    before = paired_lorentz_distance(first, second, scalar(c))
-    after = paired_lorentz_distance(moved(first), moved(second), scalar(c))
-    assert (moved(first) - first).abs().max() > 0.5
-    torch.testing.assert_close(after, before, rtol=1e-10, atol=1e-10)
-
-
-def test_distance_tends_to_the_euclidean_one_linearly_in_the_curvature():
-    """Deviations on the parity data: 1.5e-2, 1.5e-3, 1.5e-5, 1.5e-7."""
-    images = torch.tensor([[1.2, 0.3, 0.0, 0.0], [0.0, 1.0, 0.8, -0.2], [0.1, 0.1, 0.9, 1.5]], dtype=torch.float64)
-    euclidean = torch.cdist(images, TEXTS)
-    for c in (1e-1, 1e-2, 1e-4, 1e-6):
-        deviation = (lorentz_distance(images, TEXTS, scalar(c)) - euclidean).abs().max().item()
-        assert deviation == pytest.approx(0.15 * c, rel=0.05)
-
-
 def test_gradients_are_right_also_at_coincidence_at_the_antipode_and_at_the_origin():
     first, c = vectors(6, 3), scalar(0.7).requires_grad_()
     second = first.clone() + 0.5 * vectors(6, 3)
@@ -207,7 +170,7 @@ def test_squared_distance_is_smooth_across_the_border_of_its_series():
 
 
 @pytest.mark.parametrize("c", CURVATURES)
-@pytest.mark.parametrize("length", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("length", [0.1, 5.0])
 def test_matched_pairs_keep_their_digits_in_float32(c, length):
     """Where the arccosh form has lost all of them; that of all pairs keeps them where pairs are not close.
 
@@ -261,16 +224,6 @@ def test_sinh_over_equals_mpmath_on_both_sides_of_its_border():
     ours = sinh_over(scalar(radii)).tolist()
     expected = [1.0] + [float(mpmath.sinh(r) / mpmath.mpf(r)) for r in radii[1:]]
     assert ours == pytest.approx(expected, rel=1e-14)
-
-
-def test_parts_of_the_law_of_haversines_equal_their_definitions():
-    first, second = vectors(50, 5), vectors(50, 5)
-    lengths = first.norm(dim=1) * second.norm(dim=1)
-    angles = torch.arccos((first * second).sum(dim=1) / lengths)
-    area, versine = area_and_versine(first, second)
-    torch.testing.assert_close(versine, lengths * (1 - angles.cos()))
-    torch.testing.assert_close(area, lengths * angles.sin())
-    torch.testing.assert_close(norm_difference(first, second), first.norm(dim=1) - second.norm(dim=1))
 
 
 def test_parts_of_vectors_without_a_direction_are_0():

@@ -83,8 +83,8 @@ def first_batch(config):
     return model, *as_inputs(batch, training.transform, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_three_steps_of_every_row_begin_with_the_loss_of_loops(row, tmp_path, not_evaluated):
+@pytest.mark.parametrize("row", [row for row in ROWS if row.startswith("table4_")])  # every geometry, norm and loss
+def test_three_steps_of_every_method_begin_with_the_loss_of_loops(row, tmp_path, not_evaluated):
     records = lines(run(tmp_path, row, *SHORT))
     assert len(records) == 3
     assert all(math.isfinite(record["loss"]) for record in records)
@@ -96,8 +96,11 @@ def test_three_steps_of_every_row_begin_with_the_loss_of_loops(row, tmp_path, no
     assert records[0]["contrastive_loss"] == pytest.approx(contrastive, rel=1e-5)
     assert records[0]["loss"] == pytest.approx(contrastive + entailment, rel=1e-5)
     assert ("entailment_loss" in records[0]) == bool(config.method.entailment_weight)
+    norms = [embeddings.norm(dim=1).mean().item() for embeddings in (images, texts)]
+    assert [records[0]["image_norm"], records[0]["text_norm"]] == pytest.approx(norms, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_training_lowers_both_losses(tmp_path, not_evaluated):
     settings = ("data.num_train=32", "optim.steps=90", "optim.learning_rate=3.0e-3", "optim.warmup_steps=20")
     records = lines(run(tmp_path, "table4_euclip", *settings, "run.evaluate_every=0", "run.save_every=0"))
@@ -123,17 +126,6 @@ def test_the_log_shows_scalars_losses_norms_and_bounds(unbroken):
     assert records[-1]["curvature"] != 1.0
 
 
-def test_norms_in_the_log_are_those_of_the_embeddings(tmp_path, not_evaluated):
-    record = lines(run(tmp_path, "table4_euclip", *SHORT))[0]
-    model, images, token_ids = first_batch(config_of("table4_euclip", *SHORT))
-    with torch.no_grad():
-        images, texts, _ = model(images, token_ids)
-    assert record["image_norm"] == pytest.approx(images.norm(dim=1).mean().item(), rel=1e-6)
-    assert record["text_norm"] == pytest.approx(texts.norm(dim=1).mean().item(), rel=1e-6)
-    sphere = lines(run(tmp_path / "sphere", "table4_clip", *SHORT))[0]
-    assert (sphere["image_norm"], sphere["text_norm"]) == pytest.approx((1, 1))
-
-
 def test_scalars_stay_within_their_bounds_and_hits_are_counted(tmp_path, not_evaluated):
     bounds = ("method.logit_scale_max=14.29", "method.curvature_min=0.99", "method.curvature_max=1.01")
     records = lines(run(tmp_path, "table4_meru", *SHORT, *bounds, "optim.learning_rate=0.1"))
@@ -143,12 +135,7 @@ def test_scalars_stay_within_their_bounds_and_hits_are_counted(tmp_path, not_eva
     assert len({record["curvature"] for record in records}) > 1
 
 
-def test_the_published_readings_change_the_course_of_a_run(tmp_path, not_evaluated):
-    plain = [record["loss"] for record in lines(run(tmp_path / "plain", "table4_euclip", *SHORT))]
-    from_one = [
-        record["loss"] for record in lines(run(tmp_path / "one", "table4_euclip", *SHORT, "method.logit_scale_min=1.0"))
-    ]
-    assert plain[0] != from_one[0]
+def test_the_published_factor_of_scalar_gradients_changes_the_course_of_a_run(tmp_path, not_evaluated):
     # a large eps lets the factor show; with a small one Adam hides it
     loud = (*SHORT, "optim.epsilon=1000", "optim.learning_rate=1.0")
     once = lines(run(tmp_path / "once", "table4_meru", *loud))
@@ -177,11 +164,10 @@ def test_a_checkpoint_brings_its_geometry_back(unbroken):
     assert geometry.curvature().item() != 1.0
 
 
-@pytest.mark.parametrize("tile", [0, 4])
-def test_two_processes_equal_one(tile):
+def test_two_processes_equal_one():
     rows = ("table4_euclip", "table4_meru", "table4_hyperbolic_squared_entailment")
     methods = [config_of(row).method for row in rows]
-    single, pair = share_of_a_step(methods), in_processes(2, share_of_a_step, methods, tile)
+    single, pair = share_of_a_step(methods), in_processes(2, share_of_a_step, methods)
     for one, *halves in zip(single, *pair):
         assert sum(half["loss"] for half in halves) / 2 == pytest.approx(float(one["loss"]), rel=1e-12)
         for name, gradient in one["scalars"].items():

@@ -9,6 +9,7 @@ import torch
 from euclip_encoders import DIM, GEOMETRIES, encoder_of
 from euclip_formulas import distance, excess, length
 from PIL import Image
+from refusals import refused
 from scipy import stats
 
 from common.data.broken import BrokenSample
@@ -41,7 +42,6 @@ from euclip.traversal_data import (
     Task,
     embed_task,
     hierarchy_pool,
-    model_root,
     open_task,
     pairs_task,
     read_pool,
@@ -82,20 +82,6 @@ def walk_by_formula(name, image, captions, root, num_points, min_radius, c):
                 best, place = distance(name, point, caption, c), number
         places.append(place)
     return places
-
-
-@pytest.mark.parametrize("name", GEOMETRIES)
-def test_a_walk_starts_at_the_image_and_ends_at_the_root(name):
-    geometry, image = GEOMETRIES[name](), embeddings(name, 1)[0]
-    root = root_of(geometry, embeddings(name, 5, 1), embeddings(name, 7, 2))
-    points = geometry.interpolate(image, root, 50)
-    assert points.shape == (50, DIM)
-    assert torch.allclose(points[0], image, atol=1e-12)
-    assert torch.allclose(points[-1], root, atol=1e-12)
-    walk = nearest_on_walk(geometry, image, torch.cat([image[None], embeddings(name, 9, 3)]), root)
-    assert len(walk) == 50
-    assert walk[0] == 0  # a caption that lies on the image
-    assert walk[-1] == 10  # the root
 
 
 @pytest.mark.parametrize(
@@ -188,26 +174,21 @@ def test_the_root_of_a_sphere_is_the_mean_in_which_both_modalities_weigh_alike(n
     assert torch.allclose(mean_of_modalities(images, texts), mean)
     assert torch.allclose(root_of(GEOMETRIES[name](), images, texts), mean / mean.norm())
     assert torch.allclose(root_of(GEOMETRIES[name](), images, texts, normalised=False), mean)
-    # all embeddings together is the other reading: the same point with one caption a picture, another with five
-    together = [torch.cat([images, captions]).mean(dim=0) for captions in (texts[: len(images)], texts)]
-    one_caption = root_of(GEOMETRIES[name](), images, texts[: len(images)], normalised=False)
-    assert torch.allclose(one_caption, together[0])
-    assert not torch.allclose(mean, together[1], atol=1e-3)
-    assert mean.norm() < 0.9
 
 
 def test_what_cannot_be_walked_is_refused_in_one_line():
     image, captions, root = torch.ones(DIM), torch.ones(2, DIM), torch.zeros(DIM)
-    with pytest.raises(ValueError, match=r"'sphere' has no entailment cones: min_radius = 0\.3"):
-        nearest_on_walk(Sphere(), image, captions, image, 5, 0.3)
-    with pytest.raises(ValueError, match="min_radius = -1; expected: at least 0"):
-        nearest_on_walk(Euclidean(True), image, captions, root, 5, -1)
-    with pytest.raises(ValueError, match="walk of 1 points"):
-        nearest_on_walk(Euclidean(True), image, captions, root, 1)
-    with pytest.raises(ValueError, match="not finite"):
-        nearest_on_walk(Euclidean(True), image, captions * math.nan, root, 5, 0.3)
-    with pytest.raises(ValueError, match="must be finite"):
-        entailed(Euclidean(True), image[None], captions * math.nan, 0.3)
+    flat, lost = Euclidean(True), captions * math.nan
+    refused(
+        (
+            r"'sphere' has no entailment cones: min_radius = 0\.3",
+            lambda: nearest_on_walk(Sphere(), image, captions, image, 5, 0.3),
+        ),
+        ("min_radius = -1; expected: at least 0", lambda: nearest_on_walk(flat, image, captions, root, 5, -1)),
+        ("walk of 1 points", lambda: nearest_on_walk(flat, image, captions, root, 1)),
+        ("not finite", lambda: nearest_on_walk(flat, image, lost, root, 5, 0.3)),
+        ("must be finite", lambda: entailed(flat, image[None], lost, 0.3)),
+    )
 
 
 def test_distinct_captions_are_counted_once_by_their_text_and_without_the_root():
@@ -229,9 +210,6 @@ def test_kendall_tau_is_scipys():
             expected = stats.kendalltau(range(size), levels).statistic
             tau = kendall_tau(levels)
             assert (tau is None and math.isnan(expected)) or tau == pytest.approx(expected, abs=1e-12)
-    assert kendall_tau([0, 1, 2]) == 1
-    assert kendall_tau([2, 1, 0]) == -1
-    assert kendall_tau([1, 1]) is None
     assert kendall_tau([]) is None
 
 
@@ -308,10 +286,10 @@ def test_a_pool_that_cannot_be_used_is_named_with_what_is_wrong(tmp_path, conten
 
 
 def test_a_missing_pool_and_a_prompt_without_a_place_are_errors(tmp_path):
-    with pytest.raises(ValueError, match=r"nothing\.txt cannot be read"):
-        read_pool(tmp_path / "nothing.txt")
-    with pytest.raises(ValueError, match="expected: a text with one"):
-        read_pool(PHOTO_CAPTIONS, "a photo")
+    refused(
+        (r"nothing\.txt cannot be read", lambda: read_pool(tmp_path / "nothing.txt")),
+        ("expected: a text with one", lambda: read_pool(PHOTO_CAPTIONS, "a photo")),
+    )
 
 
 def test_merus_pool_has_the_sizes_of_the_specification_and_ours_shares_no_caption_with_it(data_dir):
@@ -494,12 +472,6 @@ def test_what_images_names_must_be_there(tmp_path):
         open_task(str(tmp_path), 16, 3, None)
     with pytest.raises(FileNotFoundError):
         open_task(str(tmp_path / "nothing.tar"), 16, 3, None)
-
-
-def test_a_model_with_an_origin_needs_no_training_data_for_its_root():
-    root, what = model_root(encoder_of(Euclidean(True)), None, torch.ones(3, DIM))
-    assert what == "the origin"
-    assert torch.equal(root, torch.zeros(DIM))
 
 
 def test_published_weights_are_walked_like_ours(monkeypatch, tmp_path, capsys):

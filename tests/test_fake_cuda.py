@@ -59,9 +59,9 @@ def passed_on_a_device(results, *options):
     return written
 
 
-def test_the_maths_and_rows_of_two_methods_pass_on_a_cuda_device(tmp_path):
-    passed = passed_on_a_device(tmp_path / "results.txt", "-k", "not a_row_of_each or table4_euclip or clip_geo")
-    assert len(passed) > 25
+def test_the_maths_and_a_row_pass_on_a_cuda_device(tmp_path):
+    passed = passed_on_a_device(tmp_path / "results.txt", "-k", "not a_row_of_each or clip_geo")
+    assert len(passed) > 20
     assert passed[0].startswith("passed tests/test_cuda.py::test_a_row_of_each_method")
 
 

@@ -93,7 +93,7 @@ def printed(capsys, monkeypatch, *words):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("modules", USES)
+@pytest.mark.parametrize("modules", [POOL, EUCLIP, pytest.param(OBLIQUE, marks=pytest.mark.slow)])
 def test_the_copies_give_the_values_of_the_repository(modules, of_repository, tmp_path, capsys, monkeypatch):
     printed(capsys, monkeypatch, *modules.split(), "--copy", tmp_path)
     copied = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file()}

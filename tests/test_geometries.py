@@ -357,15 +357,13 @@ def test_distances_to_a_point_are_geodesics_and_walks_to_the_root_come_nearer(ca
 
 
 @cases_of(lambda case: case.cones)
-def test_cones_have_their_apex_at_the_text_and_arguments_have_names(case):
+def test_cones_have_their_apex_at_the_text(case):
     geometry = exact(case)
     _, texts = embedded(geometry, *features(1, 9))
     behind = geometry.entailment_residual(images=1.5 * texts, texts=texts, min_radius=0.1)
     before = geometry.entailment_residual(images=texts, texts=1.5 * texts, min_radius=0.1)
     assert (behind == 0).all()
     assert (before > math.pi / 3).all()
-    with pytest.raises(TypeError):
-        geometry.entailment_residual(texts, texts, 0.1)
 
 
 @every_case
@@ -424,7 +422,17 @@ def test_similarities_and_their_gradients_go_through_vmap(case):
             torch.testing.assert_close(actual[k], wanted)
 
 
-@cases_of(lambda case: case is next(element for element in CASES.values() if element.name == case.name))
+ONE_OF_EACH_NAME = {case.name: case for case in reversed(CASES.values())}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case if name in ("sphere", "hyperbolic") else pytest.param(case, marks=pytest.mark.slow)
+        for name, case in ONE_OF_EACH_NAME.items()
+    ],
+    ids=ONE_OF_EACH_NAME,
+)
 def test_the_loss_compiles_into_one_graph(case):
     geometry, scale, ids = case.build(DIM), torch.tensor(2.0, requires_grad=True), torch.tensor([1, 2, 1, 4])
     images, texts = (side.requires_grad_() for side in features(4, 4, dtype=torch.float32))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components, dijkstra
+from scipy.sparse.csgraph import connected_components
 from scipy.sparse.csgraph import shortest_path as scipy_shortest_path
 
 from common.geometry import paired_angles, unit
@@ -60,7 +60,7 @@ def graph_of(rows, num_clusters=16, num_neighbors=3):
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_paths_are_those_of_scipy_and_networkx_in_pieces_too(seed):
     edges = random_edges(seed, 30, (0.03, 0.06, 0.2, 0.9)[seed % 4])
     paths = shortest_paths(torch.from_numpy(edges)).numpy()
@@ -75,19 +75,6 @@ def test_paths_are_those_of_scipy_and_networkx_in_pieces_too(seed):
     labels = connected_components(sparse)[1]
     assert len(components(torch.from_numpy(paths)).unique()) == labels.max() + 1
     np.testing.assert_array_equal(np.isfinite(paths), labels[:, None] == labels)
-
-
-def test_paths_are_the_minimum_over_all_simple_paths():
-    edges = random_edges(3, 7, 0.4)
-    paths = shortest_paths(torch.from_numpy(edges))
-    for start, end in itertools.permutations(range(7), 2):
-        others = [node for node in range(7) if node not in (start, end)]
-        ways = [
-            sum(edges[a, b] for a, b in itertools.pairwise((start, *between, end)))
-            for count in range(6)
-            for between in itertools.permutations(others, count)
-        ]
-        assert paths[start, end].item() == pytest.approx(min(ways), abs=1e-12)
 
 
 def test_the_hand_example_on_the_circle():
@@ -150,13 +137,6 @@ def test_a_threshold_joins_the_closest_pairs_and_may_leave_pieces(num_neighbors)
     assert len(groups.unique()) > 1  # tight groups are joined within, and no path leads from one to another
     assert torch.isinf(shortest_paths(edges)).any()
     assert threshold_graph(centers[:1], num_neighbors).tolist() == [[0.0]]
-
-
-def test_two_centres_in_one_place_keep_their_edge():
-    centers = draw(2, 6, 4)[[0, 0, 1, 2, 3, 4]]
-    edges = neighbor_graph(centers, 2)
-    assert edges[0, 1] == 0
-    assert torch.equal(shortest_paths(edges)[0], shortest_paths(edges)[1])
 
 
 @pytest.mark.parametrize("k", [1, 3, 8, 40])
@@ -240,7 +220,7 @@ def test_clusters_are_separated_and_a_lost_one_starts_at_the_farthest_point():
 
 
 @pytest.mark.parametrize(("groups", "num_clusters"), [(0, 1), (0, 40), (25, 40)])
-@pytest.mark.parametrize("rounds", range(1, 8))
+@pytest.mark.parametrize("rounds", [1, 2, 7])
 def test_clusters_are_those_of_rounds_that_compare_every_point_with_every_centre(groups, num_clusters, rounds):
     points = draw(8, 900, 6)
     if groups:  # most points stay where they are, as others move on
@@ -307,10 +287,6 @@ def test_one_attached_centre_is_eq_3_and_all_of_them_the_angle():
         now = geodesic_distance(queries, rows, graph, "knn", count)
         assert (now <= last).all()
         last = now
-    with pytest.raises(ValueError, match=r"attach 'all' is unknown; expected: nearest, knn, nearest_local, "):
-        geodesic_distance(queries, rows, graph, "all")
-    with pytest.raises(ValueError, match=r"local 'both' is unknown; expected: nearest, attached"):
-        geodesic_distance(queries, rows, graph, local="both")
 
 
 def test_eq_3_pulls_along_the_line_to_the_nearest_centre_whatever_the_positive():
@@ -376,15 +352,3 @@ def test_the_exact_geodesic_of_samples_is_dijkstras_on_their_dense_graph():
     steps = paired_angles(queries.repeat_interleave(3, 0), rows[first.flatten()]).view(5, 3)
     torch.testing.assert_close(exact, (steps[:, :, None] + paths[first]).amin(dim=1), rtol=0, atol=1e-12)
     assert (exact >= angles(queries, rows) - 1e-12).all()
-    sparse = torch.where(torch.isinf(edges), 0.0, edges).numpy()
-    assert dijkstra(csr_array(sparse))[3, 39] > 0  # where a 0 in a matrix is no edge
-
-
-def test_routes_begin_at_the_entrance_that_is_named():
-    rows, queries = draw(21, 60, 5), draw(22, 8, 5)
-    graph = graph_of(rows)
-    routes, attached, entrance = attach_queries(queries, graph, 4)
-    first = angles(queries, graph.cluster_centers)
-    assert (entrance[:, :, None] == attached[:, None]).any(dim=2).all()
-    torch.testing.assert_close(routes, first.gather(1, entrance) + graph.paths[entrance, torch.arange(16)])
-    assert torch.equal(attached[:, 0], first.argmin(dim=1))

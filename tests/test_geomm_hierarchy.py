@@ -148,15 +148,7 @@ def test_a_branching_that_asks_for_too_much_is_refused(branching):
         build_graph(draw(12, 40, 4), branching)
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_rows_that_are_not_finite_are_refused(number):
-    rows = draw(13, 40, 4)
-    rows[[7, 9], 2] = number
-    with pytest.raises(ValueError, match=r"2 of the 40 keys in the pool hold NaN .* first of them key 7"):
-        build_graph(rows, (4,))
-
-
-@pytest.mark.parametrize(("num_neighbors", "kind"), [(3, "neighbors"), (2, "threshold"), (29, "neighbors")])
+@pytest.mark.parametrize(("num_neighbors", "kind"), [(3, "neighbors"), (2, "threshold")])
 def test_figures_of_a_graph_are_those_of_networkx(num_neighbors, kind):
     centers = unit(draw(15, 6, 5).repeat_interleave(5, 0) + 0.3 * draw(16, 30, 5))
     edges = center_graph(centers, num_neighbors, kind)
@@ -183,12 +175,7 @@ def test_figures_of_a_graph_are_those_of_networkx(num_neighbors, kind):
     }
     assert path_statistics(centers, edges) == pytest.approx(expected, rel=1e-6)
     assert kind == "neighbors" or expected["components"] > 1
-    paths = shortest_paths(edges)
-    assert unreachable_share(paths) == pytest.approx(1 - 2 * len(hops) / (30 * 29))
-    if num_neighbors == 29:  # the law of a complete layer: its paths are the angles
-        torch.testing.assert_close(paths, angles(centers, centers).fill_diagonal_(0), rtol=0, atol=1e-7)
-        figures = [expected[name] for name in ("hops", "path_over_angle", "rank_correlation")]
-        assert figures == pytest.approx([1, 1, 1])
+    assert unreachable_share(shortest_paths(edges)) == pytest.approx(1 - 2 * len(hops) / (30 * 29))
 
 
 def test_a_pool_reports_its_top_layer_and_clusters_counted_one_by_one():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from processes import in_processes
+from refusals import refused
 from test_common_albef import as_tcl, tiny_albef, tiny_batch
 from torch import nn
 
@@ -147,14 +148,7 @@ def test_a_step_may_overwrite_every_row_of_a_cluster():
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("attach", ["knn", "knn_local"])
-def test_gradcheck(attach):
-    pool = full_pool(attach, dim=4)
-    candidates, queries = pool.open(draw(4, BATCH, 4)), draw(5, BATCH, 4).requires_grad_()
-    assert torch.autograd.gradcheck(candidates.similarity, (queries,))
-
-
-@pytest.mark.parametrize("tile", [2, 3, BATCH])
+@pytest.mark.parametrize("tile", [2, BATCH])
 @pytest.mark.parametrize("kind", ["columns", "ids", "distilled", "distilled ids"])
 @pytest.mark.parametrize("attach", ["knn_local", "knn_local_st", "cosine"])
 def test_the_loss_in_tiles_is_info_nce_of_all_logits(attach, kind, tile, monkeypatch):
@@ -189,7 +183,7 @@ def test_the_loss_in_tiles_is_info_nce_of_all_logits(attach, kind, tile, monkeyp
         torch.testing.assert_close(pool_info_nce(candidates, queries, scale, targets, keys, alpha)[0], losses[0])
 
 
-@pytest.mark.parametrize("attach", [*ATTACH, "cosine"])
+@pytest.mark.parametrize("attach", ["knn", "knn_local", "knn_local_st", "angle_st", "cosine"])
 def test_no_more_than_the_logits_of_a_batch_are_held_at_once(attach):
     batch, capacity = 64, 65_536
     distance, attach = ("cosine", "nearest") if attach == "cosine" else ("geodesic", attach)
@@ -331,9 +325,6 @@ def test_positives_without_a_path_have_a_finite_loss_and_no_gradient_and_are_cou
     assert statistics["positive_unreachable"] == 1
     assert statistics["unreachable"] == pytest.approx(float(torch.isinf(expected).double().mean()), abs=1e-6)
     assert statistics["components"] == len(components(graph.paths).unique())
-    distances = torch.full((1, 64), math.inf, dtype=torch.float64)
-    distances[0, 3] = 0.0  # nothing but the positive is within reach
-    assert info_nce(14 * (distances.clamp(max=CUT) / 4).cos(), torch.tensor([3])) < 1e-9
 
 
 def test_statistics_are_those_of_the_distances():
@@ -455,11 +446,14 @@ def test_settings_that_cannot_be_are_refused(settings, message):
 
 def test_a_step_larger_than_the_queue_and_keys_that_are_not_finite_are_refused():
     pool = full_pool()
-    with pytest.raises(ValueError, match=r"a step brings 49 keys to a feature queue of 48: .* a queue of at least 49"):
-        pool.open(draw(60, 49, DIM))
-    pool.queue.features[[4, 17]] = math.nan
-    with pytest.raises(ValueError, match=r"2 of the 48 keys in the pool hold NaN .* the first of them key 4: no graph"):
-        pool.rebuild(100)
+    pool.queue.features[4], pool.queue.features[17] = math.nan, math.inf
+    refused(
+        (
+            "a step brings 49 keys to a feature queue of 48: .* a queue of at least 49",
+            lambda: pool.open(draw(60, 49, DIM)),
+        ),
+        ("2 of the 48 keys in the pool hold NaN .* the first of them key 4: no graph", lambda: pool.rebuild(100)),
+    )
 
 
 def recall_of_a_toy(attach, steps=300):

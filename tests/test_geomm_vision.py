@@ -190,12 +190,6 @@ def test_prototypes_stand_still_to_the_last_bit_while_frozen_and_on_the_sphere_a
     torch.testing.assert_close(weights[3].norm(dim=1), torch.ones(PROTOTYPES).double())
 
 
-def test_a_graph_waits_for_its_step_and_is_kept_for_a_period():
-    prototypes = swav(geodesic_from_step=3, graph_update_interval=4).prototypes
-    assert [step for step in range(10) if prototypes.rebuild(step)] == [3, 4, 8]
-    assert not any(swav(distance="cosine").prototypes.rebuild(step) for step in range(10))
-
-
 def moco(**changes):
     named = [f"method.{key}={value}" for key, value in {"batch_norm_parts": 2, **changes}.items()]
     torch.manual_seed(3)

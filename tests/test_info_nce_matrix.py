@@ -1,11 +1,9 @@
 """One loss, the same numbers: geometry x targets and negatives x scheme x number of processes, for every gradient.
 
-All cases are compared with the plain loss of one process in float64. Run as a script, this file prints the worst error
-of each column; from the root: PYTHONPATH=. python tests/test_info_nce_matrix.py [processes]
+All cases are compared with the plain loss of one process in float64.
 """
 
 import functools
-import sys
 
 import pytest
 import torch
@@ -206,10 +204,3 @@ def test_processes_exchange_one_tile_at_a_time_in_the_dtype_of_the_embeddings(tw
         torch.testing.assert_close(loss, expected_loss)
         for actual, wanted in zip(gradients, expected):
             torch.testing.assert_close(actual, wanted, rtol=0.01, atol=1e-4)
-
-
-if __name__ == "__main__":
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    actual = every_case(KINDS) if count == 1 else in_processes(count, every_case, [*KINDS])[0]
-    for (dtype, name, scheme), (error, where) in worst_errors(actual).items():
-        print(f"{str(dtype).removeprefix('torch.')}  {name:20} {scheme:15} {error:.0e}  {where}")

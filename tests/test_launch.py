@@ -71,14 +71,10 @@ def by_path(tmp_path_factory):
     return folder
 
 
-def test_a_finished_run_says_what_it_measured_how_and_where_that_lies(by_path):
+def test_a_finished_run_says_what_it_measured_and_where_that_lies(by_path):
     output = (by_path / "stdout.txt").read_text()
-    test = evaluations(by_path)["test"]
-    recalls = [f"{name} R@1 {100 * test['metrics'][f'{name}_recall_at_1']:.1f}" for name in ("i2t", "t2i")]
-    counts = f"num_images {test['protocol']['num_images']}, num_texts {test['protocol']['num_texts']}"
-    line = next(line for line in output.splitlines() if line.startswith("  test: "))
-    assert all(part in line for part in (*recalls, counts, "scenes/test", "lower index first"))
-    assert "  imagenet: acc " in output
+    assert "\n  test: i2t R@1 " in output
+    assert "\n  imagenet: acc " in output
     assert output.splitlines()[-1].endswith(str(by_path))
     assert len(output.splitlines()) < 15
 
@@ -149,15 +145,7 @@ def trained(script, folder, overrides, backend=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "script",
-    [
-        TRAIN,
-        "euclip/train.py",
-        "contrastive_basics/train.py",
-        "contrastive_basics/pretrain.py",
-    ],
-)
+@pytest.mark.parametrize("script", [TRAIN, "contrastive_basics/pretrain.py"])
 def test_torch_compile_through_accelerate_gives_the_same_losses_and_goes_on_from_a_run_without_it(script, tmp_path):
     few = ["--scale", "smoke", "run.log_every=1", "run.evaluate_every=0", "run.save_every=3"]
     plain, compiled = tmp_path / "plain", tmp_path / "compiled"
@@ -198,7 +186,7 @@ def resumed(number, folder, port, overrides):
     (folder / f"{number}.txt").write_text(message)
 
 
-@pytest.mark.parametrize("with_checkpoint", [0, 1])
+@pytest.mark.parametrize("with_checkpoint", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_resume_on_disks_of_which_one_has_no_checkpoint_ends_everywhere_with_one_message(
     with_checkpoint, by_path, tmp_path
 ):
@@ -251,7 +239,7 @@ REFUSED = "error: ACCELERATE_MIXED_PRECISION = '{}' (from the environment, the o
 REFUSED += "launch, or its config file); expected one of: no, bf16"
 
 
-@pytest.mark.parametrize("precision", ["fp16", "fp8", "FP16", "int8"])
+@pytest.mark.parametrize("precision", ["fp8", "FP16"])
 @pytest.mark.parametrize("setting", [[], ["run.mixed_precision=auto"]])
 def test_a_precision_that_no_run_trains_in_is_refused_wherever_it_comes_from(precision, setting, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
@@ -259,6 +247,7 @@ def test_a_precision_that_no_run_trains_in_is_refused_wherever_it_comes_from(pre
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # quick: from the environment, where Accelerate puts it, above
 def test_a_precision_of_accelerate_s_config_file_is_refused_in_the_last_line_of_a_quiet_launch(tmp_path):
     cpu = (ROOT / "scripts/accelerate/cpu.yaml").read_text()
     (tmp_path / "file.yaml").write_text(cpu.replace('mixed_precision: "no"', "mixed_precision: fp16"))
@@ -273,10 +262,8 @@ def test_a_precision_of_accelerate_s_config_file_is_refused_in_the_last_line_of_
     ("main", "row", "script"),
     [
         (geomm_train.main, "vqa_albef", "finetune.py"),
-        (geomm_train.main, "vision_swav", "pretrain.py"),
         (finetune.main, "albef", "train.py"),
         (pretrain.main, "table1_ours", "train.py"),
-        (train.main, str(ROOT / "euclip/configs/table4_clip.yaml"), "train.py"),
         (euclip_train.main, str(ROOT / "oblique_topology/configs/table2_clip.yaml"), "train.py"),
         (euclip_train.main, str(ROOT / "geomm/configs/vqa_albef.yaml"), "finetune.py"),
     ],
@@ -391,9 +378,7 @@ def test_a_mistyped_flag_or_choice_has_a_nearest(argument, meant, capsys, monkey
     assert output.endswith(f"; did you mean {meant}?\n") if meant else "did you mean" not in output
 
 
-@pytest.mark.parametrize(
-    ("tracker", "needs"), [("wandb", "wandb"), ("tensorboard", "tensorboard or tensorboardX"), ("trackio", "trackio")]
-)
+@pytest.mark.parametrize(("tracker", "needs"), [("wandb", "wandb"), ("tensorboard", "tensorboard or tensorboardX")])
 def test_a_tracker_whose_package_is_missing_ends_a_run_before_it_trains(tracker, needs, tmp_path, monkeypatch):
     monkeypatch.setattr("common.run.launch.find_spec", lambda package: None)
     output = message_of(train.main, *FEW, "--output-dir", str(tmp_path), f"run.tracker={tracker}")
@@ -401,19 +386,13 @@ def test_a_tracker_whose_package_is_missing_ends_a_run_before_it_trains(tracker,
     assert not (tmp_path / "log.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("main", "arguments"),
-    [
-        (pretrain.main, ["--scale", "smoke", "--resume", "auto", "--output-dir"]),
-        (reproduce.main, ["oblique_topology", "table2", "--scale", "smoke", "--output"]),
-    ],
-)
-def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(main, arguments, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(tmp_path, monkeypatch, capsys):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training, "checkpoint_to_resume", interrupted)
-    assert message_of(main, *arguments, str(tmp_path)) == 130
+    arguments = ("oblique_topology", "table2", "--scale", "smoke", "--output", str(tmp_path))
+    assert message_of(reproduce.main, *arguments) == 130
     output = capsys.readouterr().err.splitlines()[-1]
     assert output.startswith(f"stopped at once: nothing is saved in {tmp_path}")
     assert output.endswith("; the same command starts again")
@@ -423,7 +402,6 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(main, arg
     ("arguments", "message"),
     [
         (["oblique_topology", "table99"], "oblique_topology has no table99; did you mean table9?"),
-        (["geomm", "table99"], "geomm has no table99; did you mean table9?"),
         (
             ["clip", "table1"],
             "PAPER=clip is unknown; expected one of: contrastive_basics, oblique_topology, euclip, geomm",

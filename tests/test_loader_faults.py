@@ -49,7 +49,7 @@ def outputs(folder, processes):
     return texts
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_whose_loader_process_is_killed_saves_its_last_step_and_names_the_loader(processes, tmp_path, unbroken):
     assert ended(started(tmp_path, *TWO_WORKERS, "fault=killed", processes=processes)) == [1] * processes
     message = f"error: {LOADER} has lost a process: SIGKILL, as the system sends it where memory runs out"
@@ -63,8 +63,10 @@ def test_a_run_whose_loader_process_is_killed_saves_its_last_step_and_names_the_
     [
         (None, 2),
         (signal.SIGTERM, 1),
-        (signal.SIGINT, 1),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((None, 1), (signal.SIGTERM, 2), (signal.SIGINT, 2))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((None, 1), (signal.SIGTERM, 2), (signal.SIGINT, 1), (signal.SIGINT, 2))
+        ),
     ],
 )
 def test_a_run_whose_data_do_not_come_ends_in_time_and_at_a_signal_with_its_last_step_saved(

@@ -72,11 +72,10 @@ def make(*arguments, **environment):
 
 
 def test_make_refuses_an_unknown_part_before_it_installs_anything(tmp_path):
-    for asked in ("reproduce-table99", "reproduce-figure1"):
-        done = make(f"VENV={tmp_path}/venv", f"PYTHON={sys.executable}", asked)
-        assert done.returncode != 0
-        assert f"oblique_topology has no {asked.removeprefix('reproduce-')}" in done.stderr
-        assert not (tmp_path / "venv").exists()
+    done = make(f"VENV={tmp_path}/venv", f"PYTHON={sys.executable}", "reproduce-table22")
+    assert done.returncode != 0
+    assert "error: oblique_topology has no table22; did you mean table2?\n" in done.stderr
+    assert not (tmp_path / "venv").exists()
 
 
 def test_some_rows_of_a_table_are_trained_and_stand_beside_the_whole_table(output, capsys):
@@ -109,7 +108,6 @@ def test_some_rows_of_a_table_are_trained_and_stand_beside_the_whole_table(outpu
     ("part", "row", "statuses"),
     [
         ("table5", "table2_clip", ["measured", *["not run: not among ROWS"] * 3]),
-        ("table6", "ablation_oblique_264", ["measured", *["not run: not among ROWS"] * 15]),
         ("table7", "table2_multi", ["not run: needs published weights", "not run: needs MSCOCO", "not run: not among"]),
     ],
 )
@@ -122,8 +120,7 @@ def test_a_row_left_out_and_one_that_needs_something_say_so_in_every_table(part,
         times = sum(row.status.startswith(status) for row in table.rows)
         assert times == statuses.count(status) if part != "table7" else times >= 1, status
     assert {row.status for row in table.rows if any(row.ours.values())} <= {"measured"}
-    runs = [path.name.split("-")[0] for path in tmp_path.glob("runs/oblique_topology/*")]
-    assert runs == ([row] if part == "table6" else [])
+    assert not list(tmp_path.glob("runs/oblique_topology/*"))  # neither table trains
 
 
 @pytest.mark.parametrize(
@@ -161,8 +158,8 @@ def test_a_custom_row_in_configs_is_among_the_rows(tmp_path, monkeypatch):
     assert described_rows("euclip", tmp_path) == ["my_row  a custom row"]
 
 
-def test_make_hands_every_part_to_this_paper():
-    for part in PARTS:
+def test_make_hands_a_part_to_this_paper():
+    for part in ("table2", "temperature_rate"):
         done = make("-n", "PY=python", f"reproduce-{part}", "SCALE=smoke", "DATA=/a b", "ROWS=a b")
         words = shlex.split(done.stdout)
         at = words.index("scripts/reproduce.py") + 1
@@ -213,11 +210,8 @@ def test_make_clean_removes_what_was_made_and_nothing_else(tmp_path):
     ("arguments", "words"),
     [
         (["tset"], "make has no target tset; did you mean test?"),
-        (["reproduce-tabel2"], "error: oblique_topology has no tabel2; did you mean table2?\n"),
-        (["reproduce-table22"], "error: oblique_topology has no table22; did you mean table2?\n"),
         (["reproduce-table", "PAPER=geomm"], "error: geomm has no table; did you mean table1, table2 or table3?\n"),
         (["reproduce-figure8"], "error: oblique_topology has no figure8; expected PAPER=euclip\n"),
-        (["rows", "PAPER=euclid"], "PAPER=euclid is unknown; expected one of: contrastive_basics, "),
         (["rows", "PAPER=euclid"], "; did you mean euclip?"),
         (["reproduce-table2", "SEDS=3"], "no setting SEDS; expected one of: PAPER SCALE SEEDS"),
     ],
@@ -366,7 +360,6 @@ def test_swapped_and_copied_seeds_are_refused(output):
     ("torn", "reason"),
     [
         (lambda whole: whole[: len(whole) // 2], "does not go on to step 6"),
-        (lambda whole: b"[]\n" + whole, "line 1 is no JSON"),
         (lambda whole: b"\xff" * 9 + whole, "line 1 is no JSON"),
         (lambda whole: None, "No such file"),
     ],

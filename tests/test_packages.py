@@ -56,6 +56,13 @@ def wheel(tmp_path_factory):
     return next(built.glob("*.whl"))
 
 
+def test_every_file_that_the_code_reads_is_package_data():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    files = [path for name in PACKAGES for path in files_in(ROOT / name) if path.is_file()]
+    assert not [path for path in files if not any(map(path.match, (*patterns, "*.py", "*.md")))]
+
+
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_that_the_code_reads_and_no_others(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     ours = [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()]

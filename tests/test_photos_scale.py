@@ -107,7 +107,7 @@ OF_POOL = ("start.row=", *SIZES, "method.k_test=10")
         ("euclip", "table4_euclip", ("method.logit_scale_init=0.37",)),  # 1 / 0.07 begins above chance
         ("contrastive_basics", "table1_ours", ()),
         ("geomm", "albef_geo", OF_POOL),
-        ("geomm", "tcl_geo", (*OF_POOL, "method.mask_probability=0.5")),
+        pytest.param("geomm", "tcl_geo", (*OF_POOL, "method.mask_probability=0.5"), marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

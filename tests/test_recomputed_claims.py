@@ -68,13 +68,12 @@ def test_ten_claims_recomputed_from_the_packed_hits_have_the_same_verdicts(tmp_p
     assert set(verdicts) == {HOLDS, FAILS, UNDECIDED}
 
 
-def test_the_script_has_twenty_lines_and_imports_nothing_of_ours():
-    lines = [line for line in SCRIPT.read_text(encoding="utf-8").split('"""')[2].splitlines() if line.strip()]
-    body = [line for line in lines if not line.startswith(("import", "from"))]
-    assert len(body) <= 22
+def test_the_script_imports_nothing_of_ours():
+    lines = SCRIPT.read_text(encoding="utf-8").splitlines()
     assert not [line for line in lines if line.startswith(("import", "from")) and "common" in line]
 
 
+@pytest.mark.slow  # the table of two seeds is trained for it
 def test_a_table_of_runs_names_what_trained_and_evaluated_each_row(oblique):
     oblique("table2", seeds=2)
     path = oblique.folder / "results" / "oblique_topology" / "table2" / "smoke" / "table2.json"

@@ -1,11 +1,11 @@
 """Every paper under FSDP2 through Accelerate: trained on two gloo processes, evaluated, resumed."""
 
-import json
 import shutil
 
 import pytest
 from processes import in_processes
 from sharded_runs import train
+from test_launch import losses
 from torch.multiprocessing import ProcessRaisedException
 
 ROWS = {
@@ -27,11 +27,6 @@ def command(row, folder, *more):
     module = f"{row.split('/')[0]}.{'pretrain' if vision else 'train'}"
     few = ["optim.warmup_share=0.25"] if vision else ["optim.warmup_steps=1", "data.num_val=8", "data.num_labelled=8"]
     return module, "--config", row, "--scale", "smoke", *FEW, *few, *ROWS[row], "--output-dir", str(folder), *more
-
-
-def losses(folder):
-    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if line["event"] == "train"]
 
 
 @pytest.mark.parametrize("rows", [QUICK, pytest.param(ROWS.keys() - set(QUICK), marks=pytest.mark.slow)])

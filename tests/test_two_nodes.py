@@ -3,7 +3,6 @@
 `make test-slow` runs it as root; elsewhere it is skipped.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -13,6 +12,7 @@ import time
 
 import pytest
 from conftest import ROOT
+from test_launch import losses
 
 IS_POSSIBLE = os.geteuid() == 0 and shutil.which("ip") is not None
 pytestmark = [
@@ -22,9 +22,7 @@ pytestmark = [
 HOSTS = ("vlg-node-0", "vlg-node-1")
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 ROWS = {
-    "oblique_topology/configs/table2_multi.yaml": [],
     "euclip/configs/table4_euclip.yaml": [],
-    "contrastive_basics/configs/table1_ours.yaml": [],
     "geomm/configs/clip_geo.yaml": ["start.row=", "method.queue_size=24"],
 }
 FEW = ["optim.warmup_steps=1", "run.log_every=1", "run.evaluate_every=0", "data.num_test=16", "data.num_labelled=8"]
@@ -72,11 +70,6 @@ def started(number, folder, arguments):
 
 def outputs(folder):
     return [(folder / f"output-{number}.txt").read_text() for number in (0, 1)]
-
-
-def losses(folder):
-    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if line["event"] == "train"]
 
 
 def wait_for_steps(folder, processes, count):
