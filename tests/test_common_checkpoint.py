@@ -95,7 +95,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, name, 
         assert last_checkpoint(tmp_path).state["step"] == 1
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(draw=st.data())
 def test_a_file_cut_or_flipped_at_any_byte_is_detected_and_named(tmp_path, draw):
     path = tmp_path / "step-00000001"
@@ -129,6 +129,14 @@ def test_a_state_of_another_type_is_refused_though_its_sum_is_right(tmp_path, ke
         (path / SUMS).write_text("".join(checkpoint_module._sum_lines(path)))
         with pytest.raises(CheckpointError, match=str(path)):
             open_checkpoint(path)
+
+
+def test_a_file_of_another_checkpoint_is_refused_though_it_is_whole(tmp_path):
+    saved(tmp_path, 1, 2)
+    path = tmp_path / "step-00000002"
+    shutil.copy(tmp_path / "step-00000001" / MODEL, path / MODEL)
+    with pytest.raises(CheckpointError, match=f"{path.name} is damaged: the sha256 of {MODEL}"):
+        open_checkpoint(path)
 
 
 def test_weights_that_are_not_finite_are_refused_when_loaded(tmp_path):

@@ -47,6 +47,7 @@ from common.report.claims.show import (
     touching,
     with_q,
 )
+from common.report.conclusions import load_conclusions
 from common.report.experiments import Experiment, collect_experiments, read_experiment, write_experiment
 from common.report.page import write_page
 from common.report.table import Column, Row, Table, measured_over_seeds
@@ -727,6 +728,18 @@ def experiment(**changes):
         "created": "2000-01-01", "hardware": "1 abacus", "caption": "Nothing.", "units": {"v": "GB", "w": "GB"},
     }  # fmt: skip
     return Experiment(**(content | changes))
+
+
+def test_a_sentence_takes_the_mean_of_an_experiments_value_or_names_the_known_ones(tmp_path):
+    write_experiment(experiment(), tmp_path / "results")
+    file = tmp_path / "no_paper" / "conclusions.yaml"
+    file.parent.mkdir()
+    file.write_text("- text: '{experiments/demo/memory | v} GB'\n")
+    assert [one.text for one in load_conclusions(file.parent, tmp_path / "results")] == ["1.1 GB"]
+    file.write_text("- text: '{experiments/demo/memory | x}'\n")
+    with pytest.raises(ValueError, match="no 'x'; expected one of: v, w"):
+        load_conclusions(file.parent, tmp_path / "results")
+    assert experiment().row_of("v_") == ("v_", "")  # no column, and nothing that a column would follow
 
 
 def test_an_experiment_is_written_and_read_and_decides_a_claim(tmp_path):

@@ -167,6 +167,12 @@ def test_angle_of_a_zero_vector_is_a_right_angle_without_gradient_trouble():
     assert paired_angles(torch.zeros(1, 3), torch.tensor([[0.0, 1.0, 0.0]])).item() == pytest.approx(math.pi / 2)
 
 
+def test_norm_of_zero_has_gradient_0():
+    vectors = torch.zeros(2, 3, requires_grad=True)
+    norm(vectors).sum().backward()
+    assert (vectors.grad == 0).all()
+
+
 def test_angles_obey_the_triangle_inequality():
     a, b, c = (unit(torch.randn(500, 3, dtype=torch.float64)) for _ in range(3))
     assert (paired_angles(a, c) <= paired_angles(a, b) + paired_angles(b, c) + 1e-12).all()

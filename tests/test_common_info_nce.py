@@ -52,6 +52,13 @@ def test_loss_and_gradients_equal_open_clip():
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
 
 
+def test_gradient_passes_gradcheck():
+    images = unit(torch.randn(4, 3, dtype=torch.float64)).requires_grad_()
+    texts = unit(torch.randn(4, 3, dtype=torch.float64)).requires_grad_()
+    scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, y, s: contrastive_loss(x, y, Sphere(), s), (images, texts, scale))
+
+
 def test_large_logits_stay_finite():
     embeddings = unit(torch.randn(16, 8)).requires_grad_()
     loss = contrastive_loss(embeddings, -embeddings, Sphere(), torch.tensor(1e4))

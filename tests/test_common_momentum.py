@@ -71,6 +71,18 @@ def test_update_equals_the_formula_for_every_parameter(m, dtype):
             assert torch.equal(new, theta if m == 0.0 else old)
 
 
+def test_after_many_steps_the_copy_is_the_weighted_sum_of_all_past_parameters():
+    online = nn.Linear(2, 2, bias=False).double()
+    momentum = MomentumEncoder(online)
+    history, m = [online.weight.detach().clone()], 0.9
+    for _ in range(20):
+        moved(online)
+        history.append(online.weight.detach().clone())
+        momentum.update_(online, m)
+    expected = m**20 * history[0] + sum((1 - m) * m ** (20 - k) * history[k] for k in range(1, 21))
+    torch.testing.assert_close(momentum.encoder.weight.data, expected, rtol=1e-13, atol=1e-14)
+
+
 def test_a_parameter_equal_to_its_online_one_stays_equal_to_the_last_bit():
     online = nn.Linear(50, 50)
     momentum = MomentumEncoder(online)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
@@ -78,6 +79,17 @@ def test_ranks_equal_a_stable_sort_beyond_one_block_of_columns():
     )
     for name, actual in (("i2t", ranks.image_to_text), ("t2i", ranks.text_to_image)):
         assert actual.tolist() == [query[0] for query in expected[name]]
+
+
+def test_a_collapsed_model_scores_chance_and_is_reported_as_tied():
+    text_to_image = torch.arange(40).repeat_interleave(5)
+    ranks = retrieval_ranks(torch.zeros(40, 200), text_to_image)
+    metrics = retrieval_metrics(ranks)
+    assert metrics["i2t_recall_at_1"] == pytest.approx(1 / 40)
+    for k in (1, 5, 10):
+        assert metrics[f"t2i_recall_at_{k}"] == pytest.approx(k / 40)
+        assert metrics[f"i2t_recall_at_{k}"] == pytest.approx(math.ceil(k / 5) / 40)
+    assert metrics["tied_share"] == metrics["i2t_tied_share"] == metrics["t2i_tied_share"] == 1.0
 
 
 def random_relation(rng, num_images, num_texts):

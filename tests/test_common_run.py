@@ -24,7 +24,7 @@ from refusals import refused
 from common.base.config import ConfigError, load_config, override, to_dict
 from common.base.fields import deciding, stated_by_weights
 from common.base.files import write_json
-from common.base.settings import DataConfig, OptimConfig
+from common.base.settings import DataConfig, OptimConfig, RunConfig
 from common.base.signals import Stopped, leave_signals_to_trainer, stop_signals
 from common.data.batches import TrainingView, training_batches
 from common.data.broken import BrokenSample, TooManyBroken
@@ -37,6 +37,7 @@ from common.run.checkpoint import last_checkpoint, save_checkpoint
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import (
     RunFiles,
+    RunName,
     check_same_run,
     checkpoint_to_resume,
     chosen_files,
@@ -155,6 +156,14 @@ def save(files, step, config=None, data="data", **state):
     optimizer.step()
     plain = to_dict(Config()) if config is None else config
     save_checkpoint(files.checkpoints, step, model, optimizer, {"config": plain, "data_fingerprint": data, **state})
+
+
+def test_the_name_of_a_runs_folder_is_read_back(tmp_path):
+    files = run_files("euclip", "my-demo-row", "photos_scratch", Config(run=RunConfig(seed=3)), "data", tmp_path)
+    name = RunName("my-demo-row", "photos_scratch", 3)
+    assert [RunName.of(files.folder / part) for part in (".", "checkpoints/step-00000007")] == [name] * 2
+    assert RunName.of(tmp_path / "elsewhere") == RunName("elsewhere", None, None)
+    assert RunName.of(tmp_path / "elsewhere" / "seed0") == RunName("elsewhere", None, 0)
 
 
 def test_a_fresh_run_does_not_write_over_one_that_is_there(tmp_path):

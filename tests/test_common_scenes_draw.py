@@ -1,6 +1,8 @@
 """Drawing: boxes against pixels, sizes, domains, renditions, and that what is said can be seen."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,3 +98,11 @@ def test_the_labelled_object_is_visible(name):
         without = replace(scene, objects=scene.objects[:main] + scene.objects[main + 1 :])
         changed = np.abs(render(scene).astype(int) - render(without).astype(int)).max(-1) > 10
         assert changed.sum() >= 15
+
+
+def test_the_page_shows_every_sheet_and_the_sheets_are_small():
+    docs = Path(__file__).resolve().parents[1] / "docs"
+    shown = set(re.findall(r"\]\((scenes/[a-z0-9_]+\.png)\)", (docs / "scenes.md").read_text()))
+    assert shown == {f"scenes/{path.name}" for path in (docs / "scenes").glob("*.png")}
+    assert len(shown) >= 14
+    assert sum((docs / path).stat().st_size for path in shown) < 1_500_000

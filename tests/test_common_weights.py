@@ -195,6 +195,18 @@ def test_another_eps_and_an_end_token_that_is_not_the_largest_id_go_out_too(tmp_
     torch.testing.assert_close(ours.text_tower(ids), output.pooler_output, **TOLERANCE)
 
 
+def test_an_exported_folder_is_loaded_again_from_disk(tmp_path):
+    ours = our_clip("quick_gelu")
+    clip_to_transformers(ours).save_pretrained(tmp_path / "transformers")
+    export_folder(ours, tmp_path / "open_clip")
+    for folder in ("transformers", "open_clip"):
+        loaded = load_clip(tmp_path / folder)
+        torch.testing.assert_close(loaded.encode_image(IMAGES), ours.encode_image(IMAGES), **TOLERANCE)
+        torch.testing.assert_close(loaded.encode_text(IDS), ours.encode_text(IDS), **TOLERANCE)
+    with pytest.raises(WeightsError, match="states the activation quick_gelu; expected quick_gelu, got gelu"):
+        load_clip(tmp_path / "transformers", "gelu")
+
+
 def test_weights_files_are_read_in_every_form(tmp_path):
     theirs = tiny_open_clip(quick_gelu=True)
     state = theirs.state_dict()

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from plotted import read_plotted
@@ -17,6 +18,7 @@ from common.report.table import read_table
 from common.reproduce.command import Command
 from common.run.kept_memory import bytes_kept_for_backward
 from contrastive_basics import experiments
+from contrastive_basics.experiments import BATCH_SIZES
 from contrastive_basics.measurements import (
     OBJECTIVES,
     BatchSettings,
@@ -332,3 +334,27 @@ def test_committed_tables_hold_the_values_of_their_experiments():
             values = read_experiment(path).values.values()
             cells = [cell.values for row in table.rows for cell in row.ours.values()]
             assert sorted(map(repr, cells)) == sorted(map(repr, values))
+
+
+def test_committed_statistics_of_every_seed_pass_the_thresholds():
+    def values(experiment, key):
+        return np.array(COMMITTED[experiment].values[key])  # of all seeds
+
+    for objective in ("positives_only", "no_stop_gradient", "no_predictor"):
+        assert values("collapse", f"{objective}_channel_std").max() < 0.03
+        assert values("collapse", f"{objective}_mean_cosine").min() > 0.98
+        # behind batch normalisation nothing looks collapsed
+        assert values("collapse", f"{objective}_batch_norm_channel_std").min() > 0.10
+    for objective in ("simsiam", "nt_xent", "moco"):
+        assert values("collapse", f"{objective}_channel_std").min() > 0.10
+        assert values("collapse", f"{objective}_mean_cosine").max() < 0.5
+    for objective in ("nt_xent", "moco"):
+        gain = values("collapse", f"{objective}_knn_accuracy") - values("collapse", "positives_only_knn_accuracy")
+        assert gain.min() >= 20
+    assert values("temperature", "positives_only_i2t_r1").max() < 20
+    assert values("temperature", "t1_fixed_i2t_r1").min() > 70
+    assert (values("temperature", "t007_fixed_i2t_r1") - values("temperature", "t1_fixed_i2t_r1")).min() >= 4
+    assert (values("negatives", "k63_i2t_r1") - values("negatives", "k1_i2t_r1")).min() >= 8
+    assert (values("negatives", "k15_i2t_r1") - values("negatives", "k1_i2t_r1")).min() >= 5
+    for name in ("loss", "error", "hardest_negative", "kept_mb"):
+        assert (np.diff([values("batch_size", f"b{size}_{name}") for size in BATCH_SIZES], axis=0) >= 0).all()

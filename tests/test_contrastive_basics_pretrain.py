@@ -12,6 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from PIL import Image
+from torch import nn
 
 from common.base.config import ConfigError, load_row
 from common.base.provenance import ROOT
@@ -45,6 +46,17 @@ SHORT_END = ("evaluation.probe_epochs=5", "data.num_test=20", "run.evaluate_ever
 
 def config_of(name, *overrides, scale="smoke"):
     return load_row(VisionConfig, FOLDER, FOLDER / "configs" / row_file(name), scale, list(overrides), SCALE_FILES)
+
+
+@pytest.mark.parametrize(("width", "memory_format"), [(4, torch.contiguous_format), (8, torch.channels_last)])
+def test_convolutions_of_few_channels_do_not_have_them_last(width, memory_format):
+    """Else oneDNN ends the process on a CPU without AVX-512; on others nothing shows."""
+    model = build_method(config_of("simclr", f"model.width={width}"), 10, 0)
+    weights = [
+        module.weight for module in model.modules() if isinstance(module, nn.Conv2d) and module.kernel_size > (1, 1)
+    ]
+    assert weights
+    assert all(weight.is_contiguous(memory_format=memory_format) for weight in weights)
 
 
 def run(folder, name, *overrides, resume=False, training_set=None):

@@ -102,6 +102,13 @@ def test_the_run_after_a_dry_run_is_the_same_and_takes_what_was_said(tmp_path, c
     assert sorted(log.parent.glob("checkpoints/step-*")) == checkpoints
 
 
+def test_a_run_without_steps_keeps_the_checkpoint_of_step_0(tmp_path, capsys):
+    row = ("--config", "vision_random_weights")
+    assert figures_of(capsys, "contrastive_basics.pretrain", *row)["checkpoint"]["kept"] == 1
+    call("contrastive_basics.pretrain", *row)
+    assert [path.name for path in tmp_path.glob("outputs/runs/*/*/seed0/checkpoints/*")] == ["step-00000000"]
+
+
 def test_flops_are_about_three_forward_passes_and_parameters_those_of_the_towers(capsys):
     figures = figures_of(capsys, "oblique_topology.train", "--config", "table2_clip")
     folder = ROOT / "oblique_topology"

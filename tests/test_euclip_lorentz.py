@@ -51,6 +51,13 @@ def test_exponential_map_and_time_equal_those_of_the_authors():
 
 
 @pytest.mark.parametrize("c", CURVATURES)
+def test_points_lie_on_the_sheet(c):
+    points = exp_map0(vectors(20, 5) / 4, scalar(c))
+    inner = lorentz_inner(points, points, scalar(c)).diagonal()
+    torch.testing.assert_close(inner, torch.full((20,), -1 / c, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
 @pytest.mark.parametrize("length", [1e-9, 1e-4, 1e-3, 1e-2, 1.0, 5.0])
 def test_exp_map0_then_log_map0_is_identity(c, length):
     tangent = length * unit(vectors(20, 5))
@@ -120,6 +127,36 @@ def test_distance_along_a_ray_is_the_difference_of_the_norms(c):
     for forth, back in ((3.0, 1.0), (3.0, -1.0), (1.0, 1.0 + 1e-6)):
         distance = paired_lorentz_distance(forth * direction, back * direction, scalar(c))
         assert distance.tolist() == pytest.approx([abs(forth - back)] * 20, rel=1e-8)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_boosts_and_rotations_are_isometries(c):
+    """A Lorentz transformation of the points leaves their distances alone; the formula knows nothing of it."""
+    first, second = vectors(20, 4), vectors(20, 4)
+    boost = torch.eye(5, dtype=torch.float64)
+    boost[0, 0] = boost[1, 1] = math.cosh(0.8)
+    boost[0, 1] = boost[1, 0] = math.sinh(0.8)
+    rotation = torch.eye(5, dtype=torch.float64)
+    rotation[1:, 1:] = torch.linalg.qr(vectors(4, 4))[0]
+
+    def moved(tangent):
+        points = exp_map0(tangent, scalar(c))
+        whole = torch.cat([time_component(points, scalar(c))[:, None], points], dim=1)
+        return log_map0((whole @ boost.T @ rotation.T)[:, 1:], scalar(c))
+
+    before = paired_lorentz_distance(first, second, scalar(c))
+    after = paired_lorentz_distance(moved(first), moved(second), scalar(c))
+    assert (moved(first) - first).abs().max() > 0.5
+    torch.testing.assert_close(after, before, rtol=1e-10, atol=1e-10)
+
+
+def test_distance_tends_to_the_euclidean_one_linearly_in_the_curvature():
+    """Deviations on the parity data: 1.5e-2, 1.5e-3, 1.5e-5, 1.5e-7."""
+    images = torch.tensor([[1.2, 0.3, 0.0, 0.0], [0.0, 1.0, 0.8, -0.2], [0.1, 0.1, 0.9, 1.5]], dtype=torch.float64)
+    euclidean = torch.cdist(images, TEXTS)
+    for c in (1e-1, 1e-2, 1e-4, 1e-6):
+        deviation = (lorentz_distance(images, TEXTS, scalar(c)) - euclidean).abs().max().item()
+        assert deviation == pytest.approx(0.15 * c, rel=0.05)
 
 
 def test_gradients_are_right_also_at_coincidence_at_the_antipode_and_at_the_origin():

@@ -125,11 +125,11 @@ def test_sentences_take_their_numbers_and_their_verdicts_from_the_results(root):
     assert filled(page, "page") == f"<!-- conclusions: p -->\n\n{now}\nafter\n"
     conclusions.write_text("- text: '{table1/demo/table1 | our | acc}'\n")
     with pytest.raises(
-        ValueError, match=r"p/conclusions.yaml: \{table1/demo/table1 \| our \| acc\}: no 'our'; expected: ours"
+        ValueError, match=r"p/conclusions.yaml: \{table1/demo/table1 \| our \| acc\}: no 'our'; expected one of: ours"
     ):
         filled(page, "page")
     conclusions.write_text("- text: '{table1/demo/table1 | ours | other}'\n")
-    with pytest.raises(ValueError, match=r"no 'other'; expected: acc, mean"):
+    with pytest.raises(ValueError, match=r"no 'other'; expected one of: acc, mean"):
         filled(page, "page")
 
 

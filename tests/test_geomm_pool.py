@@ -148,6 +148,13 @@ def test_a_step_may_overwrite_every_row_of_a_cluster():
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("attach", ["knn", "knn_local"])
+def test_gradcheck(attach):
+    pool = full_pool(attach, dim=4)
+    candidates, queries = pool.open(draw(4, BATCH, 4)), draw(5, BATCH, 4).requires_grad_()
+    assert torch.autograd.gradcheck(candidates.similarity, (queries,))
+
+
 @pytest.mark.parametrize("tile", [2, BATCH])
 @pytest.mark.parametrize("kind", ["columns", "ids", "distilled", "distilled ids"])
 @pytest.mark.parametrize("attach", ["knn_local", "knn_local_st", "cosine"])

@@ -255,6 +255,16 @@ def test_the_similarity_is_that_of_the_papers_pseudo_code_written_as_loops():
     assert symmetric_info_nce(logits).item() == pytest.approx(sum(rows + columns).item() / 10, abs=1e-12)
 
 
+def test_tokens_meet_by_index_permuting_both_changes_nothing_permuting_one_does():
+    config, model = multi()
+    images, ids = batch(config)
+    x, y, _ = model(images.double(), ids)
+    shuffled = [2, 0, 3, 1]
+    similarity = model.geometry.similarity
+    torch.testing.assert_close(similarity(x[:, shuffled], y[:, shuffled]), similarity(x, y))
+    assert (similarity(x[:, shuffled], y) - similarity(x, y)).abs().max() > 1e-3
+
+
 def test_class_tokens_differ_from_the_start():
     config, model = multi()
     images, ids = batch(config)

@@ -78,6 +78,35 @@ def test_one_sphere_is_the_cosine_and_the_angle():
     torch.testing.assert_close(oblique_geodesic_distance(images, texts), torch.arccos(cosines))
 
 
+def test_similarity_is_the_chordal_distance_turned_round():
+    """|U - V|^2 = 2m - 2 tr(U^T V), and m times the cosine of the flattened points."""
+    images, texts = on_spheres(7, 8, 4), on_spheres(7, 8, 4)
+    ours = paired_oblique_similarity(images, texts)
+    torch.testing.assert_close((images - texts).square().sum(dim=(1, 2)), 16 - 2 * ours)
+    torch.testing.assert_close(ours, 8 * torch.cosine_similarity(images.flatten(1), texts.flatten(1)))
+
+
+def test_antipodal_points_are_pi_root_m_apart_not_m_pi():
+    points = on_spheres(5, 8, 16)
+    paired = paired_oblique_geodesic_distance(points, -points)
+    torch.testing.assert_close(paired, torch.full((5,), 8.885765876316732, dtype=torch.float64))
+    all_pairs = oblique_geodesic_distance(points, -points).diagonal()
+    torch.testing.assert_close(all_pairs, paired, rtol=2e-4, atol=0)
+    assert (oblique_geodesic_distance(on_spheres(50, 8, 2), on_spheres(50, 8, 2)) <= math.pi * 8**0.5).all()
+
+
+def test_inner_product_obeys_only_the_relaxed_triangle_inequality():
+    """Per sphere, with x.z = p and z.y = q: x.y >= p q - sqrt((1 - p^2)(1 - q^2)), and summed over spheres."""
+    x, y, z = (on_spheres(3_000, 4, 3) for _ in range(3))
+    p, q = (x * z).sum(dim=-1), (z * y).sum(dim=-1)
+    slack = ((1 - p**2).clamp(min=0) * (1 - q**2).clamp(min=0)).sqrt()
+    similarity = paired_oblique_similarity(x, y)
+    assert (similarity >= (p * q - slack).sum(dim=1) - 1e-9).all()
+    assert (similarity <= (p * q + slack).sum(dim=1) + 1e-9).all()
+    distances = [4 - paired_oblique_similarity(*pair) for pair in ((x, y), (x, z), (z, y))]
+    assert (distances[0] > distances[1] + distances[2]).any()  # as a distance it breaks the ordinary one
+
+
 def test_random_directions_have_the_statistics_of_the_paper():
     """Sphere: 0 +- 1 / sqrt(d); tr: 0 +- m / sqrt(d); Geo: (pi / 2) sqrt(m) +- 1 / sqrt(n); l2, variance 1: 32 +- 1."""
     features, others = torch.randn(1_000, 512), torch.randn(1_000, 512)

@@ -238,13 +238,27 @@ def measured(oblique):
     return means
 
 
-def test_memory_is_written_as_claim_33_counts_it(measured):
-    """The growth of every topology: tests/test_oblique_topology_claims.py."""
-    columns = [f"memory_by_{what}" for what in ("batch", "dim", "spheres")]
-    growth = {name: [values[column] for column in columns] for name, values in measured.items()}
-    assert growth["Euclidean, l2, broadcast"] == pytest.approx([4, 2, 1], abs=0.05)
-    assert growth["Ob(64, 8), geodesic"] == pytest.approx([4, 1, 1.9], abs=0.2)
-    assert measured["Ob(64, 8), inner product"]["kept_per_pair"] == 1
+def test_memory_grows_in_the_orders_of_table_1(measured):
+    growth = {
+        name: [values[f"memory_by_{what}"] for what in ("batch", "dim", "spheres")] for name, values in measured.items()
+    }
+    expected = {
+        "Sphere, inner product": [4, 1, 1],
+        "Euclidean, l2": [4, 1, 1],  # the paper: twice as much for twice the numbers
+        "Euclidean, l2, broadcast": [4, 2, 1],
+        "Ob(64, 8), geodesic": [4, 1, growth["Ob(64, 8), geodesic"][2]],
+        "Ob(64, 8), inner product": [4, 1, 1],
+    }
+    assert list(growth) == list(expected)
+    for name, factors in expected.items():
+        assert growth[name] == pytest.approx(factors, abs=0.05), name
+    assert 1.7 < growth["Ob(64, 8), geodesic"][2] < 2.05  # a cosine for each sphere, and a few numbers more
+
+
+def test_inner_products_keep_nothing_but_the_similarities(measured):
+    for name in ("Sphere, inner product", "Ob(64, 8), inner product"):
+        assert measured[name]["kept_per_pair"] == 1
+    assert measured["Euclidean, l2, broadcast"]["kept_per_pair"] >= 512
 
 
 def test_the_count_of_kept_numbers_sees_a_copy():

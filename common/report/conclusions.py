@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
@@ -75,16 +76,16 @@ def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results")
 def _number(results: Path, parts: list[str]) -> str:
     source, row, *column = parts
     if not column:
-        known = read_experiment(results / f"{source}.json").values
-        if row not in known:
-            raise ValueError(f"no {row!r}; expected one of: {', '.join(known)}")
-        values = known[row]
+        values = _named(row, read_experiment(results / f"{source}.json").values)
         return f"{math.fsum(values) / len(values):.3g}"
     table = read_table(results / f"{source}.json")
     rows = {entry.method: {key: cell for key, cell in entry.ours.items() if cell} for entry in table.rows}
-    units = {entry.key: entry.unit for entry in table.columns}
-    for key, known in ((row, [method for method, cells in rows.items() if cells]), (column[0], rows.get(row))):
-        if key not in known:
-            raise ValueError(f"no {key!r}; expected: {', '.join(known)}")
-    mean, unit = rows[row][column[0]].mean, units[column[0]]
+    mean = _named(column[0], _named(row, {method: cells for method, cells in rows.items() if cells})).mean
+    unit = next(entry.unit for entry in table.columns if entry.key == column[0])
     return format_value(mean, unit) if unit in ("percent", "fraction") else f"{mean:.3g}"
+
+
+def _named(key: str, values: Mapping[str, Any]) -> Any:
+    if key not in values:
+        raise ValueError(f"no {key!r}; expected one of: {', '.join(values)}")
+    return values[key]
