@@ -85,9 +85,11 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed-run
 install: $(RUN_READY) ## virtual environment and requirements
 	@:
 
-# bytecode is written also where the shell says not to: else each process compiles all tests again, 8 s
+# Bytecode is written also where the shell says not to: else each process compiles all tests again, 8 s. A process that
+# crashes ends the run: a new one in its place would wait for ever for tests that the first had in hand.
 test: $(DEV_READY) ## the quick tests, which need no GPU
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not slow and not gpu"
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --max-worker-restart 0 --dist loadscope --no-loadscope-reorder \
+	    -m "not slow and not gpu"
 
 test-slow: $(DEV_READY) ## whole runs of kinds that the quick tests have, the installed wheel, a second notebook
 	$(PY) -m pytest -m "slow and not gpu"

@@ -134,7 +134,7 @@ def test_a_row_of_each_method_trains_and_evaluates(row, trained, tmp_path, monke
 
     Steps that build a graph, order an epoch, validate or save are apart. Mined pairs size the batch of MAFA's fusion,
     so there it waits once more. The clusters of a graph change by the last bit of a feature, and with them the loss by
-    percents, on a CPU as well: rows with one are compared before it, and their graphs above, in float64.
+    percents, in host memory as well: rows with one are compared before it, and their graphs above, in float64.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its convolutions round to 10 bits
     expected = trained(row, tmp_path / "cpu", cpu=True)
@@ -142,7 +142,7 @@ def test_a_row_of_each_method_trains_and_evaluates(row, trained, tmp_path, monke
     bf16 = trained(row, tmp_path / "bf16", "run.mixed_precision=bf16")
     assert bf16[0] == pytest.approx(expected[0], rel=0.05)
     assert (tmp_path / "bf16" / "evaluation.json").exists()
-    compared = slice(2 if "_geo" in row and not fake_cuda else STEPS)  # in host memory the kernels are the CPU's
+    compared = slice(2 if "_geo" in row else STEPS)
     float32 = trained(row, tmp_path / "float32")
     draws_elsewhere = not fake_cuda and any(name in row for name in DRAWS)
     assert float32[compared] == pytest.approx(expected[compared], rel=0.05 if draws_elsewhere else 2e-3, abs=1e-5)

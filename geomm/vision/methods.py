@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from common.distributed import is_main_process
@@ -51,9 +50,9 @@ def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
     if method.name == "moco_v2":
         encoder, pool = with_head(backbone, mlp_head(width, dim)), GeodesicPool.from_config(method, dim)
         contrast = MomentumContrast(encoder, Sphere(), logit_scale, pool, method.symmetric)
-        built = GeodesicMoCo(contrast, method.shuffle_keys, method)
-    elif method.name == "swav":
-        built = Swav(
+        return GeodesicMoCo(contrast, method.shuffle_keys, method)
+    if method.name == "swav":
+        return Swav(
             with_head(backbone, swav_head(width, dim)),
             Prototypes(method.num_prototypes, dim, method),
             logit_scale,
@@ -62,6 +61,4 @@ def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
             method.frozen_steps,
             method.code_queue,
         )
-    else:
-        built = RandomWeights(with_head(backbone, nn.Identity()))
-    return built.to(memory_format=torch.channels_last)
+    return RandomWeights(with_head(backbone, nn.Identity()))
