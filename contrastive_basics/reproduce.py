@@ -36,7 +36,7 @@ from common.reproduce.tables import (
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
 from common.run.launch import run_or_explain, start_accelerator
-from contrastive_basics import experiments
+from contrastive_basics import experiments, figures
 from contrastive_basics.config import Config, PublicConfig
 from contrastive_basics.evaluate import PAPER, reevaluate
 from contrastive_basics.negatives_sweep import batches_and_queues, groups, negatives, steps_and_rates
@@ -146,6 +146,9 @@ PARTS = {
     "loss_floor": experiments.loss_floor,
     "batch_size": experiments.batch_size,
     "self_supervised": vision_tables.self_supervised,
+    "figure1": figures.figure1,
+    "figure2": partial(figures.figure2, code=CODE),
+    "figure3": partial(figures.figure3, code=CODE),
 }
 
 

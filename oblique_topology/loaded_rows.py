@@ -1,14 +1,13 @@
 """A trained row's model and some of its training pairs; the analyses of single models start here."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
-from common.data.broken import BrokenSample
+from common.data.broken import readable_items
 from common.data.order import permuted, seed_of
-from common.data.pairs import Pairs, open_training_pairs
+from common.data.pairs import open_training_pairs
 from common.evaluation.embed import Encoder
 from common.reproduce.rows import RowRun
 from common.run.checkpoint import last_checkpoint
@@ -27,19 +26,6 @@ def trained_model(run: RowRun) -> tuple[Config, Encoder]:
     _, encoder = load_encoder(last_checkpoint(run.files.checkpoints), this_device())
     encoder.model.requires_grad_(False)
     return run.config, reading_features(encoder, run.config)
-
-
-def readable_items(pairs: Pairs, count: int, order: Iterable[int] | None = None) -> list[dict[str, Any]]:
-    """The first `count` readable pairs in this order (None = the set's), or all if there are fewer."""
-    items: list[dict[str, Any]] = []
-    for index in range(len(pairs)) if order is None else order:
-        if len(items) == count:
-            break
-        try:
-            items.append(pairs[index])
-        except BrokenSample:
-            continue
-    return items
 
 
 def as_model_inputs(

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from common.base.settings import DataConfig
+from common.data.broken import readable_items
 from common.data.pairs import open_retrieval_sets
 from common.data.scenes import annotation_task
 from common.distributed import is_main_process
@@ -31,7 +32,7 @@ from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import train_rows
 from oblique_topology.figures import HeatOnWords, plot_heat_on_words
-from oblique_topology.loaded_rows import as_model_inputs, readable_items, trained_model
+from oblique_topology.loaded_rows import as_model_inputs, trained_model
 
 DECIDES = "evaluation"
 

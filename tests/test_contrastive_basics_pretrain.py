@@ -34,6 +34,7 @@ from common.run.pictures import (
     view_recipes,
 )
 from common.run.schedule import build_sgd, set_sgd_rates
+from contrastive_basics.figures import figure1
 from contrastive_basics.pretrain import SCALE_FILES, pretrain, reevaluate
 from contrastive_basics.vision.config import VisionConfig
 from contrastive_basics.vision.methods import build_method
@@ -375,6 +376,21 @@ def test_the_table_has_every_method_with_its_seeds(reproduced):
     assert curves.stat().st_size > 1000
     plotted = curves.with_name("self_supervised_curves_plotted.json").read_text()
     assert '"kNN accuracy on a part: 20 pictures, a bank of 40",' in plotted  # the table's is of all of them
+
+
+def test_figure_1_separates_views_of_a_picture_from_those_of_two(reproduced):
+    folder, _ = reproduced
+    (table,) = figure1(Command("figure1", "smoke", (0, 1), (), folder, folder / "results"))
+    assert [row.method for row in table.rows] == list(ROWS.values())
+    for row in table.rows:
+        own, other = (np.array(row.ours[key].values) for key in ("own_cosine", "other_cosine"))
+        assert (other >= -1).all()
+        assert (own > other).all()
+        assert (own <= 1 + 1e-6).all()
+    (plotted,) = folder.glob("results/contrastive_basics/figure1/smoke/figure1_views_plotted.json")
+    series = json.loads(plotted.read_text())
+    assert len(series) == 2 * len(ROWS)
+    assert all(sum(line["percent"]) == pytest.approx(100, abs=0.01) for line in series)
 
 
 def test_a_second_call_trains_nothing_and_a_lost_evaluation_is_made_again(reproduced, capsys):

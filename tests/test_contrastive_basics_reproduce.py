@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -92,6 +93,32 @@ def test_rows_of_ours_are_an_experiment_that_claims_can_name(output):
     assert {name.rsplit("_", 3)[0] for name in experiment.values} == {
         "ours", "fixed_temperature", "without_temperature", "class_tokens", "late_interaction", "beyond_sigmoid"
     }  # fmt: skip
+
+
+def test_figures_2_and_3_measure_the_rows_of_the_table(output):
+    folder, trained = output / "results" / "contrastive_basics", set(output.glob("runs/*/*/seed0"))
+    for part in ("figure2", "figure3"):
+        reproduce(output, part, *FAST)
+    assert set(output.glob("runs/*/*/seed0")) == trained
+    (ours,) = output.glob("runs/*/table1_ours-*/seed0/evaluation.json")
+    tables = {
+        part: from_json((folder / part / "smoke" / f"{part}.json").read_text()) for part in ("figure2", "figure3")
+    }
+    metrics = json.loads(ours.read_text())["evaluations"]["test"]["metrics"]
+    (row,) = tables["figure3"].rows
+    for direction in ("i2t", "t2i"):
+        assert row.ours[f"{direction}_first"].values == pytest.approx((100 * metrics[f"{direction}_recall_at_1"],))
+        assert row.ours[f"{direction}_among"].values == pytest.approx((100 * metrics[f"{direction}_recall_at_5"],))
+        assert 1 <= row.ours[f"{direction}_median"].values[0] <= (60 if direction == "i2t" else 12)
+    drawn = json.loads((folder / "figure2" / "smoke" / "figure2_batch_plotted.json").read_text())
+    for row, line in zip(tables["figure2"].rows, drawn):  # 12 pictures: all that is drawn is all that is measured
+        matrix = np.array(line["cosine"]).reshape(12, 12)
+        assert (row.method, row.ours["own_cosine"].values[0]) == (
+            line["temperature"],
+            pytest.approx(matrix.trace() / 12, abs=1e-5),
+        )
+        right = np.mean(matrix.argmax(axis=0) == np.arange(12))
+        assert row.ours["nearest_t2i"].values == pytest.approx((100 * right,))
 
 
 def test_no_path_of_a_checkpoint_gets_into_the_results(output, checkpoints):

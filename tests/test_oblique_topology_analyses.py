@@ -11,7 +11,7 @@ from refusals import refused
 from torch import nn
 
 from common.base.config import load_row
-from common.data.broken import BrokenSample
+from common.data.broken import BrokenSample, readable_items
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
@@ -41,7 +41,6 @@ from oblique_topology.equilibrium import (
     similarity_gradient,
 )
 from oblique_topology.geometry import L2, ObliqueGeodesic
-from oblique_topology.loaded_rows import readable_items
 from oblique_topology.loss_landscape import (
     gradient_norms_on_line,
     losses_on_plane,

@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,17 @@ def named(path: str | Path, key: str = "") -> Iterator[None]:
         raise BrokenSample(path, key, str(error)) from None
     except MemoryError:
         raise BrokenSample(path, key, "sample is too large: there is not enough memory to read it") from None
+
+
+def readable_items(samples: Any, count: int, order: Iterable[int] | None = None) -> list[Any]:
+    """The first `count` readable samples in this order (None = the set's), or all if there are fewer."""
+    items: list[Any] = []
+    for index in range(len(samples)) if order is None else order:
+        if len(items) == count:
+            break
+        with suppress(BrokenSample):
+            items.append(samples[index])
+    return items
 
 
 class TooManyBroken(ValueError):

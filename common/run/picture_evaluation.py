@@ -131,6 +131,16 @@ def evaluate_and_save(
     save_evaluations(paper, evaluate_all(config, model, encoder, *sets), files, step, training, provenance)
 
 
+def load_method(
+    config_class: type, build_method: Callable[[Any, int, int], Method], checkpoint: Checkpoint, num_classes: int
+) -> Method:
+    """The method of a checkpoint with its weights."""
+    trained = from_dict(config_class, checkpoint.state["config"], str(checkpoint.path / "state.json"))
+    model = build_method(trained, num_classes, trained.run.seed)
+    checkpoint.load_model(model)
+    return model
+
+
 def reevaluate(
     paper: str,
     config_class: type,
@@ -143,12 +153,9 @@ def reevaluate(
     """Evaluates a trained run again, see `TrainedModels.reevaluate`."""
     if checkpoint.state.get("kind") != "vision":
         raise CheckpointError(f"{checkpoint.path} is not from {paper}/pretrain.py")
-    trained = from_dict(config_class, checkpoint.state["config"], str(checkpoint.path / "state.json"))
     # the model of the trained config, the data of the current one
     sets = open_training_set(config.data), open_test_set(config.data)
-    model = build_method(trained, len(sets[0].class_names), trained.run.seed)
-    checkpoint.load_model(model)
-    model.to(accelerator.device)
+    model = load_method(config_class, build_method, checkpoint, len(sets[0].class_names)).to(accelerator.device)
     transform = ImageTransform.from_json(checkpoint.state["transform"])
     encoder = backbone_features(model, config, transform, accelerator.device)
     step, provenance = checkpoint.state["step"], provenance_of()
