@@ -1,8 +1,8 @@
 """Table 7: the graph in other sizes, in the paper's proportions to the sizes of a scale."""
 
-from common.report.claims.decide import our_cells
 from common.report.claims.expressions import margins, parse
 from common.report.claims.intervals import estimate
+from common.report.claims.ours import our_cells
 from common.report.table import Table
 from geomm.config import Config, full_at
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.report.claims.decide import FAILS, UNCHECKED, audit
-from common.report.claims.read import load_claims, load_paper_tables
+from common.report.claims.decide import audit
+from common.report.claims.read import FAILS, load_claims, load_paper_tables
+from common.report.claims.verdict import UNCHECKED
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")

@@ -16,25 +16,10 @@ from refusals import refused
 from scipy import stats
 
 from common.base.config import SCALES
-from common.report.claims.decide import (
-    EFFECT,
-    FAILS,
-    HOLDS,
-    NEEDS,
-    NOT_RUN,
-    ONE_SEED,
-    UNCHECKED,
-    UNDECIDED,
-    UNLIKE,
-    Finding,
-    audit,
-    decide,
-    measured,
-    measured_at_every_scale,
-    our_cells,
-)
+from common.report.claims.decide import audit, measured, measured_at_every_scale
 from common.report.claims.expressions import Cell, ExpressionError, Logic, Margin, margins, parse
-from common.report.claims.read import ClaimError, load_claims, load_paper_tables
+from common.report.claims.ours import our_cells
+from common.report.claims.read import FAILS, HOLDS, ClaimError, load_claims, load_paper_tables
 from common.report.claims.show import (
     counts,
     effect,
@@ -47,6 +32,7 @@ from common.report.claims.show import (
     touching,
     with_q,
 )
+from common.report.claims.verdict import EFFECT, NEEDS, NOT_RUN, ONE_SEED, UNCHECKED, UNDECIDED, UNLIKE, Finding, decide
 from common.report.conclusions import load_conclusions
 from common.report.experiments import Experiment, collect_experiments, read_experiment, write_experiment
 from common.report.page import write_page

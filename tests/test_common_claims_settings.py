@@ -11,9 +11,12 @@ from scipy import stats
 from test_common_claims import A_X, B_X, cell, entry, experiment, folder_with, load, table
 
 from common.base.provenance import ROOT
-from common.report.claims.decide import DEPENDS, FAILS, HOLDS, UNDECIDED, our_cells, seeds_for
+from common.report.claims.decide import seeds_for
 from common.report.claims.equivalence import Rule
+from common.report.claims.ours import our_cells
+from common.report.claims.read import FAILS, HOLDS
 from common.report.claims.show import counts, evidence, headline, judge, table_of_counts, to_markdown
+from common.report.claims.verdict import DEPENDS, UNDECIDED
 from common.report.formats import line_below, write_table
 from common.report.page import collect, collect_claims
 from common.report.seeds import main as seeds_main

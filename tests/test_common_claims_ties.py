@@ -9,9 +9,13 @@ import pytest
 from scipy import stats
 from test_common_claims import A_X, A_Y, B_X, B_Y, PROTOCOL, cell, load, table
 
-from common.report.claims.decide import (
-    FAILS,
-    HOLDS,
+from common.report.claims.decide import measured, measured_at_every_scale
+from common.report.claims.equivalence import UNKNOWN_LEVEL, Rule
+from common.report.claims.expressions import margins, parse
+from common.report.claims.ours import our_cells
+from common.report.claims.read import FAILS, HOLDS
+from common.report.claims.show import Judged, PaperClaims, counts, evidence, headline, table_of_counts, with_q
+from common.report.claims.verdict import (
     HOLDS_BY_LITTLE,
     NO_DIFFERENCE,
     NOT_RUN,
@@ -19,14 +23,8 @@ from common.report.claims.decide import (
     OUTSIDE,
     UNDECIDED,
     decide,
-    measured,
-    measured_at_every_scale,
-    our_cells,
     smallest_error,
 )
-from common.report.claims.equivalence import UNKNOWN_LEVEL, Rule
-from common.report.claims.expressions import margins, parse
-from common.report.claims.show import Judged, PaperClaims, counts, evidence, headline, table_of_counts, with_q
 from common.report.hits import Hits
 from common.report.table import Training
 

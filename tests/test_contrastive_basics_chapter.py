@@ -20,9 +20,11 @@ from common.evaluation.retrieval import Positives, recall_at_k, retrieval_metric
 from common.geometry import Sphere, inner_product_similarity, unit
 from common.info_nce import contrastive_loss, info_nce, symmetric_info_nce
 from common.late_interaction import late_interaction
-from common.report.claims.decide import HOLDS, NEEDS, NOT_RUN, measured_at_every_scale, our_cells
+from common.report.claims.decide import measured_at_every_scale
 from common.report.claims.expressions import EXPERIMENT, cells
-from common.report.claims.read import load_claims, load_paper_tables
+from common.report.claims.ours import our_cells
+from common.report.claims.read import HOLDS, load_claims, load_paper_tables
+from common.report.claims.verdict import NEEDS, NOT_RUN
 from common.report.experiments import collect_experiments
 from common.run.kept_memory import bytes_kept_for_backward
 from contrastive_basics.measurements import sub_batch_statistics

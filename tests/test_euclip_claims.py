@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from common.info_nce import contrastive_loss
-from common.report.claims.decide import FAILS, HOLDS
 from common.report.claims.expressions import EXPERIMENT, cells
-from common.report.claims.read import load_claims, load_paper_tables
+from common.report.claims.read import FAILS, HOLDS, load_claims, load_paper_tables
 from common.report.claims.show import judge
 from euclip.geometry import Euclidean, Hyperbolic
 

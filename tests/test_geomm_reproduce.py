@@ -20,8 +20,9 @@ from common.base.config import ConfigError, from_dict, load_row
 from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
 from common.data.pairs import open_evaluation_sets
-from common.report.claims.decide import OurCell, measured
+from common.report.claims.decide import measured
 from common.report.claims.expressions import Cell
+from common.report.claims.intervals import OurCell
 from common.report.claims.read import load_claims, load_paper_tables
 from common.report.table import Column, Measured, Row, Table, from_json
 from common.reproduce.command import Command

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from common.base.files import read_repository_yaml
-from common.report.claims.decide import FAILS, HOLDS, audit
+from common.report.claims.decide import audit
 from common.report.claims.expressions import Cell
-from common.report.claims.read import load_claims, load_paper_tables
+from common.report.claims.read import FAILS, HOLDS, load_claims, load_paper_tables
 from common.report.claims.show import judge
 from common.report.experiments import Experiment, collect_experiments
 from common.report.table import read_table

@@ -14,10 +14,10 @@ from common.base.random_keys import derive_key
 from common.base.settings import DataConfig, OptimConfig
 from common.data.scenes import annotation_task
 from common.evaluation.embed import CaptionRule, embed_pairs
-from common.report.claims.decide import NOT_RUN, UNDECIDED
 from common.report.claims.expressions import EXPERIMENT, cells
 from common.report.claims.read import load_claims, load_paper_tables
 from common.report.claims.show import judge
+from common.report.claims.verdict import NOT_RUN, UNDECIDED
 from common.report.experiments import collect_experiments
 from common.report.table import read_table
 from common.reproduce.command import Command

@@ -12,9 +12,11 @@ import pytest
 from test_common_claims import PROTOCOL, table
 from test_common_claims_ties import with_hits
 
-from common.report.claims.decide import FAILS, HOLDS, UNDECIDED, our_cells
 from common.report.claims.expressions import parse
 from common.report.claims.intervals import estimate
+from common.report.claims.ours import our_cells
+from common.report.claims.read import FAILS, HOLDS
+from common.report.claims.verdict import UNDECIDED
 from common.report.formats import write_table
 from common.report.table import read_table
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from common.base.arguments import Parser
 from common.base.config import SCALES
 from common.base.places import PAPERS, ROOT
-from common.report.claims.decide import our_cells, seeds_for
+from common.report.claims.decide import seeds_for
+from common.report.claims.ours import our_cells
 from common.report.claims.read import load_claims, load_paper_tables
 from common.report.experiments import collect_experiments
 from common.report.page import collect

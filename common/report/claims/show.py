@@ -8,7 +8,12 @@ from pathlib import Path
 
 from scipy import stats
 
-from common.report.claims.decide import (
+from common.report.claims.decide import audit, measured, measured_at_every_scale
+from common.report.claims.expressions import cells
+from common.report.claims.intervals import SEEDS_ONLY
+from common.report.claims.ours import at_settings, our_cells
+from common.report.claims.read import FAILS, HOLDS, Claim, load_claims, load_paper_tables
+from common.report.claims.verdict import (
     DECIDED,
     DEPENDS,
     EFFECT,
@@ -25,15 +30,7 @@ from common.report.claims.decide import (
     Finding,
     Verdict,
     at_every_setting,
-    at_settings,
-    audit,
-    measured,
-    measured_at_every_scale,
-    our_cells,
 )
-from common.report.claims.expressions import cells
-from common.report.claims.intervals import SEEDS_ONLY
-from common.report.claims.read import FAILS, HOLDS, Claim, load_claims, load_paper_tables
 from common.report.experiments import Experiment
 from common.report.formats import markdown_text
 from common.report.table import Table
