@@ -21,7 +21,7 @@ from common.data.pairs import open_retrieval_sets
 from common.data.transforms import normalize
 from common.data.views import stacked_views
 from common.distributed import is_main_process
-from common.evaluation.embed import CaptionRule, EmbeddedPairs, Encoder, embed_pairs
+from common.evaluation.embed import CaptionRule, EmbeddedPairs, embed_pairs
 from common.evaluation.retrieval import retrieval_ranks
 from common.geometry import unit
 from common.report.figures import Distributions, plot_distributions
@@ -31,7 +31,7 @@ from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import train_rows
 from common.run.checkpoint import last_checkpoint
-from common.run.evaluation import reading_features, this_device
+from common.run.evaluation import this_device
 from common.run.picture_evaluation import load_method
 from common.run.pictures import open_test_set, open_training_set, view_recipes
 from contrastive_basics.evaluate import MODELS
@@ -114,12 +114,6 @@ def figure1(command: Command) -> list[Table]:
 # ------------------------------------------------------------------------------------------------ a batch of pairs
 
 
-def trained_encoder(run: RowRun) -> Encoder:
-    """The towers of a finished run, reading a frozen backbone's features from the cache of the training."""
-    _, encoder = MODELS.load_encoder(last_checkpoint(run.files.checkpoints), this_device())
-    return reading_features(encoder, run.config)
-
-
 def parts_of(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(n, n) -> its diagonal, and all else as (n (n - 1),)."""
     return cosines.diagonal(), cosines[~torch.eye(len(cosines), dtype=torch.bool)]
@@ -135,7 +129,7 @@ def measured(cosines: torch.Tensor) -> dict[str, float]:
 def figure2(command: Command, code: PaperCode) -> list[Table]:
     """The matrix of Eq. 5 for test pairs; below it how far pairs and strangers are apart, by temperature."""
     runs = train_rows(command, code, {name: config for name, (_, config) in TEMPERATURES.items()})
-    embedded = {name: [embed_test(run) for run in seeds] for name, seeds in runs.items()}  # on all processes
+    embedded = {name: [embed_test(run, CaptionRule(per_image=1)) for run in seeds] for name, seeds in runs.items()}
     if not is_main_process():
         return []
     batches = {name: [batch_cosines(one) for one in of_seeds] for name, of_seeds in embedded.items()}
@@ -160,11 +154,11 @@ def figure2(command: Command, code: PaperCode) -> list[Table]:
         values={
             (name, column): values
             for name, matrices in batches.items()
-            for column, values in {
-                **{column: [measured(matrix)[column] for matrix in matrices] for column in PAIRED},
-                "nearest_i2t": [measured(matrix)["nearest"] for matrix in matrices],
-                "nearest_t2i": [measured(matrix.T)["nearest"] for matrix in matrices],
-            }.items()
+            for column, values in (
+                *((column, [measured(matrix)[column] for matrix in matrices]) for column in PAIRED),
+                ("nearest_i2t", [measured(matrix)["nearest"] for matrix in matrices]),
+                ("nearest_t2i", [measured(matrix.T)["nearest"] for matrix in matrices]),
+            )
         },
         chance={"nearest_i2t": 100 / size, "nearest_t2i": 100 / size},
         notes=[f"The picture shows {min(DRAWN, size)} pairs of the first seed."],
@@ -172,9 +166,10 @@ def figure2(command: Command, code: PaperCode) -> list[Table]:
     return [write_findings(command, code.name, findings, runs)]
 
 
-def embed_test(run: RowRun) -> EmbeddedPairs:
-    """The run's test set with one caption for each picture; call on every process."""
-    return embed_pairs(trained_encoder(run), open_retrieval_sets(run.config.data)["test"], CaptionRule(per_image=1))
+def embed_test(run: RowRun, rule: CaptionRule) -> EmbeddedPairs:
+    """The run's test set; call on every process."""
+    encoder, pairs = MODELS.encoder_of(run.files, run.config), open_retrieval_sets(run.config.data)["test"]
+    return embed_pairs(encoder, pairs, rule)
 
 
 def batch_cosines(embedded: EmbeddedPairs) -> torch.Tensor:
@@ -223,8 +218,7 @@ def figure3(command: Command, code: PaperCode) -> list[Table]:
     runs = train_rows(command, code, {"learned": TEMPERATURES["learned"][1]})
     values: dict[tuple[str, str], list[float]] = {}
     for number, run in enumerate(runs["learned"]):
-        encoder, pairs = trained_encoder(run), open_retrieval_sets(run.config.data)["test"]
-        embedded = embed_pairs(encoder, pairs, CaptionRule())  # on all processes
+        embedded = embed_test(run, CaptionRule())
         scores = embedded.images @ embedded.texts.T
         ranks = retrieval_ranks(scores, embedded.text_to_image)
         for direction, of_queries in (("i2t", ranks.image_to_text), ("t2i", ranks.text_to_image)):
@@ -248,9 +242,9 @@ def figure3(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="figure3",
         caption="Retrieval by cosines: rank of the first right answer.",
-        data=pairs.name,
+        data=embedded.pairs.name,
         protocol=f"{len(embedded.images)} test pictures, {len(embedded.texts)} captions",
-        settings={"fingerprint": pairs.fingerprint},
+        settings={"fingerprint": embedded.pairs.fingerprint},
         rows={"learned": "CLIP-like, trained here"},
         columns={
             f"{direction}_{key}": (f"{words}, {label}", unit_of, better)
@@ -262,7 +256,10 @@ def figure3(command: Command, code: PaperCode) -> list[Table]:
             )
         },
         values=values,
-        notes=["The picture is of the first seed. Photographs in it are those of the data set, with its licence."],
+        notes=[
+            "Ranks are among the whole test set; Table 1 takes galleries of data.gallery pictures.",
+            "The picture is of the first seed. Photographs in it are those of the data set, with its licence.",
+        ],
     )
     return [write_findings(command, code.name, findings, runs)]
 

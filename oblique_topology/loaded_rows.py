@@ -10,10 +10,8 @@ from common.data.order import permuted, seed_of
 from common.data.pairs import open_training_pairs
 from common.evaluation.embed import Encoder
 from common.reproduce.rows import RowRun
-from common.run.checkpoint import last_checkpoint
-from common.run.evaluation import reading_features, this_device
 from oblique_topology.config import Config
-from oblique_topology.evaluate import load_encoder
+from oblique_topology.evaluate import MODELS
 
 DECIDES = "nothing"
 
@@ -23,9 +21,9 @@ def trained_model(run: RowRun) -> tuple[Config, Encoder]:
 
     If the backbone is frozen, its features come from the cache of the training.
     """
-    _, encoder = load_encoder(last_checkpoint(run.files.checkpoints), this_device())
+    encoder = MODELS.encoder_of(run.files, run.config)
     encoder.model.requires_grad_(False)
-    return run.config, reading_features(encoder, run.config)
+    return run.config, encoder
 
 
 def as_model_inputs(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.data.broken import BrokenSample, BrokenSamples, TooManyBroken
+from common.data.broken import BrokenSample, BrokenSamples, TooManyBroken, readable_items
 
 
 def test_the_counter_stops_clearly_above_the_share_and_only_after_enough_samples():
@@ -46,3 +46,18 @@ def test_the_counter_lists_a_sample_once():
 def test_impossible_limits_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         BrokenSamples(**options)
+
+
+class Some:
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if index in (0, 3):
+            raise BrokenSample("some", str(index), "cut off")
+        return {"image": index}
+
+
+def test_what_cannot_be_read_is_passed_over():
+    assert [item["image"] for item in readable_items(Some(), 3)] == [1, 2, 4]
+    assert [item["image"] for item in readable_items(Some(), 10)] == [1, 2, 4, 5]

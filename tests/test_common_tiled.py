@@ -179,7 +179,7 @@ def test_closed_form_autograd_and_plain_loss_agree_in_float64(name, build, monke
 @pytest.mark.parametrize("spread", [1.0, 0.2])
 @pytest.mark.parametrize("name", CLOSED | INNER)
 def test_closed_form_keeps_the_digits_of_autograd_in_float32(name, spread, monkeypatch):
-    """Values to 1e-6, gradients to 1e-5 or twice autograd's error, of embeddings all around and in one direction."""
+    """Values to 1e-6 and gradients to 1e-5, of embeddings all around and in one direction."""
     batch, dim = 300, 64
     features = 1 - spread + spread * torch.randn(batch, dim)
     near = features + 0.7 * spread * torch.randn(batch, dim)
@@ -199,9 +199,12 @@ def test_closed_form_keeps_the_digits_of_autograd_in_float32(name, spread, monke
     closed = of(tiled_contrastive_loss, torch.float32, tile=128)
     by_autograd(monkeypatch)
     before = of(tiled_contrastive_loss, torch.float32, tile=128)
-    assert max(worst_error(closed[0], value) for value in (exact[0], before[0])) < 1e-6
-    for gradient, by_torch, expected in zip(closed[1:], before[1:], exact[1:]):
-        assert worst_error(gradient, expected) < max(1e-5, 2 * worst_error(by_torch, expected))
+    for expected in (exact, before):
+        assert worst_error(closed[0], expected[0]) < 1e-6
+        assert max(worst_error(*pair) for pair in zip(closed[1:3], expected[1:3])) < 1e-5
+    # logarithms, of one unit: that of the curvature alone adds terms of both signs and may be anything near 0
+    logarithms = [torch.stack([one.flatten()[0] for one in of_loss[3:]]) for of_loss in (closed, before, exact)]
+    assert max(worst_error(actual, logarithms[-1]) for actual in logarithms[:-1]) < 1e-5
 
 
 # digits

@@ -11,7 +11,6 @@ from refusals import refused
 from torch import nn
 
 from common.base.config import load_row
-from common.data.broken import BrokenSample, readable_items
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
@@ -592,21 +591,3 @@ def test_times_are_ratios_to_the_first_model(monkeypatch):
     assert time_ratios(configs, BERT_WORDS, batch=2, rounds=3, seed=0) == [1.0, 2.0]  # of 1.5, 4 and 2
     assert len(measured) == 8
     assert min(measured) > 0
-
-
-# ---- samples --------------------------------------------------------------------------------------------------------
-
-
-class Some:
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        if index in (0, 3):
-            raise BrokenSample("some", str(index), "cut off")
-        return {"image": index}
-
-
-def test_what_cannot_be_read_is_passed_over():
-    assert [item["image"] for item in readable_items(Some(), 3)] == [1, 2, 4]
-    assert [item["image"] for item in readable_items(Some(), 10)] == [1, 2, 4, 5]

@@ -25,7 +25,7 @@ from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import HEADS_HELP, NOT_STATED, heads_argument, settings_of
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.evaluation.protocol import Evaluation, as_json, evaluation_text
-from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint
+from common.run.checkpoint import Checkpoint, CheckpointError, last_checkpoint, named_checkpoint
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
 from common.run.inputs import feature_cache, keep_captions
@@ -96,6 +96,15 @@ class TrainedModels:
         checkpoint.load_model(model, self.training_only)
         transform = replace(ImageTransform.from_json(state["transform"]), resize_with=config.data.resize_with)
         return config, _encoder(model, transform, tokenizer, trained.data.context_length, config.run, device)
+
+    def encoder_of(self, files: RunFiles, config: Any) -> Encoder:
+        """The model of a finished run on this device; a frozen stem's features come from the cache of the training.
+
+        Args:
+            config: of the run.
+        """
+        _, encoder = self.load_encoder(last_checkpoint(files.checkpoints), this_device())
+        return reading_features(encoder, config)
 
     def reevaluate(self, checkpoint: Checkpoint, config: Any, files: RunFiles, accelerator: Accelerator) -> None:
         """Evaluates a trained run again, after a change of evaluation code or test data."""
