@@ -51,7 +51,7 @@ TEMPERATURES = {  # row -> config
     "none": ("no temperature", "table1_without_temperature.yaml"),
 }
 PAIRED = {  # columns of cosines: (label, unit, which is better)
-    "own_cosine": ("of a pair, mean", "cosine", None),
+    "pair_cosine": ("of a pair, mean", "cosine", None),
     "other_cosine": ("of two pairs, mean", "cosine", None),
 }
 
@@ -87,9 +87,9 @@ def figure1(command: Command) -> list[Table]:
         return []
     cosines = {name: [cosines_of_views(run) for run in seeds] for name, seeds in runs.items()}
     panels = [
-        Distributions(rows[name], "cosine", {"two views of a picture": own, "views of two pictures": other})
+        Distributions(rows[name], "cosine", {"two views of a picture": of_pairs, "views of two pictures": others})
         for name, matrices in cosines.items()
-        for own, other in [parts_of(matrices[0])]
+        for of_pairs, others in [parts_of(matrices[0])]
     ]
     plot_distributions(panels, command.folder(code.name) / "figure1_views.png", across=3)
     test_set = open_test_set(next(iter(runs.values()))[0].config.data)
@@ -121,9 +121,9 @@ def parts_of(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def measured(cosines: torch.Tensor) -> dict[str, float]:
     """Means of the diagonal and of all else, and in how many percent of the rows the diagonal is the largest."""
-    own, other = parts_of(cosines)
+    of_pairs, others = parts_of(cosines)
     right = (cosines.argmax(dim=1) == torch.arange(len(cosines))).double().mean()
-    return {"own_cosine": float(own.mean()), "other_cosine": float(other.mean()), "nearest": 100 * float(right)}
+    return {"pair_cosine": float(of_pairs.mean()), "other_cosine": float(others.mean()), "nearest": 100 * float(right)}
 
 
 def figure2(command: Command, code: PaperCode) -> list[Table]:

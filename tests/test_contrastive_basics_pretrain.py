@@ -383,10 +383,10 @@ def test_figure_1_separates_views_of_a_picture_from_those_of_two(reproduced):
     (table,) = figure1(Command("figure1", "smoke", (0, 1), (), folder, folder / "results"))
     assert [row.method for row in table.rows] == list(ROWS.values())
     for row in table.rows:
-        own, other = (np.array(row.ours[key].values) for key in ("own_cosine", "other_cosine"))
+        of_pairs, other = (np.array(row.ours[key].values) for key in ("pair_cosine", "other_cosine"))
         assert (other >= -1).all()
-        assert (own > other).all()
-        assert (own <= 1 + 1e-6).all()
+        assert (of_pairs > other).all()
+        assert (of_pairs <= 1 + 1e-6).all()
     (plotted,) = folder.glob("results/contrastive_basics/figure1/smoke/figure1_views_plotted.json")
     series = json.loads(plotted.read_text())
     assert len(series) == 2 * len(ROWS)

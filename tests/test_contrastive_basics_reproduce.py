@@ -113,7 +113,7 @@ def test_figures_2_and_3_measure_the_rows_of_the_table(output):
     drawn = json.loads((folder / "figure2" / "smoke" / "figure2_batch_plotted.json").read_text())
     for row, line in zip(tables["figure2"].rows, drawn):  # 12 pictures: all that is drawn is all that is measured
         matrix = np.array(line["cosine"]).reshape(12, 12)
-        assert (row.method, row.ours["own_cosine"].values[0]) == (
+        assert (row.method, row.ours["pair_cosine"].values[0]) == (
             line["temperature"],
             pytest.approx(matrix.trace() / 12, abs=1e-5),
         )
