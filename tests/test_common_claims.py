@@ -32,7 +32,7 @@ from common.report.claims.show import (
     touching,
     with_q,
 )
-from common.report.claims.verdict import EFFECT, NEEDS, NOT_RUN, ONE_SEED, UNCHECKED, UNDECIDED, UNLIKE, Finding, decide
+from common.report.claims.verdict import NEEDS, NOT_RUN, ONE_SEED, UNCHECKED, UNDECIDED, UNLIKE, Finding, decide
 from common.report.conclusions import load_conclusions
 from common.report.experiments import Experiment, collect_experiments, read_experiment, write_experiment
 from common.report.page import write_page
@@ -338,7 +338,6 @@ def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
         ({"needs": "x", "not_run_yet": "y"}, "either 'needs' or 'not_run_yet'"),
         ({"id": "a b"}, "an id consists of letters"),
         ({"exact": "so"}, "exact is 'so'; expected: by construction, parity check"),
-        ({"exact": "parity check", "effect_size": "x"}, "either 'exact' or 'effect_size'"),
         ({"threshold": "now"}, "threshold is 'now'; expected: a git revision"),
         ({"control_of": "C2"}, "control_of is 'C2'; expected an earlier claim: none"),
     ],
@@ -570,17 +569,6 @@ def test_what_follows_by_construction_has_no_interval_and_is_counted_apart(tmp_p
     assert (outcome.verdict, outcome.decisive.interval, evidence(outcome)) == (HOLDS, None, "margin +80.0 points")
     assert headline(outcome) == "holds by construction at demo scale"
     assert headline(verdict_of(tmp_path, f"{A_X} < {B_X}", ours, exact="parity check")).startswith("does not hold in a")
-
-
-def test_an_effect_size_has_an_estimate_and_no_verdict(tmp_path):
-    ours = table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})
-    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", ours, effect_size="a point needs a hundred seeds")
-    assert (headline(outcome), outcome.verdict) == ("effect size at demo scale", EFFECT)
-    assert re.match(r"\+3.8 .* points; 3 seeds, paired; a point needs", evidence(outcome))
-    assert verdict_of(tmp_path, f'{A_X} > t["d"]["x"]', ours, effect_size="no").verdict == NOT_RUN
-    several = verdict_of(tmp_path, f"{A_X} > {B_X} and {A_X} > 99.9", ours, effect_size="no").findings
-    assert [finding.basis for finding in several] == ["3 seeds, paired", "3 seeds"]  # estimates at 95 %, each by itself
-    assert several[0].interval == outcome.findings[0].interval
 
 
 def test_no_rounding_moves_an_end_to_the_threshold():

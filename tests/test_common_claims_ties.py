@@ -172,10 +172,31 @@ def test_at_least_as_good_as_holds_at_a_one_sided_error_and_fails_at_the_two_sid
         assert verdict_of(tmp_path, f"{A_X} - {B_X} + 0.5 > 0", ours).verdict == verdict
 
 
+def test_as_good_as_may_fall_short_by_the_margin_of_equivalence(tmp_path):
+    half_95, half_90 = (stats.t.isf(error / 2, 4) / math.sqrt(5) for error in (0.05, 0.1))
+    standard = 0.1 * np.array([-1.0, -1.0, 0.0, 1.0, 1.0])
+    control = seeded(50.0, 0.0, validation=50.0)
+    x = (
+        verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": control}, "b": {"x": control}}))
+        .findings[0]
+        .bound.within
+    )
+    for shift, verdict in ((0.1 * half_90, HOLDS), (-0.1 * half_90, UNDECIDED), (-0.1 * half_95, FAILS)):
+        moved = 50 - x + 1.05 * shift + standard
+        ours = table({"a": {"x": cell(moved)}, "b": {"x": control}})
+        for text in (f"{A_X} >= {B_X}", f"{B_X} <= {A_X}"):
+            outcome = verdict_of(tmp_path, text, ours)
+            assert outcome.verdict == verdict
+            assert outcome.p < 0.05 if verdict != UNDECIDED else outcome.p > 0.05
+        assert f"as good within {x:.2g} points" in evidence(outcome)
+        assert verdict_of(tmp_path, f"{A_X} >= {B_X}", ours, rule=None).verdict == FAILS  # without x: as printed
+
+
 @pytest.mark.parametrize(
     ("text", "allows"),
-    [(f"{A_X} > {B_X}", False), (f"{A_X} > {B_X} - 1", True), (f"{A_X} > {B_X} + 1", False), (f"{A_X} < 5", False),
-     (f"{A_X} > 0.9 * {B_X}", True), (f"{A_X} < 0.25 * {B_X}", False), (f"{A_X} - {B_X} <= 3", True)],
+    [(f"{A_X} > {B_X}", False), (f"{A_X} >= {B_X}", True), (f"{A_X} > {B_X} - 1", True), (f"{A_X} > {B_X} + 1", False),
+     (f"{A_X} < 5", False), (f"{A_X} <= 5", False), (f"{A_X} > 0.9 * {B_X}", True), (f"{A_X} < 0.25 * {B_X}", False),
+     (f"{A_X} - {B_X} <= 3", True)],
 )  # fmt: skip
 def test_a_comparison_that_equal_numbers_satisfy_allows_a_difference(text, allows):
     assert parse(text).allows == allows

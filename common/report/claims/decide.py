@@ -12,10 +12,11 @@ of a margin. Measured, with an interval over seeds and test pictures (`intervals
     depends on the setting    the verdict is another one at a setting near the best of a search (`at_every_setting`)
 
 A comparison that equal numbers satisfy, a > b - 0.5, states "at least as good as": it holds where the 90 % interval
-lies above 0. A claim over more than three comparisons has a second verdict, on their mean. One seed decides nothing. A
-row that did not train decides only claims about training. Runs outside a claim's regime leave it open. `Claim.exact` is
-judged by its value, as the audit is. Only `Row.ours` and experiments are measured; numbers of the paper count only in
-the margin of equivalence.
+lies above 0. So does a >= b, where the margin of equivalence x takes the place of 0.5, as no number of seeds shows that
+equal methods are exactly equal. A claim over more than three comparisons has a second verdict, on their mean. One seed
+decides nothing. A row that did not train decides only claims about training. Runs outside a claim's regime leave it
+open. `Claim.exact` is judged by its value, as the audit is. Only `Row.ours` and experiments are measured; numbers of
+the paper count only in the margin of equivalence.
 """
 
 import math
@@ -40,7 +41,6 @@ from common.report.claims.ours import SCALES
 from common.report.claims.read import FAILS, HOLDS, Claim, PaperTables
 from common.report.claims.verdict import (
     DECIDED,
-    EFFECT,
     HOLDS_BY_LITTLE,
     NEEDS,
     NO_DIFFERENCE,
@@ -144,8 +144,6 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
         outside = _outside_regime(claim, ours, scale)
         if outside is not None:
             return outside
-    if claim.effect_size and verdict.verdict in (*DECIDED, UNDECIDED):
-        return replace(verdict, verdict=EFFECT, reason=claim.effect_size)
     later = measured(replace(claim, measured=claim.later, later=()), printed, ours, scale) if claim.later else None
     means = _means(claim.measured, ours) if verdict.verdict in (*DECIDED, UNDECIDED) and not claim.exact else []
     mean = _by_numbers(means, claim, printed, ours, scale) if means else None
@@ -178,8 +176,7 @@ def _by_numbers(
     findings: dict[Margin, Finding] = {}
 
     def settle(margin: Margin, error_holds: float, error_fails: float) -> tuple[bool | None, float | None]:
-        errors = (error, error) if claim.effect_size else (error_holds, error_fails)
-        answer, strength, findings[margin] = _settle(margin, errors, weighed[margin])
+        answer, strength, findings[margin] = _settle(margin, (error_holds, error_fails), weighed[margin])
         return answer, strength
 
     decision = decide(whole, settle, error, error)
@@ -279,7 +276,9 @@ def _weigh(margin: Margin, claim: Claim, printed: PaperTables, ours: Mapping[Cel
         return Finding(margin.text, ONE_SEED, value, unit=unit, reason=reason, data=data)
     of_margin = estimate(margin, slopes, used)
     bound = bound_of(margin, slopes, used, printed.numbers, claim.equal_within)
-    return Finding(margin.text, UNDECIDED, value, None, unit, of_margin.basis, "", data, of_margin, bound)
+    slack = bound.within if margin.allows and not margin.strict and bound.within else 0.0
+    basis = of_margin.basis + (f", as good within {slack:.2g} points" if slack else "")
+    return Finding(margin.text, UNDECIDED, value, None, unit, basis, "", data, of_margin, bound, slack=slack)
 
 
 def _settle(margin: Margin, errors: tuple[float, float], finding: Finding) -> tuple[bool | None, float | None, Finding]:
@@ -290,7 +289,7 @@ def _settle(margin: Margin, errors: tuple[float, float], finding: Finding) -> tu
     if margin.allows:  # "at least as good as" is a one-sided statement
         errors = (2 * errors[0], errors[1])
     value, interval_at, basis = finding.margin, finding.estimate.interval_at, finding.basis
-    low, high = interval_at(errors[0])[0], interval_at(errors[1])[1]
+    low, high = interval_at(errors[0])[0] + finding.slack, interval_at(errors[1])[1] + finding.slack
     answer = True if low > 0 or (low == 0 == value and not margin.strict) else None
     answer = False if high < 0 or (high == 0 == value and margin.strict) else answer
     error = min(errors) if answer is None else errors[0] if answer else errors[1]
@@ -301,7 +300,8 @@ def _settle(margin: Margin, errors: tuple[float, float], finding: Finding) -> tu
     verdict = {True: HOLDS, False: FAILS, None: UNDECIDED}[answer]
     seeds, needed = _seeds_needed(margin, finding) if answer is None else (0, "")
     half_width = (interval[1] - interval[0]) / 2  # of the same error for all comparisons that are as yet open
-    strength = value / half_width if half_width else math.copysign(math.inf, value) if value else 0.0
+    clear = value + finding.slack
+    strength = clear / half_width if half_width else math.copysign(math.inf, clear) if clear else 0.0
     settled = replace(finding, verdict=verdict, interval=interval, basis=basis, reason=needed, seeds=seeds)
     return answer, strength, settled
 

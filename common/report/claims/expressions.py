@@ -84,8 +84,11 @@ class Margin:
 
     @property
     def allows(self) -> bool:
-        """Whether equal numbers satisfy it: a > b - 0.5 and a > 0.9 * b state "at least as good as"."""
-        return len(self.cells) > 1 and self.value(dict.fromkeys(_named(self.difference), 1.0)) > 1.0e-9
+        """Whether equal numbers satisfy it: a >= b, a > b - 0.5 and a > 0.9 * b state "at least as good as"."""
+        if len(self.cells) < 2:
+            return False
+        value = self.value(dict.fromkeys(_named(self.difference), 1.0))
+        return value > 1.0e-9 or (not self.strict and value > -1.0e-9)
 
 
 @dataclass(frozen=True)

@@ -167,11 +167,9 @@ def _over_seeds(
     elif len(used) > 1:
         basis += ", paired"
     odd = (weights != 0) & (spread.doubtful if by_rows else ~spread.pooled)
-    named = [
-        f"{name} ({f'Brown-Forsythe p {p:.2g}' if np.ptp(row) else 'no spread'})"
-        for name, p, row, is_odd in zip(alike, spread.p_values, rows, odd)
-        if is_odd
-    ]
+    reasons = np.where(spread.quiet, "far quieter", [f"Brown-Forsythe p {p:.2g}" for p in spread.p_values])
+    reasons = np.where(np.ptp(rows, axis=1) > 0, reasons, "no spread")
+    named = [f"{name} ({reason})" for name, reason, is_odd in zip(alike, reasons, odd) if is_odd]
     if named and len(rows) > 2:
         basis += f"; {'perhaps noisier than they' if by_rows else 'stays apart'}: {', '.join(named)}"
     variance = len(seeds) * float(spread.variance(weights))

@@ -27,7 +27,6 @@ Further keys:
     departure         what differs from the paper in runs below its scale; stands beside their verdict
     exact             "by construction" (a definition or a count) or "parity check" (weights not trained here): judged
                       by the value, without seeds
-    effect_size       why no affordable run can decide: there is an estimate instead of a verdict
     threshold         revision that last changed the measured expression
     after_the_data    expression chosen when the results were known; `measured` keeps the earlier one
     control_of        claim beside which this is our question, with a row that the paper does not print; not counted
@@ -54,7 +53,7 @@ KINDS = ("cells", "experiment", "test")
 EXACT = ("by construction", "parity check")
 _KEYS = {
     "id", "claim", "where", "kind", "for", "holds_if", "audit", "measured", "after_the_data", "test", "shows",
-    "no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold", "about", "control_of",
+    "no_numbers", "needs", "not_run_yet", "note", "exact", "threshold", "about", "control_of",
     "regime", "departure",
 }  # fmt: skip
 _MAX_COMBINATIONS = 200
@@ -105,7 +104,6 @@ class Claim:
     not_run_yet: str = ""
     note: str = ""
     exact: str = ""
-    effect_size: str = ""
     threshold: str = ""
     later: tuple[Condition, ...] = ()
     later_text: tuple[str, ...] = ()
@@ -184,7 +182,7 @@ def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
     unknown = sorted(set(entry) - _KEYS)
     _need(not unknown, f"unknown keys {', '.join(unknown)}; expected: {', '.join(sorted(_KEYS))}")
     optional = (
-        "no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold", "about", "control_of",
+        "no_numbers", "needs", "not_run_yet", "note", "exact", "threshold", "about", "control_of",
         "departure",
     )  # fmt: skip
     texts = {
@@ -256,7 +254,6 @@ def _check_sides(claim: Claim) -> None:
     _need(named, f"test is {list(claim.tests)}; expected: tests/<file>.py::<function>, one or a list")
     _need(not (claim.needs and claim.not_run_yet), "give either 'needs' or 'not_run_yet'")
     _need(claim.exact in ("", *EXACT), f"exact is {claim.exact!r}; expected: {', '.join(EXACT)}")
-    _need(not (claim.exact and claim.effect_size), "give either 'exact' or 'effect_size'")
     _need(
         re.fullmatch("[0-9a-f]{7,40}|", claim.threshold), f"threshold is {claim.threshold!r}; expected: a git revision"
     )

@@ -16,7 +16,6 @@ from common.report.claims.read import FAILS, HOLDS, Claim, load_claims, load_pap
 from common.report.claims.verdict import (
     DECIDED,
     DEPENDS,
-    EFFECT,
     HOLDS_BY_LITTLE,
     NEEDS,
     NO_DIFFERENCE,
@@ -36,7 +35,7 @@ from common.report.formats import markdown_text
 from common.report.table import Table
 
 ORDER = (
-    HOLDS, HOLDS_BY_LITTLE, NO_DIFFERENCE, FAILS, DEPENDS, UNDECIDED, OUTSIDE, NOT_TRAINED, ONE_SEED, EFFECT, UNLIKE,
+    HOLDS, HOLDS_BY_LITTLE, NO_DIFFERENCE, FAILS, DEPENDS, UNDECIDED, OUTSIDE, NOT_TRAINED, ONE_SEED, UNLIKE,
     UNCHECKED,
     NOT_RUN, NEEDS,
 )  # fmt: skip
@@ -228,17 +227,15 @@ def _kind(verdict: Verdict) -> str:
 def evidence(verdict: Verdict) -> str:
     """The comparison that decides, its interval and rule, and how many hold, as text."""
     parts = []
-    if verdict.verdict == EFFECT:
-        parts = [f"{effect(finding)}; {finding.basis}" for finding in verdict.findings]
-    elif verdict.decisive is not None and verdict.margin is not None:
+    if verdict.decisive is not None and verdict.margin is not None:
         which = {HOLDS: "smallest", FAILS: "clearest"}.get(verdict.verdict, "open")
         parts = [f"{f'{which} margin ' if verdict.of > 1 else 'margin '}{effect(verdict.decisive)}"]
         parts += [verdict.decisive.basis] if verdict.decisive.basis else []
     incomplete = verdict.verdict in (NOT_RUN, NEEDS)
     has_margins = any(finding.margin is not None or not incomplete for finding in verdict.findings)
-    if has_margins and verdict.of > 1 and verdict.verdict != EFFECT:
+    if has_margins and verdict.of > 1:
         parts.append(f"{verdict.holding} of {verdict.of} comparisons hold{' so far' * incomplete}")
-    reasoned = (*DECIDED, DEPENDS, UNDECIDED, OUTSIDE, NOT_TRAINED, ONE_SEED, EFFECT)
+    reasoned = (*DECIDED, DEPENDS, UNDECIDED, OUTSIDE, NOT_TRAINED, ONE_SEED)
     if verdict.verdict in reasoned and verdict.reason and not verdict.how:
         parts.append(verdict.reason)
     if verdict.q is not None:

@@ -15,7 +15,7 @@ from common.report.claims.read import FAILS, HOLDS
 from common.report.table import ERROR
 
 HOLDS_BY_LITTLE, NO_DIFFERENCE = "holds by less than x", "no difference beyond x"
-UNDECIDED, UNCHECKED, EFFECT = "undecided", "cannot be checked", "effect size"
+UNDECIDED, UNCHECKED = "undecided", "cannot be checked"
 ONE_SEED = "undecided (one seed)"
 NOT_RUN, NEEDS, UNLIKE, NOT_TRAINED = "not run yet", "needs", "unlike protocols", "not trained"
 OUTSIDE, DEPENDS = "outside the claim's regime", "depends on the setting"
@@ -86,6 +86,7 @@ class Finding:
     reason: of a verdict that is neither holds nor does not hold.
     data: what ours was measured on.
     error: that the claim may spend.
+    slack: what a >= b may fall short by, in points.
     seeds: that a difference of x takes; inf where only more pictures would show it, 0 without x or if decided.
     """
 
@@ -101,6 +102,7 @@ class Finding:
     bound: Bound = field(default=Bound(), compare=False, repr=False)
     seeds: float = 0
     error: float = field(default=ERROR, compare=False, repr=False)
+    slack: float = 0.0
 
     @property
     def is_equal(self) -> bool:
@@ -143,12 +145,14 @@ class Verdict:
     @cached_property
     def p(self) -> float | None:
         """The smallest chance to err at which `decide` answers; None where a comparison has no interval."""
-        by_text = {finding.text: finding.estimate for finding in self.findings}
-        if self.condition is None or None in by_text.values():
+        by_text = {finding.text: finding for finding in self.findings}
+        if self.condition is None or any(finding.estimate is None for finding in self.findings):
             return None
 
         def error_of(margin: Margin, holds: bool) -> float:
-            error = by_text[margin.text].smallest_error(lambda low, high: low > 0 if holds else high < 0)
+            finding = by_text[margin.text]
+            limit = -finding.slack
+            error = finding.estimate.smallest_error(lambda low, high: low > limit if holds else high < limit)
             return error / 2 if holds and margin.allows else error
 
         return self._of_share(min(smallest_error(self.condition, holds, error_of) for holds in (True, False)))
