@@ -167,6 +167,8 @@ def test_verdicts_that_the_pages_tell_are_those_of_the_report(committed_claims):
         for claim, verdict in conclusion.claims.items():
             (measured,) = (entry.measured for entry in judged[paper] if entry.claim.id == claim)
             at = {of_scale.scale: of_scale.verdict for of_scale in measured}
+            means = {of_scale.scale: of_scale.mean.verdict for of_scale in measured if of_scale.mean}
+            at |= {scale: f"{at[scale]}; on the mean: {mean}" for scale, mean in means.items() if mean != at[scale]}
             assert at.get(conclusion.scale) == verdict, f"{paper}/conclusions.yaml: {claim}, {conclusion.scale}: {at}"
 
 

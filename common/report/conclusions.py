@@ -1,6 +1,7 @@
 """Conclusions of a paper: sentences of its conclusions.yaml, with numbers read from the committed results.
 
-    - claims: {C5: does not hold}   # of claims.yaml with the verdict that the text is about; none = no claim
+    - claims: {C5: does not hold}   # of claims.yaml with the verdict that the text is about; none = no claim. A verdict
+                                    # on the mean that is another one belongs to it: "undecided; on the mean: holds"
       scale: demo                   # of these verdicts
       text: It breaks, from {table3/demo/table3 | Sphere, e^0 | zs_i2t_r1} to ... percent.
 
@@ -37,7 +38,9 @@ class Conclusion:
         """ "Does not hold (C5, scale demo)"; empty where the sentence is about no claim."""
         by_verdict: dict[str, list[str]] = {}
         for claim, verdict in self.claims.items():
-            by_verdict.setdefault(_LEADS.get(verdict, verdict), []).append(claim)
+            whole, _, mean = verdict.partition("; on the mean: ")
+            named = [_LEADS.get(whole, whole), *([f"on the mean {_LEADS.get(mean, mean)}"] if mean else [])]
+            by_verdict.setdefault(", ".join(named), []).append(claim)
         at = [f"scale {self.scale}"] if self.scale else []
         verdicts = "; ".join(f"{verdict} ({', '.join(ids + at)})" for verdict, ids in by_verdict.items())
         return verdicts[:1].upper() + verdicts[1:]

@@ -187,6 +187,8 @@ def _by_numbers(
 def _means(conditions: Sequence[Condition], ours: Mapping[Cell, OurCell]) -> list[Margin]:
     """The mean of the comparisons for each table and unit, if there are more than three; else none.
 
+    Comparisons such as a < 0.25 * b, which are no differences, have a mean for each task.
+
     Alternatives ("or") have no mean, nor have comparisons that equal numbers satisfy.
     """
     strict = [margin for margin in margins(all_of(conditions)) if not margin.allows]
@@ -196,7 +198,9 @@ def _means(conditions: Sequence[Condition], ours: Mapping[Cell, OurCell]) -> lis
     groups: dict[tuple, list[Margin]] = {}
     for margin in strict:
         tables = tuple(sorted({cell.row if cell.table == EXPERIMENT else cell.table for cell in margin.cells}))
-        groups.setdefault((tables, _unit_of(ours[cell].unit for cell in margin.cells)), []).append(margin)
+        is_difference = not math.isnan(margin.at_equality)
+        tasks = () if is_difference else tuple(sorted({str(ours[cell].protocol.get("task")) for cell in margin.cells}))
+        groups.setdefault((tables, _unit_of(ours[cell].unit for cell in margin.cells), tasks), []).append(margin)
     return [mean_margin(group) for group in groups.values()]
 
 
