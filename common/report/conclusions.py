@@ -11,8 +11,9 @@ open the paper's README.md and the report; a test compares the verdicts.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
 from common.report.experiments import read_experiment
 from common.report.formats import format_value
-from common.report.table import read_table
+from common.report.table import Table, read_table
 
 _LEADS = {"undecided": "could not be shown", "no difference beyond x": "no difference"}
 
@@ -65,10 +66,11 @@ def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results")
     if not path.is_file():
         return []
     of_paper = Path(results) / path.parent.resolve().name
+    table = cache(lambda source: read_table(of_paper / f"{source}.json"))  # of which many numbers come
 
     def number(match: re.Match) -> str:
         try:
-            return _number(of_paper, [part.strip() for part in match[1].split("|")])
+            return _number(of_paper, table, [part.strip() for part in match[1].split("|")])
         except (KeyError, OSError, ValueError) as error:
             raise ValueError(f"{path.parent.name}/conclusions.yaml: {{{match[1]}}}: {error}") from None
 
@@ -76,12 +78,12 @@ def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results")
     return [Conclusion(**{**entry, "text": re.sub(r"\{(.*?)\}", number, entry["text"])}) for entry in entries]
 
 
-def _number(results: Path, parts: list[str]) -> str:
+def _number(results: Path, read: Callable[[str], Table], parts: list[str]) -> str:
     source, row, *column = parts
     if not column:
         values = _named(row, read_experiment(results / f"{source}.json").values)
         return f"{math.fsum(values) / len(values):.3g}"
-    table = read_table(results / f"{source}.json")
+    table = read(source)
     rows = {entry.method: {key: cell for key, cell in entry.ours.items() if cell} for entry in table.rows}
     mean = _named(column[0], _named(row, {method: cells for method, cells in rows.items() if cells})).mean
     unit = next(entry.unit for entry in table.columns if entry.key == column[0])
