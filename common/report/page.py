@@ -277,10 +277,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def outdated(table: Table) -> list[tuple[str, str]]:
     """(row, text) of rows whose training files have changed since."""
     changed = {key: changed_files(files) for key, files in table.code.items()}
+    revisions = {key: last_change(files) for key, files in changed.items() if files}
     return [
-        (row.ran or row.method, f"trained before {last_change(changed[row.training.code])}, which changed the code")
+        (row.ran or row.method, f"trained before {revisions[row.training.code]}, which changed the code")
         for row in table.rows
-        if row.training is not None and changed.get(row.training.code)
+        if row.training is not None and row.training.code in revisions
     ]
 
 
