@@ -106,7 +106,7 @@ class MethodConfig(DistanceConfig):
     two_views: bool = False  # of albef: the momentum encoders see another view, as GeoMM prints it; tcl always has two
     fusion_layers: int = setting(2, at_least=1)  # of albef
     mask_probability: float = setting(0.15, at_least=0.0, below=1.0)  # of albef's words; 0 = none are masked
-    # mafa: samples that are collected before they are ordered, and samples of a chain, a multiple of the batch
+    # mafa: samples that are collected before they are ordered, and samples of a chain; multiples of the batch
     group_queue: int = setting(48_000, at_least=3)
     group_span: int = setting(1_920, at_least=3)
     smoothing: float = setting(0.5, at_least=0.0, below=1.0)  # mafa: share of targets of all keys, from epoch 2 on
@@ -199,6 +199,13 @@ class Config:
                     "method.base = mafa with other targets, without masked words or with distillation; expected: "
                     "method.targets = own, method.mask_probability above 0, method.distillation = 0"
                 )
+            for key in ("group_queue", "group_span"):
+                if (size := getattr(self.method, key)) % batch:
+                    raise ValueError(
+                        f"method.{key} = {size} with optim.global_batch_size = {batch} and method.base = mafa: a batch "
+                        "would mix two chains of similar samples; expected: a multiple of the batch, such as "
+                        f"{max(1, round(size / batch)) * batch}"
+                    )
         elif self.start.discriminator or self.start.discriminator_run:
             raise ValueError(
                 f"start.discriminator = {self.start.discriminator or self.start.discriminator_run} with method.base = "

@@ -60,8 +60,9 @@ class Grouping(nn.Module):
     Args:
         order: of the samples.
         dim: of an embedding.
-        queue_size: samples that are collected before they are ordered; MAFA: 48,000.
-        span: samples of a chain; MAFA: 1,920, a multiple of the batch.
+        queue_size: samples that are collected before they are ordered; MAFA: 48,000 in each process.
+        span: samples of a chain; MAFA: 1,920. Both are multiples of the batch, in MAFA of that of a process, 128;
+            otherwise a batch holds two chains.
     Attributes:
         epoch: () int64. order: (samples_per_epoch,) int64 indices of this epoch, from the second one on.
         following: (samples_per_epoch,) int64 indices of the next epoch; the first `placed`, () int64, are known.

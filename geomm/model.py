@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -90,7 +91,9 @@ def build_encoders(config: Config, tokenizer: Tokenizer) -> ProjectedTowers:
     if method.base == "clip":
         return ProjectedTowers(*towers, model.embedding_dim, method.projection_bias)
     text = model.text
-    fusion = FusionTransformer(text.width, model.image.width, method.fusion_layers, text.heads, text.mlp_ratio)
+    fusion = FusionTransformer(
+        text.width, model.image.width, method.fusion_layers, text.heads, text.mlp_ratio, dropout=text.dropout
+    )
     word_head = MaskedLanguageHead(text.width, num_ids, text.stem.width)
     return FusedEncoders(*towers, fusion, word_head, model.embedding_dim)
 
@@ -120,21 +123,22 @@ def build_model(config: Config, tokenizer: Tokenizer, order: SampleOrder | None 
 
 
 @torch.no_grad()
-def start_(model: QueueClip, config: Config) -> dict[str, int]:
+def start_(model: QueueClip, config: Config) -> dict[str, Any]:
     """Fills a model with weights of a BERT, then of the run that its row starts from, in place; the pools stay empty.
 
     Args:
         model: unwrapped.
         config: start.bert names a BERT, start.run is the folder of a finished run, start.part selects its parts.
     Returns:
-        For the log: the number of tensors from each source, and the number of trained tensors that are new.
+        For the log: the number of tensors from each source, and of trained tensors that are new; a BERT's two dropouts,
+        as model.text.dropout decides in training.
     Raises:
         ConfigError: that run has other sizes, lacks a tower, or has a part that this row lacks.
         WeightsError: a BERT that does not fit.
     """
     start, facts = config.start, {}
     if start.bert:
-        facts["of_bert"] = _start_from_bert_(model.encoders, start.bert)
+        facts |= _start_from_bert_(model.encoders, start.bert)
     if not start.run:
         return facts
     tensors = tensors_of_run(start.run, model.image_tower)
@@ -194,7 +198,7 @@ def fill_(model: nn.Module, taken: dict[str, torch.Tensor], needed: tuple[str, .
     return {"filled": len(taken), "new": len(new)}
 
 
-def _start_from_bert_(encoders: ProjectedTowers, name: str) -> int:
+def _start_from_bert_(encoders: ProjectedTowers, name: str) -> dict[str, Any]:
     bert, layers = read_bert(name, "start.bert"), len(encoders.text_tower.transformer.blocks)
     fusion = getattr(encoders, "fusion", None)
     if fusion is None:  # the same text tower as with a fusion
@@ -202,7 +206,8 @@ def _start_from_bert_(encoders: ProjectedTowers, name: str) -> int:
         of_tower.layer, bert.config.num_hidden_layers = of_tower.layer[:layers], len(of_tower.layer[:layers])
     head = getattr(encoders, "word_head", None) if hasattr(bert, "cls") else None
     load_bert_(bert, encoders.text_tower, fusion, head)
-    return sum(1 for _ in bert.named_parameters())
+    dropout = [bert.config.hidden_dropout_prob, bert.config.attention_probs_dropout_prob]
+    return {"of_bert": sum(1 for _ in bert.named_parameters()), "dropout_of_bert": dropout}
 
 
 class Tokens(nn.Module):

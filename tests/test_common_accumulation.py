@@ -9,6 +9,7 @@ from torch import nn
 
 from common.accumulation import MicroBatches
 from common.distributed import mean_over_processes, rank, world_size
+from common.encoders.text import BidirectionalTextTransformer
 from common.info_nce import contrastive_loss
 from common.run.launch import launched_accelerator
 
@@ -105,6 +106,37 @@ def test_with_dropout_the_gradients_are_those_of_one_batch_with_the_same_draws()
     expected_loss, expected = loss_and_gradients(reference, None, *inputs())
     assert float(loss - expected_loss) == pytest.approx(0.0, abs=1e-12)
     assert worst_error(actual, expected) <= 1e-12
+
+
+class DroppingTower(Towers):
+    """A text tower that drops embeddings, attention weights and branches."""
+
+    def __init__(self):
+        super().__init__()
+        self.text = BidirectionalTextTransformer(11, 3, 8, 2, 2, 4, dropout=0.3).double()
+
+
+def test_a_text_towers_dropout_is_drawn_again_for_the_gradients():
+    """Against one graph over all parts, each embedded once with its seed."""
+    images, token_ids = inputs()
+    loss, actual = loss_and_gradients(DroppingTower(), 4, images, token_ids)
+    model = DroppingTower()
+    torch.manual_seed(7)
+    seeds = torch.randint(2**62, (3,)).tolist()
+    outputs = []
+    for seed, *part in zip(seeds, images.split(4), token_ids.split(4)):
+        torch.manual_seed(seed)
+        outputs.append(model(*part))
+    image_embeddings, text_embeddings = (torch.cat(pieces) for pieces in list(zip(*outputs))[:2])
+    expected_loss = contrastive_loss(image_embeddings, text_embeddings, model.geometry(), outputs[-1][2])
+    expected_loss.backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert float(loss - expected_loss.detach()) == pytest.approx(0.0, abs=1e-12)
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-12, msg=name)
+    plain_loss, _ = loss_and_gradients(DroppingTower().eval(), 4, images, token_ids)
+    assert abs(float(plain_loss - loss)) > 1e-3
 
 
 def test_without_a_size_it_is_the_model_and_its_backward_to_the_last_bit():

@@ -34,11 +34,13 @@ NO_WORDS = (PAD, CLS, SEP, MASK)
 BATCH, LENGTH, DIM, QUEUE = 4, 7, 6, 10
 
 
-def tiny_albef(queue_start="random_rows", end_id=None, geometry=None):
+def tiny_albef(queue_start="random_rows", end_id=None, geometry=None, dropout=0.0):
     torch.manual_seed(0)
     image = VisionTransformer(16, 4, 16, 1, 2, None, patch_bias=True, input_norm=False)
-    text = BidirectionalTextTransformer(VOCABULARY, LENGTH, 12, 1, 2, None, final_layer_norm=False, end_id=end_id)
-    fusion, head = FusionTransformer(12, 16, 2, 2), MaskedLanguageHead(12, VOCABULARY)
+    text = BidirectionalTextTransformer(
+        VOCABULARY, LENGTH, 12, 1, 2, None, final_layer_norm=False, end_id=end_id, dropout=dropout
+    )
+    fusion, head = FusionTransformer(12, 16, 2, 2, dropout=dropout), MaskedLanguageHead(12, VOCABULARY)
     encoders = FusedEncoders(image, text, fusion, head, DIM)
     scale = LogitScale(init=1 / 0.07, minimum=2.0, maximum=1000.0)
     geometry = geometry or Sphere()
@@ -407,6 +409,19 @@ def test_a_second_view_of_albef_is_that_of_the_momentum_encoders():
     assert torch.equal(two.image_keys, step.image_keys)
     assert torch.equal(two.image_embeddings, one.image_embeddings)
     assert not torch.equal(two.image_keys, one.image_keys)
+
+
+def test_two_views_of_a_caption_differ_by_weights_and_dropout_only():
+    """With equal weights by the masks only: the momentum encoders draw their own, as in ALBEF's code."""
+    images, token_ids = tiny_batch()
+    for dropout in (0.0, 0.3):
+        tcl = as_tcl(tiny_albef(dropout=dropout))
+        tcl.start_momentum_()
+        for training in (False, True):
+            step = tcl.train(training).encode_step(images, images, token_ids, None)
+            assert torch.equal(step.image_embeddings, step.image_keys)  # no image is dropped
+            assert torch.equal(step.text_embeddings, step.text_keys) == (not (training and dropout))
+        assert torch.equal(tcl.encode_text(token_ids), tcl.encode_text(token_ids)) == (not dropout)
 
 
 def test_tcl_refuses_a_geometry_that_is_no_inner_product():

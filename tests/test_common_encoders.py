@@ -10,7 +10,7 @@ from common.encoders.fusion import FusionTransformer
 from common.encoders.resnet import NarrowResNet, resnet50
 from common.encoders.stem import Stem
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
-from common.encoders.transformer import Block, QuickGELU, Transformer, fused_attention
+from common.encoders.transformer import Attention, Block, QuickGELU, Transformer, fused_attention
 from common.encoders.vision import VisionTransformer, interpolate_positions
 
 
@@ -241,6 +241,60 @@ def test_gradient_checkpointing_runs_each_block_twice_and_changes_no_gradient():
     assert len(calls) == 6
     sparing.eval()(tokens).sum().backward()
     assert len(calls) == 9
+
+
+def dropping(rate, **more):
+    """A text tower of either kind, and a fusion, that drop this share."""
+    sizes = {"width": 16, "layers": 2, "heads": 2}
+    torch.manual_seed(3)
+    return {
+        "bert": BidirectionalTextTransformer(50, 8, **sizes, projection_dim=6, end_id=3, dropout=rate, **more),
+        "clip": CausalTextTransformer(50, 8, **sizes, projection_dim=6, end_id=3, dropout=rate, **more),
+        "fusion": FusionTransformer(16, 12, 2, 2, dropout=rate, **more),
+    }
+
+
+IDS = torch.tensor([[2, 9, 7, 3, 0, 0, 0, 0], [2, 5, 6, 7, 8, 9, 10, 3]])
+
+
+def run_dropping(name, module):
+    if name != "fusion":
+        return module.forward_tokens(IDS)
+    generator = torch.Generator().manual_seed(1)
+    tokens, images = (torch.randn(2, length, width, generator=generator) for length, width in ((8, 16), (5, 12)))
+    return module(tokens, IDS != 0, images)
+
+
+@pytest.mark.parametrize("name", ["bert", "clip", "fusion"])
+def test_dropout_acts_in_training_only_and_a_rate_of_zero_draws_nothing(name):
+    plain, module = dropping(0.0)[name], dropping(0.3)[name]
+    assert all(torch.equal(value, module.state_dict()[key]) for key, value in plain.state_dict().items())
+    before = torch.get_rng_state()
+    expected = run_dropping(name, plain.train())
+    module.eval()
+    assert torch.equal(run_dropping(name, module), expected)
+    assert torch.equal(torch.get_rng_state(), before)  # no draw, by rate 0 or in evaluation
+    module.train()
+    one, other = run_dropping(name, module), run_dropping(name, module)
+    assert not torch.equal(one, other)
+    torch.manual_seed(7)
+    one = run_dropping(name, module)
+    torch.manual_seed(7)
+    assert torch.equal(run_dropping(name, module), one)
+
+
+def test_attention_drops_the_rate_of_its_weights_and_keeps_their_mean():
+    """One key of value 1 per place: what a head gives is the sum of the weights that are kept, over 1 - rate."""
+    rate, length, width = 0.3, 200, 4
+    attention = Attention(width, 1, dropout=rate)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.zero_()
+        attention.in_projection.bias[2 * width :] = 1.0  # all scores are 0: equal weights
+        attention.out_projection.weight.copy_(torch.eye(width))
+        kept = attention(torch.zeros(50, length, width), None)[..., 0] * (1 - rate)  # shares of 200 weights
+    assert kept.mean().item() == pytest.approx(1 - rate, abs=4 * (rate * (1 - rate) / kept.numel() / length) ** 0.5)
+    assert kept.std().item() == pytest.approx((rate * (1 - rate) / length) ** 0.5, rel=0.05)
 
 
 def test_patch_dropout_shortens_only_training_and_keeps_the_class_tokens():

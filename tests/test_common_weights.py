@@ -437,6 +437,25 @@ def test_bert_gives_the_same_tokens_and_masked_word_logits():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_in_training_the_dropout_is_berts_draw_for_draw(attention):
+    """Whatever a BERT's configuration states, the tower's own rate decides."""
+    rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
+    theirs, ours = tiny_bert(**rates, attn_implementation=attention), our_bert(3, dropout=0.2)
+    load_bert_(theirs, ours)
+    mask = IDS != 0
+    torch.manual_seed(5)
+    expected = theirs.bert.train()(IDS, attention_mask=mask.long()).last_hidden_state[mask]
+    torch.manual_seed(5)
+    actual = ours.train().forward_tokens(IDS)[mask]
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
+    assert (actual - ours.eval().forward_tokens(IDS)[mask]).abs().max() > 0.1
+    plain = our_bert(3)
+    load_bert_(theirs, plain)
+    assert torch.equal(plain.train().forward_tokens(IDS), ours.forward_tokens(IDS))
+
+
+@torch.no_grad()
 def test_albefs_split_gives_berts_lower_layers_to_the_text_and_the_upper_ones_to_the_fusion():
     theirs, text, fusion = tiny_bert(), our_bert(1), FusionTransformer(32, 48, 2, 2, mlp_ratio=2.0).eval()
     cross = {name: value.clone() for name, value in fusion.state_dict().items() if "cross_attention" in name}

@@ -350,11 +350,29 @@ def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, 
         (["method.distillation=0.4"], "expected: method.targets = own"),
         (["method.mask_probability=0"], "method.mask_probability above 0"),
         (["method.base=albef"], "base = albef, which mines no positives; expected: nothing"),
+        (
+            ["method.group_span=60"],
+            r"method.group_span = 60 with optim.global_batch_size = 16 and method.base = mafa: a batch would mix two "
+            r"chains of similar samples; expected: a multiple of the batch, such as 64",
+        ),
+        (["method.group_queue=40"], "method.group_queue = 40 with optim.global_batch_size = 16 and .* such as 32"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_key(overrides, message):
     with pytest.raises(ConfigError, match=message):
         config_of("mafa", *overrides)
+
+
+@pytest.mark.parametrize("row", ["mafa", "mafa_geo", "mafa_soft"])
+def test_no_batch_of_any_scale_mixes_chains_and_only_paper_scale_departs_from_the_published_sizes(row):
+    sizes = {}
+    for scale in ("smoke", "demo", "photos", "paper"):
+        config = config_of(row, scale=scale)
+        method = config.method
+        sizes[scale] = method.group_queue, method.group_span
+        assert method.group_queue % config.optim.global_batch_size == 0
+        assert method.group_span % config.optim.global_batch_size == 0
+    assert sizes == {"smoke": (32, 16), "demo": (48_000, 1_920), "photos": (48_000, 1_920), "paper": (47_104, 2_048)}
 
 
 def test_a_discriminator_that_does_not_fit_is_refused(run, monkeypatch):

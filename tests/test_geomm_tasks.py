@@ -62,14 +62,14 @@ FEW = ("optim.steps=2", "optim.warmup_steps=0", "optim.learning_rate=0.01", "dat
        "data.num_test=12", "run.evaluate_every=0", "run.save_every=0", "method.queue_size=16")  # fmt: skip
 
 
-def albef(layers=2):
+def albef(layers=2, dropout=0.0):
     """Towers and fusion of random weights, small enough for loops."""
     torch.manual_seed(3)
     image_tower = VisionTransformer(8, 4, WIDTH, 1, 2, projection_dim=None)
     text_tower = BidirectionalTextTransformer(
-        WORDS, 12, WIDTH, 1, 2, projection_dim=None, final_layer_norm=False, norm_eps=1e-12, end_id=3
+        WORDS, 12, WIDTH, 1, 2, projection_dim=None, final_layer_norm=False, norm_eps=1e-12, end_id=3, dropout=dropout
     )
-    fusion = FusionTransformer(WIDTH, WIDTH, layers, 2)
+    fusion = FusionTransformer(WIDTH, WIDTH, layers, 2, dropout=dropout)
     for block in fusion.transformer.blocks:  # far from the start, so that what is looked at counts
         torch.nn.init.normal_(block.cross_attention.memory_projection.weight, std=1.0)
         torch.nn.init.normal_(block.cross_attention.out_projection.weight, std=1.0)
@@ -77,8 +77,8 @@ def albef(layers=2):
     return image_tower, text_tower, fusion, MaskedLanguageHead(WIDTH, WORDS)
 
 
-def model_of(task):
-    image_tower, text_tower, fusion, word_head = albef()
+def model_of(task, dropout=0.0):
+    image_tower, text_tower, fusion, word_head = albef(dropout=dropout)
     if task == "vqa":
         return Answering(FusedReader(image_tower, text_tower, fusion, AnswerDecoder(text_tower, fusion, word_head)))
     if task == "visual_entailment":
@@ -123,14 +123,16 @@ def moved(model):
 # -------------------------------------------------------------------------------- the decoder, and VQA
 
 
-def test_the_decoder_is_berts():
-    decoder = model_of("vqa").encoders.head.eval()
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_the_decoder_is_berts_and_so_are_its_draws_in_training(dropout):
+    decoder = model_of("vqa", dropout).encoders.head
     theirs = transformers.BertLMHeadModel(
         transformers.BertConfig(
             vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2,
             intermediate_size=4 * WIDTH, max_position_embeddings=12, is_decoder=True, add_cross_attention=True,
+            hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
         )
-    ).eval()  # fmt: skip
+    )  # fmt: skip
     embeddings, head = theirs.bert.embeddings, theirs.cls.predictions
     with torch.no_grad():
         embeddings.token_type_embeddings.weight.zero_()
@@ -162,9 +164,13 @@ def test_the_decoder_is_berts():
             target.load_state_dict(source.state_dict())
         question, mask, ids = torch.randn(4, 5, WIDTH), torch.rand(4, 5) < 0.7, texts(4, 6)
         mask[:, 0] = True
-        expected = theirs(ids, encoder_hidden_states=question, encoder_attention_mask=mask.long()).logits
-        actual = decoder(ids, question, mask)
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        for training in (False, True):
+            torch.manual_seed(1)
+            expected = theirs.train(training)(ids, encoder_hidden_states=question, encoder_attention_mask=mask.long())
+            torch.manual_seed(1)
+            actual = decoder.train(training)(ids, question, mask)
+            torch.testing.assert_close(actual, expected.logits, rtol=1e-4, atol=1e-5)
+        assert torch.equal(actual, decoder.eval()(ids, question, mask)) == (not dropout)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.4])

@@ -18,17 +18,19 @@ from common.base.provenance import ROOT
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_evaluation_sets, open_training_pairs
 from common.data.text import build_tokenizer
+from common.encoders.transformer import Attention, CrossAttention
 from common.encoders.vision import interpolate_positions
 from common.encoders.weights import Weights, WeightsError, clip_from_transformers, fill_
 from common.evaluation.embed import CaptionRule, embed_pairs
 from common.reproduce.rows import Job, run_row, started
 from common.run.checkpoint import CheckpointError, last_checkpoint
-from common.run.folder import RunFiles, run_key
+from common.run.folder import _LATER_SETTINGS, RunFiles, run_key
 from common.run.initial import InitialWeights
 from common.run.log import read_log
 from geomm.config import Config
 from geomm.downstream.config import TaskConfig
 from geomm.evaluate import load_encoder, matching
+from geomm.finetune import code_of
 from geomm.model import build_model, start_
 from geomm.train import CODE, open_data, train
 
@@ -198,6 +200,11 @@ def test_with_two_views_the_momentum_encoders_of_an_albef_get_another_crop(two, 
         (["method.queue_size=81"], r"steps = 6: the first graph would be that of step 6 .* 81 full at step 6\), "),
         (["method.geodesic_from_step=6"], r"step 6 \(method.geodesic_from_step = 6, .* expected: more steps than 6"),
         (["method.attach=far"], "method.attach.*far.*knn_local"),
+        (
+            ["method.base=clip", "model.text.layers=0", "model.text.stem.weights=x", "model.text.dropout=0.1"],
+            r"model.text.dropout = 0.1 with model.text.layers = 0, a tower without layers; expected: 0, or",
+        ),
+        (["model.text.dropout=1"], "model.text.dropout"),
         (["method.causal_text=true"], "causal_text = true with method.base = albef, whose fusion starts from"),
         (["method.base=clip", "method.two_views=true"], "two_views = true with method.base = clip, whose encoders see"),
         (["optim.micro_batch_size=4"], "micro_batch_size = 4, a pool compares whole batches; expected: None"),
@@ -236,6 +243,7 @@ def test_a_graph_of_the_last_step_suffices_and_neither_cosine_nor_task_needs_one
 @pytest.mark.usefixtures("two_threads")
 def test_a_run_goes_on_within_a_period_to_the_last_bit(tmp_path):
     config = config_of("albef_geo", *FEW, "start.row=", "optim.steps=7", "run.save_every=5", "run.keep_checkpoints=2",
+                       "model.text.dropout=0.1",
                        "method.graph_update_interval=3", "method.queue_size=40",
                        "method.match_entropy=true")  # fmt: skip
     pairs = open_training_pairs(config.data, 0)
@@ -344,6 +352,7 @@ def test_a_bert_starts_the_text_tower_the_fusion_and_the_word_head(bert, tmp_pat
     train(config, pairs, files, False, Accelerator(cpu=True))
     event = next(line for line in read_log(files.log) if line["event"] == "start")
     assert event["of_bert"] == len(list(transformers.BertForMaskedLM.from_pretrained(bert).named_parameters()))
+    assert event["dropout_of_bert"] == [0.1, 0.1]  # not read: model.text.dropout decides
     tokenizer = encoder_of(SimpleNamespace(files=files))[1].tokenizer
     model, theirs = build_model(config, tokenizer).eval(), transformers.BertForMaskedLM.from_pretrained(bert).eval()
     start_(model, config)
@@ -415,6 +424,7 @@ def test_paper_scale_takes_deit_and_bert_whole_and_fine_tuning_what_comes_of_the
     assert {block.mlp_norm.eps for part in (text, fusion) for block in part.transformer.blocks} == {
         sizes.layer_norm_eps
     }
+    assert dropouts_of(text) == dropouts_of(fusion) == {sizes.hidden_dropout_prob, sizes.attention_probs_dropout_prob}
     image = transformers.DeiTConfig()
     tower = model.image_tower
     assert (tower.width, len(tower.transformer.blocks)) == (image.hidden_size, image.num_hidden_layers)
@@ -477,6 +487,45 @@ def test_a_clip_row_of_other_sizes_than_the_weights_is_refused_by_key(public):  
         config = initial.resolved(config)
         with pytest.raises(WeightsError, match=message):
             initial.start_(build_model(config, WORDS), config, WORDS)
+
+
+def dropouts_of(module):
+    """Rates of all that drops: modules, and attention."""
+    inner = [part for part in module.modules() if isinstance(part, torch.nn.Dropout)]
+    attention = [part for part in module.modules() if isinstance(part, Attention | CrossAttention)]
+    assert inner
+    assert attention
+    return {part.p for part in inner} | {part.dropout for part in attention}
+
+
+@pytest.mark.parametrize(("row", "rate"), [("albef_geo", 0.2), ("tcl", 0.2), ("clip", 0.2), ("albef", 0.0)])
+def test_the_rate_of_the_text_tower_is_that_of_the_fusion_and_the_momentum_copies_too(row, rate):
+    config = config_of(row, *([f"model.text.dropout={rate}"] if rate else []))
+    model = build_model(config, SimpleNamespace(vocabulary_size=40, mask_id=39, end_id=3, pad_id=0))
+    for encoders in (model.encoders, model.momentum_encoders.encoder):
+        assert dropouts_of(encoders.text_tower) == {rate}
+        assert row == "clip" or dropouts_of(encoders.fusion) == {rate}
+        assert dropouts_of(encoders.image_tower) == {0.0}
+
+
+def test_only_paper_scale_drops_and_there_what_has_a_bert():
+    folder = ROOT / "geomm"
+    files = [file for file in (folder / "configs").glob("*.yaml") if not file.stem.startswith(("scale_", "vision_"))]
+    assert len(files) > 50
+    for file in files:
+        kind, name = code_of(file).config_class, file.stem
+        for scale in ("smoke", "demo", "paper"):
+            config = load_row(kind, folder, file, scale)
+            drops = scale == "paper" and not name.startswith(("clip", "flip", "towers"))
+            assert config.model.text.dropout == (0.1 if drops else 0.0), (name, scale)
+        # TCL's code has its augmentation in fine-tuning, too
+        assert config.data.augmentation == ("tcl" if "tcl" in name.split("_") else "albef"), name
+
+
+def test_a_rate_is_in_the_key_and_runs_from_before_the_setting_keep_theirs(monkeypatch):
+    keys = [run_key("geomm", config_of("albef", f"model.text.dropout={rate}"), "data") for rate in (0, 0.1)]
+    monkeypatch.setattr("common.run.folder._LATER_SETTINGS", {**_LATER_SETTINGS, "model.text.dropout": None})
+    assert len({*keys, run_key("geomm", config_of("albef"), "data")}) == 3
 
 
 def test_paper_scale_tunes_an_open_clip_for_one_epoch():

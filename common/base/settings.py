@@ -264,6 +264,9 @@ class TextTowerConfig(TowerConfig):
     """The text tower's."""
 
     layers: int = setting(2, at_least=0)  # 0: the mean over a stem's words stands for a caption
+    # share of the numbers that training sets to 0, as in BERT: of embeddings, of attention weights, of each layer's
+    # branches; also in the layers that read on from this tower (fusion, decoder of answers); not in a stem
+    dropout: float = setting(0.0, at_least=0.0, below=1.0)
     stem: TextStemConfig = field(default_factory=TextStemConfig)
 
     @property
@@ -335,6 +338,11 @@ class ModelConfig:
                     f"model.{name}.lock = {tower.lock} is more than model.{name}.layers = {tower.layers}; expected: "
                     f"all, or 0 to {tower.layers}"
                 )
+        if self.text.dropout and not self.text.layers:
+            raise ValueError(
+                f"model.text.dropout = {self.text.dropout} with model.text.layers = 0, a tower without layers; "
+                "expected: 0, or at least one layer"
+            )
         # a locked tower freezes its stem
         stem = self.image.stem
         if stem.name and stem.trainable and self.image.lock is not None:

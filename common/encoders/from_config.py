@@ -71,6 +71,7 @@ def causal_text_transformer(
         context_length=data.context_length,
         end_id=tokenizer.end_id,
         stem=stem,
+        dropout=model.text.dropout,
         **_sizes(model, model.text, projected),
     )
 
@@ -99,6 +100,7 @@ def bidirectional_text_transformer(
         num_class_tokens=num_class_tokens,
         end_id=tokenizer.end_id,
         stem=stem,
+        dropout=model.text.dropout,
         **_sizes(model, model.text, projected),
     )
 

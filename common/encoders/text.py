@@ -23,6 +23,7 @@ class BidirectionalTextTransformer(nn.Module):
         final_layer_norm: False = identity.
         end_id: what follows the first such id is masked; None = every pad_id is. Some vocabularies pad with an ordinary
             word (CLIP's id 0 is "!").
+        dropout: of the embeddings behind their LayerNorm, and as in `Block`: in training, as BERT has it.
         stem: ids -> (batch, length, stem.width), in place of the word embeddings.
     """
 
@@ -120,6 +121,7 @@ class CausalTextTransformer(nn.Module):
         projection_dim, stem: as in `BidirectionalTextTransformer`.
         end_id: 49,407 in CLIP's vocabulary; None = the largest id of a row, as in OpenAI's code.
         final_layer_norm: False = identity (EuCLIP, Sec. 3.3).
+        dropout: of the embeddings, and as in `Block`; CLIP has none.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class CausalTextTransformer(nn.Module):
         final_layer_norm: bool = True,
         activation: Activation = "gelu",
         norm_eps: float = 1.0e-5,
+        dropout: float = 0.0,
         gradient_checkpointing: bool = False,
         stem: nn.Module | None = None,
     ) -> None:
@@ -143,6 +146,7 @@ class CausalTextTransformer(nn.Module):
         self.end_id, self.vocabulary_size = end_id, vocabulary_size
         self.stem, self.token_embedding = stem, _token_embedding(vocabulary_size, width, stem)
         self.position_embedding = nn.Parameter(0.01 * torch.randn(context_length, width))
+        self.dropout = nn.Dropout(dropout)
         self.transformer = Transformer(
             width,
             layers,
@@ -151,6 +155,7 @@ class CausalTextTransformer(nn.Module):
             pre_norm=True,
             activation=activation,
             norm_eps=norm_eps,
+            dropout=dropout,
             causal=True,
             gradient_checkpointing=gradient_checkpointing,
             initialisation="clip_text",
@@ -202,7 +207,7 @@ class CausalTextTransformer(nn.Module):
         _check_length(token_ids, self.context_length)
         tokens = self.token_embedding(token_ids if self.stem is None else self.stem(token_ids))
         tokens = tokens + self.position_embedding[: tokens.shape[1]].to(tokens.dtype)
-        return self.transformer(tokens)
+        return self.transformer(self.dropout(tokens))
 
 
 def _token_embedding(vocabulary_size: int, width: int, stem: nn.Module | None) -> nn.Module:

@@ -7,7 +7,8 @@ One step of training, as the loop writes it:
     sum(losses.parts.values()).backward(); optimizer.step(); clamp_scalars_(model.scalars())
     model.insert(losses.image_keys, losses.text_keys, ids)
 Unlike in ALBEF's code, the keys of all processes are candidates, so that the contrastive loss does not depend on the
-number of processes. Negatives for matching come from the process's own batch, as there.
+number of processes. Negatives for matching come from the process's own batch, as there. The momentum encoders are in
+train mode, as there: with dropout they draw masks of their own.
 """
 
 from collections.abc import Mapping

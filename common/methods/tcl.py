@@ -17,7 +17,7 @@ class Tcl(Albef):
     """TCL's pre-training model.
 
     What differs from ALBEF:
-        1. the momentum encoders see another view of the image;
+        1. the momentum encoders see another view of the image; of the caption they see the same, with other dropout;
         2. image-to-image and text-to-text contrast against the pools, with hard targets;
         3. the whole image (caption) against its own patches (words) among those of the batch;
         4. the contrastive loss is the mean of the six terms.

@@ -72,6 +72,7 @@ _LATER_SETTINGS = {
     "data.resize_with": "pillow",
     "data.partner_noise": 0.0,
     "optim.warmup_from": 0.0,
+    "model.text.dropout": 0.0,
     "method.two_views": False,
     "method.causal_text": False,
     "method.embedding": "projection",

@@ -189,8 +189,8 @@ def drawn_pictures(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, to
 class AnswerDecoder(nn.Module):
     """Writes an answer word by word: causal copies of the fusion's layers, which attend to the fused question.
 
-    It copies the fusion, the text tower's embeddings and the head of masked words, and shares nothing with them. The
-    width of images must be that of words, as the fusion's cross-attention was trained on images.
+    It copies the fusion, the text tower's embeddings and the head of masked words, dropout included, and shares nothing
+    with them. The width of images must be that of words, as the fusion's cross-attention was trained on images.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class AnswerDecoder(nn.Module):
         self.end_id = text_tower.end_id
         self.token_embedding = copy.deepcopy(text_tower.token_embedding)
         self.position_embedding = nn.Parameter(text_tower.position_embedding.detach().clone())
-        self.input_norm = copy.deepcopy(text_tower.input_norm)
+        self.input_norm, self.dropout = copy.deepcopy(text_tower.input_norm), copy.deepcopy(text_tower.dropout)
         self.transformer = copy.deepcopy(fusion.transformer)
         self.transformer.causal = True
         self.word_head = copy.deepcopy(word_head)
@@ -216,7 +216,7 @@ class AnswerDecoder(nn.Module):
         """
         tokens = self.token_embedding(answer_ids)
         tokens = self.input_norm(tokens + self.position_embedding[: tokens.shape[1]].to(tokens.dtype))
-        tokens = self.transformer(tokens, memory=question, memory_mask=question_mask)
+        tokens = self.transformer(self.dropout(tokens), memory=question, memory_mask=question_mask)
         return self.word_head(tokens, self.token_embedding.weight)
 
     def targets(self, answer_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,7 @@
 """Keys of the configurations of open_clip and transformers: read into our towers, without effect, or restricted.
 
-For restricted keys the tables list the values that our towers compute; another value is refused by name.
+For restricted keys the tables list the values that our towers compute; another value is refused by name. Dropout is no
+part of the weights: whatever a configuration states, model.text.dropout and model.patch_dropout of a run decide.
 `tests/test_common_weights_keys.py` compares the tables with the dataclasses of both libraries, to notice new keys.
 """
 
@@ -12,6 +13,7 @@ from common.encoders.weights.layouts import WeightsError
 
 READ = "read into our towers"
 FREE = "changes no feature, at any value"
+TRAINING = "acts in training only, where the settings of the run decide"
 Table = Mapping[str, str | tuple[Any, ...]]  # a tuple: the values that our towers compute, the library's default first
 
 
@@ -35,8 +37,9 @@ OPEN_CLIP_MODEL: Table = {
 }
 OPEN_CLIP_VISION: Table = {
     **_same(READ, "layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "norm_kwargs"),
-    # only in training; only with attentional_pool or timm; one LayerNorm row does not depend on the others
-    **_same(FREE, "patch_dropout", "attn_pooler_queries", "attn_pooler_heads", "final_ln_after_pool", "output_tokens"),
+    "patch_dropout": TRAINING,
+    # only with attentional_pool or timm; one LayerNorm row does not depend on the others
+    **_same(FREE, "attn_pooler_queries", "attn_pooler_heads", "final_ln_after_pool", "output_tokens"),
     **_same(FREE, "timm_model_pretrained", "timm_pool", "timm_proj", "timm_proj_bias", "timm_drop", "timm_drop_path"),
     "pos_embed_type": FREE,  # the tensor is in the weights in either case
     "ls_init_value": (None,),
@@ -80,13 +83,13 @@ _SIZES: Table = {
     "initializer_range": FREE,
 }
 _CLIP_SIDE: Table = {
-    **_EVERY, **_SIZES, **_same(FREE, "projection_dim", "attention_dropout", "initializer_factor")
+    **_EVERY, **_SIZES, **_same(FREE, "projection_dim", "initializer_factor"), "attention_dropout": TRAINING,
 }  # fmt: skip
 _PICTURES: Table = {**_same(READ, "image_size", "patch_size"), "num_channels": (3,)}
 _VIT: Table = {
     **_EVERY, **_SIZES, **_PICTURES,
-    **_same(FREE, "hidden_dropout_prob", "attention_probs_dropout_prob", "encoder_stride"),
-    **_same(FREE, "pooler_output_size", "pooler_act"),
+    **_same(TRAINING, "hidden_dropout_prob", "attention_probs_dropout_prob"),
+    **_same(FREE, "encoder_stride", "pooler_output_size", "pooler_act"),
     "qkv_bias": (True,),
 }  # fmt: skip
 TRANSFORMERS: Mapping[str, Table] = {  # by model_type
@@ -103,7 +106,8 @@ TRANSFORMERS: Mapping[str, Table] = {  # by model_type
     "deit": _VIT,
     "bert": {
         **_EVERY, **_SIZES, **_same(READ, "vocab_size", "max_position_embeddings", "type_vocab_size"),
-        **_same(FREE, "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "use_cache"),
+        **_same(TRAINING, "hidden_dropout_prob", "attention_probs_dropout_prob"),
+        **_same(FREE, "classifier_dropout", "use_cache"),  # of a head that is not taken
         **_same(FREE, "num_labels", "gradient_checkpointing", "directionality", "pooler_fc_size", "pooler_type"),
         **_same(FREE, "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head"),
         **_same(FREE, "pad_token_id", "bos_token_id", "eos_token_id"),  # ids come from the tokenizer
