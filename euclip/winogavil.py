@@ -88,6 +88,8 @@ class SceneAssociations:
 class RowAssociations:
     """WinoGAViL's rows: candidate_images, candidates (their names), cue, associations (the names of the right ones).
 
+    A right name that occurs twice among the candidates is right at both places, and k counts both (DataComp's code).
+
     Args:
         rows: images not decoded, as `open_winogavil` makes them.
         name: for protocols and messages.

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from refusals import refused
+from sklearn.metrics import jaccard_score
 from tars import write_tar
 from test_euclip_model import config_of
 
@@ -19,7 +20,12 @@ from common.data.labelled import open_webdataset
 from common.data.pairs import EvaluationSets, image_transform, open_evaluation_sets
 from common.data.scenes import annotation_task
 from common.data.text import build_tokenizer
-from common.evaluation.accuracy import f1_macro_present, worst_group_accuracy, worst_region_accuracy
+from common.evaluation.accuracy import (
+    f1_macro_present,
+    winogavil_jaccard,
+    worst_group_accuracy,
+    worst_region_accuracy,
+)
 from common.evaluation.embed import Encoder, evaluate_zero_shot
 from common.evaluation.protocol import Evaluation
 from common.report.statistics import bootstrap_interval
@@ -371,6 +377,18 @@ def test_winogavils_rows_are_read_from_disk_whatever_wrote_them(tmp_path):
         assert result.protocol["num_instances"] == 4
         assert set(result.metrics) >= {"jaccard_score_10-12", "jaccard_score_all"}
     assert len(fingerprints) == 1
+
+
+def test_a_right_name_that_occurs_twice_is_right_at_both_places_as_in_datacomps_code():
+    names = ["a", "b", "a", "c", "d"]
+    rows = winogavil_rows().to_list()
+    rows[0] |= {"candidates": names, "associations": ["a", "c"]}
+    opened = RowAssociations(datasets.Dataset.from_list(rows, features=winogavil_rows().features), "rows")
+    assert opened.gold[0] == np.flatnonzero(np.isin(names, ["a", "c"])).tolist() == [0, 2, 3]
+    scores = np.array([0.9, 0.8, 0.1, 0.7, 0.2])
+    y_true = np.isin(names, ["a", "c"])
+    y_pred = np.isin(np.arange(5), np.argsort(scores)[-y_true.sum() :])
+    assert winogavil_jaccard(scores, opened.gold[0]) == jaccard_score(y_true, y_pred) == 0.5
 
 
 def test_an_instance_with_a_damaged_picture_is_left_out_and_counted(tmp_path):
