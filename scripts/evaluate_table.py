@@ -145,15 +145,29 @@ def csv_text(numbers: Sequence[Number]) -> str:
 
 
 def table_text(numbers: Sequence[Number]) -> str:
-    """Headline metrics in percent: a line per metric, a column per model."""
+    """Headline metrics with their units: a line per metric and protocol, a column per model.
+
+    Models that were measured by several protocols share no line; these lines end with theirs.
+    """
     labels = list(dict.fromkeys(number.model for number in numbers))
-    lines: dict[tuple[str, str, str], dict[str, str]] = {}
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    protocols: dict[tuple[str, str], set[str]] = {}
     for number in numbers:
-        if number.metric.partition("/")[2] in {*HEADLINES, *COLUMNS}:
-            chance = "" if number.chance == "" else f"{100 * number.chance:.1f}"
-            lines.setdefault((number.data, number.metric, chance), {})[number.model] = f"{100 * number.value:.1f}"
-    rows = [("data", "metric", "chance", *labels)]
-    rows += [(*key, *(values.get(label, "") for label in labels)) for key, values in lines.items()]
+        name = number.metric.partition("/")[2]
+        if name in {*HEADLINES, *COLUMNS}:
+            unit = COLUMNS[name][1] if name in COLUMNS else "fraction"
+            value, chance = (
+                "" if number_of == "" else f"{100 * number_of:.1f}" if unit == "fraction" else f"{number_of:.3g}"
+                for number_of in (number.value, number.chance)
+            )
+            shown_unit = "percent" if unit == "fraction" else unit
+            key = (number.data, number.metric, shown_unit, chance, number.protocol)
+            lines.setdefault(key, {})[number.model] = value
+            protocols.setdefault(key[:2], set()).add(number.protocol)
+    rows = [("data", "metric", "unit", "chance", *labels, "")]
+    for (*key, protocol), values in lines.items():
+        several = len(protocols[key[0], key[1]]) > 1
+        rows.append((*key, *(values.get(label, "") for label in labels), protocol if several else ""))
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 

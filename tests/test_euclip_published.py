@@ -284,7 +284,7 @@ def test_the_command_line_evaluates_a_file_of_hycoclips_training_as_merus(tmp_pa
     main()
     results = json.loads((tmp_path / "out.json").read_text())
     assert results["training_data"] == "meru.pth, published"
-    assert (results["layout"], results["geometry"]) == ("meru", "hyperbolic")
+    assert (results["layout"], results["geometry"], results["heads"]) == ("meru", "hyperbolic", [2, 1])
     assert results["evaluations"]["test"]["protocol"]["activation"] == "gelu"
     assert 0 <= results["evaluations"]["mean_all"]["metrics"]["score"] <= 1
     preprocessing = results["evaluations"]["imagenet"]["protocol"]["preprocessing"]

@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 
 from common.base.config import ConfigError
 from common.evaluation.protocol import HEADLINES
+from common.run.evaluation import save_answer
 from euclip import train
 from scripts import evaluate
+from scripts.evaluate_table import Number, table_text
 
 SMALL = ("data.num_test=8", "data.num_labelled=8", "run.num_workers=0")
 TRAINED = ("optim.steps=2", "optim.warmup_steps=0", "run.evaluate_every=0", "run.save_every=0", *SMALL)
@@ -89,13 +91,27 @@ def test_a_run_and_a_stranger_have_the_numbers_that_each_has_by_itself(run, stra
             assert table.items() <= numbers_in(evaluation, task).items()
     # the screen has the headlines, a column for each model
     header, *lines, last = screen.splitlines()
-    assert header.split() == ["data", "metric", "chance", "stranger", LABEL]
+    assert header.split() == ["data", "metric", "unit", "chance", "stranger", LABEL]
     assert last.startswith(f"all {len(rows)} numbers with their protocols: ")
     shown = [row for row in rows if row["metric"].partition("/")[2] in HEADLINES]
-    assert 2 * len(lines) == len(shown)
+    assert len(lines) == len({(row["data"], row["metric"], row["protocol"]) for row in shown}) < len(shown)
     first = next(row for row in shown if row["model"] == "stranger")
-    assert lines[0].split()[-2] == f"{100 * float(first['value']):.1f}"
+    assert lines[0].split()[lines[0].split().index("percent") + 2] == f"{100 * float(first['value']):.1f}"
     assert {row["n"] for row in rows} == {"8"}
+
+
+def test_numbers_share_a_line_by_protocol_and_only_shares_are_in_percent():
+    recall = Number("a", "d", "retrieval/i2t_recall_at_1", 0.25, 0.01, "squeeze", 8)
+    walk = Number("a", "d", "hierarchy/walk_captions", 2.75, "", "all chains", "")
+    others = [number._replace(model="b", value=number.value / 2) for number in (recall, walk)]
+    table = [line.split() for line in table_text([recall, walk, *others]).splitlines()]
+    assert table[1:] == [
+        ["d", "retrieval/i2t_recall_at_1", "percent", "1.0", "25.0", "12.5"],
+        ["d", "hierarchy/walk_captions", "captions", "2.75", "1.38"],
+    ]
+    other_protocol = others[0]._replace(protocol="crop")
+    lines = table_text([recall, other_protocol]).splitlines()[1:]
+    assert [line.split()[-2:] for line in lines] == [["25.0", "squeeze"], ["12.5", "crop"]]
 
 
 def test_the_other_tasks_have_numbers_of_both(run, stranger, capsys):
@@ -157,3 +173,12 @@ def test_what_a_task_needs_is_named(words, message, stranger, tmp_path):
 )
 def test_several_models_or_tasks_give_a_table(words, table):
     assert evaluate.is_table(words) is table
+
+
+def test_no_evaluation_replaces_that_of_other_heads_another_geometry_or_an_earlier_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("common.run.evaluation.outputs", lambda: tmp_path)
+    read = {"layout": "open_clip", "geometry": "sphere", "heads": [2, 2], "step": 6}
+    for changed in ({}, {"heads": [1, 2]}, {"geometry": "euclidean"}, {"step": 5}, {"layout": "meru"}, {}):
+        content = {"paper": "euclip", "training_data": "x.pt", "evaluations": {}, **read, **changed}
+        save_answer(content, {}, "x.pt", None)
+    assert len(list((tmp_path / "evaluations" / "euclip").glob("x.pt-*_hits.json"))) == 5

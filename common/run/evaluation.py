@@ -231,10 +231,11 @@ def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpo
     if output == Path("-"):
         print(json.dumps(content, indent=1))
         return
-    # the name depends on the protocol, so that evaluations on other data do not overwrite each other
+    # the name depends on how the weights were read and on the protocol, so that no evaluation overwrites another
     if output is None:
         protocols = {role: result.protocol for role, result in results.items()}
-        name = f"{'-'.join(Path(checkpoint).parts[-2:]).strip('/')}-{hash_of([checkpoint, protocols])}.json"
+        read = [content.get(key) for key in ("step", "layout", "geometry", "heads")]
+        name = f"{'-'.join(Path(checkpoint).parts[-2:]).strip('/')}-{hash_of([checkpoint, read, protocols])}.json"
         output = outputs() / "evaluations" / content["paper"] / name
     write_json(hits_beside(output), {role: result.hits for role, result in results.items()})
     write_json(output, content)
@@ -305,6 +306,8 @@ def answer_of_published(
     # a path of this machine does not belong into a file that is shared
     name = Path(checkpoint).name if Path(checkpoint).exists() else checkpoint
     weights = {"training_data": f"{name}, published", "training_revision": "published weights"}
-    facts = {"layout": layout, "geometry": encoder.model.geometry.name}
-    results = read_with(settings_of(encoder.model.image_tower)["model.image.activation"], results)
+    settings = settings_of(encoder.model.image_tower) | settings_of(encoder.model.text_tower)
+    heads = [settings[f"model.{side}.heads"] for side in ("image", "text")]
+    facts = {"layout": layout, "geometry": encoder.model.geometry.name, "heads": heads}
+    results = read_with(settings["model.image.activation"], results)
     save_answer({**facts, **as_json(paper, results, 0, weights, provenance_of())}, results, checkpoint, output)
