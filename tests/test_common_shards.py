@@ -185,6 +185,26 @@ def test_a_picture_that_is_ranked_twice_is_an_error_that_names_both_places(tmp_p
         open_shards("*.tar", root=tmp_path, role="dev")
 
 
+def test_a_line_of_a_text_is_a_caption_where_pictures_are_ranked(tmp_path):
+    """CLIP_benchmark's converter joins the captions of a picture by line feeds; open_clip trains on the text as one."""
+    metadata = {"captions": ["two\nlines", "one"]}
+    samples = {
+        "k0": {"jpg": jpeg(0), "txt": b"a dog\n on grass \n\nbrown\n"},
+        "k1": {"jpg": jpeg(1), "txt": b"ein Hund"},
+        "k2": {"jpg": jpeg(2), "json": json.dumps(metadata).encode()},
+    }
+    write_tar(tmp_path / "a.tar", samples)
+    index = tmp_path / "index"
+    training = open_shards("a.tar", root=tmp_path, index_dir=index)
+    assert [len(training.captions(place)) for place in range(3)] == [1, 1, 2]
+    for _ in range(2):  # the second time from the kept index
+        ranked = open_shards("a.tar", root=tmp_path, role="test", index_dir=index)
+        assert ranked.captions(0) == ["a dog", "on grass", "brown"]
+        assert ranked.captions(1) == training.captions(1) == ["ein Hund"]
+        assert ranked.captions(2) == training.captions(2)
+    assert ranked.fingerprint != training.fingerprint
+
+
 def test_without_an_image_id_shard_and_key_name_a_picture(tmp_path):
     """Shards may begin their keys anew, and lie in several folders."""
     samples = {"k0": {"jpg": jpeg(0), "txt": b"a dog"}, "k1": pair(1, json=b'{"caption": "a", "image_id": ""}')}

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from common.data.broken import check_opened
 from common.data.decoding import check_role
@@ -30,7 +31,8 @@ def open_shards(
 ) -> Pictures:
     """Captioned images in tar shards; indices run through the shards one after the other.
 
-    A cut shard or an image without caption is in `broken_at_open`.
+    A cut shard or an image without caption is in `broken_at_open`. In ranked roles each line of a `KEY.txt` without
+    `KEY.json` is a caption, as CLIP_benchmark's converter writes them; in training it is one, as in open_clip.
 
     Args:
         pattern, root: see `expand_shards`.
@@ -44,19 +46,25 @@ def open_shards(
     folder = Path(index_dir).expanduser() if index_dir is not None else None
     # one table over all shards; their indices are cached between runs
     indices = [cached_index(path, folder, allow_missing_captions) for path in paths]
+    is_ranked = role != "train" and not allow_missing_captions
+    whole = pa.concat_tables(index.rows for index in indices)
+    rows = _one_caption_per_line(whole) if is_ranked else whole
+    reading = "" if rows is whole else ", a caption per line"
     pictures = Pictures(
         _name_of(paths[0]),
-        pa.concat_tables(index.rows for index in indices),
+        rows,
         Path(os.path.commonpath([path.parent for path in paths])),
         [broken for index in indices for broken in index.broken],
         role=role,
         decode_size=decode_size,
-        shards=[Shard(path, len(index.rows), index.file_size, index.digest) for path, index in zip(paths, indices)],
+        shards=[
+            Shard(path, len(index.rows), index.file_size, index.digest + reading) for path, index in zip(paths, indices)
+        ],
     )
     # refused before training starts: too much damage, or a ranked set that lists an image twice
     empty = f"no captioned image in {len(paths)} shards, {paths[0]} ..."
     check_opened(empty, len(pictures), pictures.broken_at_open, max_broken_share)
-    if role != "train" and not allow_missing_captions:
+    if is_ranked:
         _check_unique_ids(pictures)
     return pictures
 
@@ -73,6 +81,20 @@ def _check_unique_ids(pictures: Pictures) -> None:
                 f"{pictures.broken(row, '')}; expected in a set that is ranked: each image_id once, with all its "
                 "captions"
             )
+
+
+def _one_caption_per_line(rows: pa.Table) -> pa.Table:
+    """Splits texts of several lines; captions of a `KEY.json` stay as they are."""
+    has_lines = pc.any(pc.match_substring(pc.list_flatten(rows["captions"]), "\n")).as_py()
+    if not has_lines:
+        return rows
+    captions = [
+        [line.strip() for line in texts[0].split("\n") if line.strip()] if texts and metadata is None else texts
+        for texts, metadata in zip(rows["captions"].to_pylist(), rows["json"].to_pylist())
+    ]
+    place = rows.schema.get_field_index("captions")
+    field = rows.schema.field(place)
+    return rows.set_column(place, field, pa.chunked_array([captions], field.type))
 
 
 def _name_of(shard: Path) -> str:
