@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from common.base.arguments import Parser
+from common.base.files import as_any_new_file
 from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import (
@@ -62,6 +63,7 @@ def export_to_open_clip(model: TwoTowers, pixels: ImageTransform, folder: Path):
     state, configuration = clip_to_open_clip(model)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / "open_clip_model.safetensors")
+    as_any_new_file(folder / "open_clip_model.safetensors")
     content = json.dumps({"model_cfg": configuration, "preprocess_cfg": preprocess_of(pixels)}, indent=1)
     (folder / "open_clip_config.json").write_text(content, encoding="utf-8")
     try:

@@ -1,6 +1,7 @@
 """Checkpoints: exact round trip, damage detected at any byte, a full disk and another model refused."""
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from common.run.checkpoint import (
     save_checkpoint,
     saved_step,
     set_aside_later,
+    write_published,
 )
 
 
@@ -156,6 +158,22 @@ def test_the_sums_are_those_of_the_standard_tool(tmp_path):
     saved(tmp_path, 1)
     done = subprocess.run(["sha256sum", "-c", SUMS], cwd=tmp_path / "step-00000001", capture_output=True, text=True)
     assert done.stdout.splitlines() == [f"{name}: OK" for name in FILES]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_files_have_the_rights_of_any_new_file(tmp_path, umask):
+    """safetensors alone makes them private, whatever the umask."""
+    before = os.umask(umask)
+    try:
+        saved(tmp_path, 1)
+        checkpoint = last_checkpoint(tmp_path)
+        write_published(checkpoint, tmp_path / "published")
+        (tmp_path / "plain").write_bytes(b"")
+    finally:
+        os.umask(before)
+    files = [file for folder in (checkpoint.path, tmp_path / "published") for file in folder.iterdir()]
+    assert {file.suffix for file in files} >= {".safetensors", ".json"}
+    assert {file.stat().st_mode for file in files} == {(tmp_path / "plain").stat().st_mode}
 
 
 def test_half_written_folders_and_copies_with_other_names_are_no_checkpoints_and_copies_stay(tmp_path):

@@ -37,14 +37,19 @@ def write_atomically(path: str | Path, content: str | bytes) -> Path:
             stream.write(utf8(content) if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes private files; results are for everybody
+        as_any_new_file(temporary)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     return path
+
+
+def as_any_new_file(path: Path) -> None:
+    """Gives a file the rights that the process's umask gives new ones: mkstemp and safetensors make private files."""
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 _LOCKLESS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}  # NFS without lockd, Lustre without -o flock

@@ -30,7 +30,7 @@ from safetensors.torch import load, load_file, save_file
 from torch import nn
 
 from common.base.arguments import some
-from common.base.files import printable, utf8
+from common.base.files import as_any_new_file, printable, utf8
 from common.data.text_files import find_file
 from common.distributed import gather_objects, is_main_process
 
@@ -195,6 +195,7 @@ def _write(
         (temporary / SUMS).write_bytes("".join(_sum_lines(temporary, files)).encode())
         # a rename may reach the disk before the bytes of the files, so these are flushed first
         for name in (*files, SUMS):
+            as_any_new_file(temporary / name)
             _flush(temporary / name)
         shutil.rmtree(path, ignore_errors=True)  # of the same step, and damaged: a resume has passed over it
         temporary.rename(path)
@@ -213,6 +214,7 @@ def write_published(checkpoint: Checkpoint, folder: Path) -> None:
     """Writes a model folder, which opens as a checkpoint but trains no further."""
     folder.mkdir(parents=True)
     save_file(checkpoint.model_tensors(), folder / "model.safetensors")
+    as_any_new_file(folder / "model.safetensors")
     content = {**checkpoint.state, "optimizer_groups": []}
     (folder / "state.json").write_bytes(utf8(json.dumps(content, indent=1, ensure_ascii=False)))
     (folder / SUMS).write_bytes("".join(_sum_lines(folder, PUBLISHED)).encode())
