@@ -155,14 +155,12 @@ def table_text(numbers: Sequence[Number]) -> str:
     for number in numbers:
         name = number.metric.partition("/")[2]
         if name in {*HEADLINES, *COLUMNS}:
-            unit = COLUMNS[name][1] if name in COLUMNS else "fraction"
-            value, chance = (
-                "" if number_of == "" else f"{100 * number_of:.1f}" if unit == "fraction" else f"{number_of:.3g}"
-                for number_of in (number.value, number.chance)
-            )
-            shown_unit = "percent" if unit == "fraction" else unit
-            key = (number.data, number.metric, shown_unit, chance, number.protocol)
-            lines.setdefault(key, {})[number.model] = value
+            unit, form = COLUMNS[name][1] if name in COLUMNS else "fraction", "{:.3g}".format
+            if unit == "fraction":
+                unit, form = "percent", lambda value: f"{100 * value:.1f}"
+            chance = "" if number.chance == "" else form(number.chance)
+            key = (number.data, number.metric, unit, chance, number.protocol)
+            lines.setdefault(key, {})[number.model] = form(number.value)
             protocols.setdefault(key[:2], set()).add(number.protocol)
     rows = [("data", "metric", "unit", "chance", *labels, "")]
     for (*key, protocol), values in lines.items():

@@ -710,6 +710,13 @@ def test_a_sentence_takes_the_mean_of_an_experiments_value_or_names_the_known_on
     file.parent.mkdir()
     file.write_text("- text: '{experiments/demo/memory | v} GB'\n")
     assert [one.text for one in load_conclusions(file.parent, tmp_path / "results")] == ["1.1 GB"]
+    verdicts = "{C1: holds, C2: 'undecided; on the mean: holds', C3: undecided, C4: 'undecided; on the mean: holds'}"
+    file.write_text(f"- {{claims: {verdicts}, scale: demo, text: A.}}\n")
+    (one,) = load_conclusions(file.parent, tmp_path / "results")
+    assert one.lead == (
+        "Holds (C1, scale demo); could not be shown, on the mean holds (C2, C4, scale demo); could not be shown "
+        "(C3, scale demo)"
+    )
     file.write_text("- text: '{experiments/demo/memory | x}'\n")
     with pytest.raises(ValueError, match="no 'x'; expected one of: v, w"):
         load_conclusions(file.parent, tmp_path / "results")

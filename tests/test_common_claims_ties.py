@@ -29,6 +29,7 @@ from common.report.hits import Hits
 from common.report.table import Training
 
 RULE = Rule(0.5, 1.0)
+LEVELS = (("a", 5.0), ("b", 50.0))
 EASY = np.random.default_rng(7).normal(0, 1, size=400)  # pictures
 
 
@@ -373,3 +374,15 @@ def test_counts_by_paper_and_scale_are_printed_as_a_table(tmp_path):
         ["p", "demo", "1", "0", "1"],
         ["p", "none", "0", "1", "0"],
     ]
+
+
+def test_comparisons_of_shares_of_another_number_have_a_mean_for_each_task(tmp_path):
+    """Their slopes do not cancel within a task, so that one mean over two tasks would compare unlike protocols."""
+    other = {**PROTOCOL, "task": "zero_shot"}
+    spread = np.array([-0.1, 0.0, 0.1, 0.0, 0.0])
+    cells = {name: {"x": cell(level + spread), "y": cell(level + spread, protocol=other)} for name, level in LEVELS}
+    text = [f"{first} < 0.25 * {second}" for first, second in ((A_X, B_X), (A_Y, B_Y))]
+    text += [f"{first} < 0.3 * {second}" for first, second in ((A_X, B_X), (A_Y, B_Y))]
+    outcome = verdict_of(tmp_path, text, table(cells))
+    assert (outcome.verdict, outcome.mean.verdict, len(outcome.mean.findings)) == (HOLDS, HOLDS, 2)
+    assert outcome.unlike == outcome.mean.unlike == ""

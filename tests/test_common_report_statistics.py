@@ -231,6 +231,16 @@ def test_equal_methods_get_a_false_verdict_in_one_case_of_twenty_at_most_and_int
     assert 1 - of_twelve < 4 * 0.05 / 12
 
 
+def test_a_far_quieter_row_keeps_its_own_interval_and_a_somewhat_quieter_one_is_pooled():
+    values = np.random.default_rng(0).normal(size=(6, 5))
+    row = np.eye(6)[0]
+    for factor, is_quiet in ((1e-3, True), (0.3, False)):
+        scaled = values * np.where(row == 1, factor, 1.0)[:, None]
+        spread, (low, high) = shared_spread(scaled), interval_over_seeds(scaled[0])
+        assert spread.quiet.tolist() == [is_quiet, *[False] * 5]
+        assert (spread.half_width(row, 0.05) == pytest.approx((high - low) / 2)) == is_quiet
+
+
 @pytest.mark.parametrize("seed_effect", [0.0, 2.0])
 def test_a_number_against_a_threshold_is_covered_at_least_as_often_as_it_says(seed_effect):
     for seeds in (2, 3, 10):

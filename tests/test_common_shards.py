@@ -192,6 +192,7 @@ def test_a_line_of_a_text_is_a_caption_where_pictures_are_ranked(tmp_path):
         "k0": {"jpg": jpeg(0), "txt": b"a dog\n on grass \n\nbrown\n"},
         "k1": {"jpg": jpeg(1), "txt": b"ein Hund"},
         "k2": {"jpg": jpeg(2), "json": json.dumps(metadata).encode()},
+        "k3": {"jpg": jpeg(3), "txt": b"\n"},  # an empty text is one more to rank
     }
     write_tar(tmp_path / "a.tar", samples)
     index = tmp_path / "index"
@@ -202,6 +203,7 @@ def test_a_line_of_a_text_is_a_caption_where_pictures_are_ranked(tmp_path):
         assert ranked.captions(0) == ["a dog", "on grass", "brown"]
         assert ranked.captions(1) == training.captions(1) == ["ein Hund"]
         assert ranked.captions(2) == training.captions(2)
+        assert ranked.captions(3) == [""]
     assert ranked.fingerprint != training.fingerprint
 
 

@@ -90,7 +90,7 @@ def test_two_nodes_have_the_losses_of_one_process(row, hosts, tmp_path):
     # behind the first graph, at step 3, the last bit of a feature may decide to which cluster it belongs
     before = 2 if "geo" in row else 4
     assert two[:before] == pytest.approx(one[:before], rel=1e-6)
-    assert two == pytest.approx(one, rel=0.05)
+    assert two == pytest.approx(one, rel=5e-3)  # measured: 1e-3
 
 
 @pytest.mark.parametrize("fault", ["killed", "cable cut"])

@@ -85,11 +85,12 @@ def _check_unique_ids(pictures: Pictures) -> None:
 
 def _one_caption_per_line(rows: pa.Table) -> pa.Table:
     """Splits texts of several lines; captions of a `KEY.json` stay as they are."""
-    has_lines = pc.any(pc.match_substring(pc.list_flatten(rows["captions"]), "\n")).as_py()
-    if not has_lines:
+    if not pc.any(pc.match_substring(pc.list_flatten(rows["captions"]), "\n")).as_py():
         return rows
     captions = [
-        [line.strip() for line in texts[0].split("\n") if line.strip()] if texts and metadata is None else texts
+        [line.strip() for line in texts[0].split("\n") if line.strip()]
+        if metadata is None and texts and "\n" in texts[0]
+        else texts
         for texts, metadata in zip(rows["captions"].to_pylist(), rows["json"].to_pylist())
     ]
     place = rows.schema.get_field_index("captions")
