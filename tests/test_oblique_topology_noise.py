@@ -15,6 +15,7 @@ from oblique_topology.noise import SHARES, Noise, holm, holm_notes, rows_of, ser
 from oblique_topology.temperature import TOPOLOGIES, converged_step
 from oblique_topology.temperature_order import half_of_best, order_of_runs
 from oblique_topology.temperature_rate import converged_or_end
+from oblique_topology.temperature_rate import rows_of as rows_of_rates
 
 
 def test_holm_rejects_what_its_steps_reject():
@@ -94,6 +95,12 @@ def test_a_run_that_never_converges_counts_with_its_end():
     late = 4 - 3 * np.exp(-np.maximum(0, steps - 30) / 20)  # still in the warm-up
     assert converged_or_end(steps, late, 0) == 0
     assert converged_or_end(steps, late, 31) > 60
+
+
+def test_faster_temperatures_can_be_left_out():
+    every, slow = (rows_of_rates("photos", faster) for faster in (True, False))
+    assert slow == {key: row for key, row in every.items() if row[-1] == 1}
+    assert 3 * len(slow) == len(every) == 36
 
 
 @pytest.mark.parametrize("multiplier", [1, 100])
