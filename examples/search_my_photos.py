@@ -26,21 +26,19 @@ from common.base.arguments import Parser
 from common.base.config import load_row
 from common.base.files import printable, shown, write_atomically
 from common.base.places import ROOT, outputs
+from common.data.labelled import PICTURE_EXTENSIONS
 from common.data.pairs import open_training_pairs
 from common.data.shard_paths import files_below
 from common.data.text_files import read_text
 from common.data.tsv import open_tsv
-from common.run.checkpoint import named_checkpoint
-from common.run.evaluation import this_device
 from common.run.folder import only_run_in, run_files
 from common.run.inputs import feature_cache
 from common.run.launch import run_or_explain, start_accelerator
+from common.run.named_models import open_model
 from contrastive_basics.config import Config
-from contrastive_basics.evaluate import load_encoder
 from contrastive_basics.train import train
 
 PAPER = ROOT / "contrastive_basics"
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 BERT = "all-MiniLM-L6-v2"
 FEWEST = 20  # captioned pictures
 
@@ -54,7 +52,7 @@ def captioned(source: Path) -> dict[Path, list[str]]:
             print(f"rows that cannot be used: {len(pairs.broken_at_open)}; the first: {pairs.broken_at_open[0]}")
         folder, captions = pairs.images, {pairs.path(row).resolve(): pairs.captions(row) for row in range(len(pairs))}
     for path in files_below(folder.resolve()):
-        if path.suffix.lower() in SUFFIXES:
+        if path.suffix.lower() in PICTURE_EXTENSIONS:
             beside = path.with_suffix(".txt")
             captions.setdefault(path, read_text(beside).splitlines() if os.path.lexists(beside) else [])
     captions = {path: [" ".join(text.split()) for text in texts] for path, texts in captions.items()}
@@ -143,15 +141,17 @@ def main(arguments: list[str] | None = None) -> Path:
         with only_run_in(files):
             train(config, pairs, files, True, start_accelerator(config.run, files.folder), "my photographs")
     evaluation = json.loads(files.evaluation.read_text(encoding="utf-8"))["evaluations"]["test"]
-    _, encoder = load_encoder(named_checkpoint(files.folder), this_device())
+    _, encoder = open_model(str(files.folder))
     encoder = replace(encoder, cache=feature_cache(encoder.model, config, encoder.device))
 
     # all pictures against the queries
-    paths, embeddings = [], []
+    paths, embeddings, unreadable = [], [], []
     for table in tables.values():
         part = open_tsv(table, role="test")
         images, readable = encoder.images(part)
         paths += [part.path(row) for row in readable.nonzero().squeeze(1).tolist()]
+        unreadable += [part.path(row) for row in (~readable).nonzero().squeeze(1).tolist()]
+        unreadable += [sample.path for sample in part.broken_at_open]
         embeddings.append(images[readable])
     scores = encoder.model.geometry.similarity(torch.cat(embeddings), encoder.texts(options.queries))
     matches = {}
@@ -159,12 +159,16 @@ def main(arguments: list[str] | None = None) -> Path:
         best, rows = column.topk(min(options.best, len(paths)))
         matches[query] = [(paths[row], score) for row, score in zip(rows.tolist(), best.tolist())]
         print(f"{query}: {', '.join(printable(path.name) for path, _ in matches[query])}")
+    if unreadable:
+        print(f"{len(unreadable)} pictures cannot be read: {', '.join(printable(str(path)) for path in unreadable)}")
     protocol, metrics = evaluation["protocol"], evaluation["metrics"]
     about = (
         f"{len(paths)} pictures searched. Of {protocol['num_texts']} captions that were not in training "
-        f"{100 * metrics['t2i_recall_at_1']:.0f} % find their picture first among {protocol['num_images']}, "
-        f"{100 * metrics['t2i_recall_at_10']:.0f} % among the first ten."
+        f"{100 * metrics['t2i_recall_at_1']:.0f} % find their picture first among {protocol['num_images']}"
     )
+    if protocol["num_images"] >= 2 * FEWEST:  # among twenty, ten are half of all
+        about += f", {100 * metrics['t2i_recall_at_10']:.0f} % among the first ten"
+    about += "."
     file = options.output / "search.html"
     write_atomically(file, PAGE.render(matches=matches, pictures=pictures, thumbnail=thumbnail, about=about))
     print(f"{about}\n{shown(file)}")

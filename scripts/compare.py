@@ -18,7 +18,6 @@ Welch's 95 % interval over seeds follows.
 """
 
 import datetime
-import importlib
 import itertools
 import math
 import shlex
@@ -37,7 +36,7 @@ import yaml
 from common.base.arguments import Parser
 from common.base.config import ConfigError
 from common.base.files import read_json, shown
-from common.base.places import PAPERS, outputs
+from common.base.places import outputs
 from common.base.provenance import hash_of
 from common.evaluation.protocol import HEADLINES, MAY_DIFFER, data_text, first_difference
 from common.report.figures import plot_table
@@ -51,6 +50,7 @@ from common.run.evaluation import evaluate_checkpoint, hits_beside
 from common.run.evaluation_files import read_evaluations
 from common.run.folder import RunFiles, RunName
 from common.run.launch import run_or_explain
+from common.run.named_models import models_of
 
 SCALE = "as trained"  # models of unlike scales may be compared on one test set
 
@@ -105,10 +105,7 @@ def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
     content, hits = (None if overrides else read_evaluations(files)) or (None, None)
     if content is None or (step and int(step.rpartition("-")[2]) != content["step"]):
         checkpoint = named_checkpoint(folder)
-        if (paper := checkpoint.state["paper"]) not in PAPERS:  # it is imported
-            raise ConfigError(f"{checkpoint.path} belongs to {paper!r}; expected one of: {', '.join(PAPERS)}")
-        models = importlib.import_module(f"{paper}.evaluate").MODELS
-        content, results = evaluate_checkpoint(models, checkpoint, overrides)
+        content, results = evaluate_checkpoint(models_of(checkpoint), checkpoint, overrides)
         hits = {role: result.hits for role, result in results.items()}
         label += f", step {content['step']}" if step else ""
     settings = {key: value for key, value in config.items() if key != "run"}

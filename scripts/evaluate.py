@@ -24,21 +24,8 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from common.base.arguments import Parser
-from common.base.config import ConfigError
-from common.base.places import PAPERS
 from common.run.launch import run_or_explain
-from common.run.sources import run_checkpoint
-
-
-def module_for(model: str) -> str:
-    """Module whose main evaluates a model."""
-    checkpoint = run_checkpoint(model)
-    if checkpoint is None:
-        return "euclip.published"
-    paper, kind = checkpoint.state["paper"], checkpoint.state.get("kind", "")
-    if paper not in PAPERS:  # it is imported
-        raise ConfigError(f"{checkpoint.path} belongs to {paper!r}; expected one of: {', '.join(PAPERS)}")
-    return f"{paper}.evaluate_tasks" if kind == "task" else f"{paper}.evaluate"
+from common.run.named_models import evaluator_of
 
 
 def is_table(words: list[str]) -> bool:
@@ -49,13 +36,13 @@ def is_table(words: list[str]) -> bool:
 
 def main() -> None:
     if is_table(sys.argv[1:]):
-        importlib.import_module(f"{__package__ or 'scripts'}.evaluate_table").main(module_for)
+        importlib.import_module(f"{__package__ or 'scripts'}.evaluate_table").main()
         return
     parser = Parser(__doc__)
     parser.add_argument("model", metavar="MODEL", help="folder, checkpoint, file of weights or name on the hub")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="options and section.key=value")
     options = parser.parse_args()
-    script = importlib.import_module(module_for(options.model))
+    script = importlib.import_module(evaluator_of(options.model))
     sys.argv = [sys.argv[0], "--checkpoint", options.model, *options.arguments]
     script.main()
 

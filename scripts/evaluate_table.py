@@ -12,11 +12,10 @@ the settings data.* of the command; without a run those of the command only.
 
 import argparse
 import csv
-import importlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -31,10 +30,11 @@ from common.evaluation.knn import evaluate_knn
 from common.evaluation.linear_probe import backbone_encoder
 from common.evaluation.protocol import HEADLINES, Evaluation, data_text, protocol_text
 from common.geometry import has_root
-from common.run.evaluation import this_device, zero_shot_and_retrieval
+from common.run.evaluation import zero_shot_and_retrieval
+from common.run.named_models import open_model
 from common.run.sources import run_checkpoint
 from euclip.hierarchies import CHANCE, COLUMNS, measure
-from euclip.published import LAYOUTS, open_published, published_config
+from euclip.published import LAYOUTS
 from euclip.traversal_data import hierarchy_task
 from oblique_topology.evaluate import PROBE_TEST, PROBE_TRAIN, linear_probe, probe_sets
 
@@ -66,20 +66,14 @@ class Model(NamedTuple):
     is_run: bool
 
 
-def open_models(options: argparse.Namespace, overrides: Sequence[str], module_for: Callable[[str], str]) -> list[Model]:
-    """The models that a user names; `module_for` knows which module evaluates a name."""
+def open_models(options: argparse.Namespace, overrides: Sequence[str]) -> list[Model]:
+    """The models that a user names."""
     if len(set(options.models)) < len(options.models):
         raise ConfigError(f"a model is named twice: {' '.join(options.models)}; expected each once")
-    device, models = this_device(), []
-    for name in options.models:
-        checkpoint = run_checkpoint(name)
-        if checkpoint is None:
-            config = published_config(overrides, options.geometry)
-            stated = options.layout, options.geometry, options.activation
-            models.append(Model(name, config, open_published(name, *stated, config, device, options.heads), False))
-        else:
-            trained = importlib.import_module(module_for(name).removesuffix("_tasks")).MODELS
-            models.append(Model(name, *trained.load_encoder(checkpoint, device, overrides), True))
+    stated = {name: getattr(options, name) for name in ("layout", "geometry", "activation", "heads")}
+    models = [
+        Model(name, *open_model(name, overrides, **stated), run_checkpoint(name) is not None) for name in options.models
+    ]
     short = ["/".join(Path(model.label).parts[-2 if model.is_run else -1 :]) for model in models]
     if len(set(short)) < len(short):
         return models
@@ -170,7 +164,7 @@ def table_text(numbers: Sequence[Number]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
-def main(module_for: Callable[[str], str]) -> None:
+def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("words", nargs="+", metavar="MODEL or section.key=value", help="models; data.* and run.*")
     parser.add_argument(
@@ -189,7 +183,7 @@ def main(module_for: Callable[[str], str]) -> None:
     for task in tasks:
         if task not in TASKS:
             raise ConfigError(f"--tasks {options.tasks}: no task {task!r}; {accepted(task, TASKS)}")
-    models = open_models(options, overrides, module_for)
+    models = open_models(options, overrides)
     data = next((model for model in models if model.is_run), models[0]).config.data
     sets = open_evaluation_sets(data)
     check_data(tasks, data, sets)

@@ -14,7 +14,6 @@ cones of captions, distances by modality, similarities of matched and unmatched 
 """
 
 import base64
-import importlib
 import io
 import itertools
 import shlex
@@ -32,7 +31,7 @@ from torch.utils.data import Subset
 from common.base.arguments import Parser
 from common.base.config import ConfigError
 from common.base.files import read_repository_yaml, shown
-from common.base.places import PAPERS, ROOT, outputs
+from common.base.places import ROOT, outputs
 from common.data.pairs import open_retrieval_sets
 from common.data.scenes import SceneDataset
 from common.data.scenes.world import SHAPES
@@ -45,6 +44,7 @@ from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import this_device
 from common.run.folder import RunName
 from common.run.launch import run_or_explain
+from common.run.named_models import models_of
 from common.vectors import unit
 from euclip.distributions import training_sample
 from euclip.traversal import nearest_on_walk, root_of
@@ -61,9 +61,7 @@ LEVELS = ("everything is stated", "almost everything", "in part", "little", "onl
 def opened(text: str, overrides: Sequence[str]) -> tuple[str, Any, Encoder, RootedGeometry]:
     """Name, config, encoder and rooted geometry of a run, with `data.*` and `run.*` overridden."""
     checkpoint = named_checkpoint(Path(text).expanduser(), "RUNS")
-    if (paper := checkpoint.state["paper"]) not in PAPERS:  # it is imported
-        raise ConfigError(f"{checkpoint.path} belongs to {paper!r}; expected one of: {', '.join(PAPERS)}")
-    models = importlib.import_module(f"{paper}.evaluate").MODELS
+    models, paper = models_of(checkpoint), checkpoint.state["paper"]
     config, encoder = models.load_encoder(checkpoint, this_device(), overrides)
     run = RunName.of(checkpoint.path)
     name = title_of(paper, run.row, config)
@@ -75,7 +73,8 @@ def opened(text: str, overrides: Sequence[str]) -> tuple[str, Any, Encoder, Root
 
 def title_of(paper: str, row: str, config: Any) -> str:
     """A row's name in the paper's table, with our sizes where they differ; a custom row's name as words."""
-    tables = read_repository_yaml(ROOT / paper / "paper_tables.yaml")["tables"].values()
+    printed = ROOT / paper / "paper_tables.yaml"
+    tables = read_repository_yaml(printed)["tables"].values() if printed.is_file() else ()
     for entry in (entry for table in tables for entry in table["rows"] if entry.get("config") == f"{row}.yaml"):
         return ran_as(entry["ours"], config) if "ours" in entry else entry["method"]
     return row.replace("_", " ")

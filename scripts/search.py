@@ -19,7 +19,7 @@ from common.base.arguments import Parser, accepted, rows_of
 from common.base.config import SCALES, ConfigError
 from common.base.fields import deciding
 from common.base.files import shown
-from common.base.places import PAPERS, ROOT, outputs
+from common.base.places import ROOT, outputs, papers
 from common.distributed import is_main_process
 from common.reproduce.command import SEARCH_SEEDS, with_folders
 from common.reproduce.rows import Job, PaperCode
@@ -29,7 +29,7 @@ from common.run.launch import join_processes, run_or_explain
 
 def main(arguments: list[str] | None = None) -> None:
     parser = Parser(__doc__)
-    parser.add_argument("paper", choices=PAPERS)
+    parser.add_argument("paper", choices=papers())
     parser.add_argument("--rows", required=True, help="names of rows of the paper (`make rows`), 'a b'")
     parser.add_argument("--set", required=True, help="section.key=value,value,... ; quotes as in a shell")
     parser.add_argument("--scale", default="demo", choices=SCALES)

@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
+from common.data.decoding import read_picture
 from common.data.scenes import SceneDataset
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
@@ -87,6 +90,37 @@ def test_pictures_of_scenes_are_embedded_without_their_captions(encoder, monkeyp
     expected = encoder.images([{"image": scenes[index]["image"]} for index in range(8)])[0]
     monkeypatch.setattr(SceneDataset, "captions", None)
     assert torch.equal(encoder.images(scenes)[0], expected)
+
+
+# EXIF's numbers -> how the stored rows and columns become the picture that was taken
+ORIENTATIONS = {
+    1: lambda stored: stored,
+    2: np.fliplr,
+    3: lambda stored: np.rot90(stored, 2),
+    4: np.flipud,
+    5: lambda stored: stored.swapaxes(0, 1),
+    6: lambda stored: np.rot90(stored, -1),
+    7: lambda stored: np.rot90(stored, 2).swapaxes(0, 1),
+    8: np.rot90,
+}
+
+
+@pytest.mark.parametrize(("orientation", "turned"), ORIENTATIONS.items())
+def test_pictures_are_embedded_upright_as_files_and_opened(encoder, tmp_path, orientation, turned):
+    stored = np.random.default_rng(0).integers(0, 256, (8, 12, 3), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(stored).save(file := tmp_path / "photo.png", exif=exif)
+    expected = encoder.pictures([Image.fromarray(np.ascontiguousarray(turned(stored)))])
+    with Image.open(file) as opened:
+        torch.testing.assert_close(encoder.pictures([opened, file, str(file)]), expected.expand(3, -1))
+    assert np.array_equal(read_picture(file), turned(stored))
+
+
+def test_damaged_exif_data_cost_no_picture(tmp_path):
+    pixels = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
+    pixels.save(file := tmp_path / "photo.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\x7f")
+    assert np.array_equal(read_picture(file), pixels)
 
 
 def test_the_mode_comes_back_after_an_error(encoder):

@@ -38,11 +38,11 @@ def test_the_example_is_a_geometry_that_keeps_its_laws():
 
 def test_the_steps_of_the_page_train_a_row(tmp_path):
     """A copy of the repository's code, the page's own commands, then its own training command."""
-    for folder in ("common", "docs/template", "oblique_topology/configs"):
+    for folder in ("common", "docs/template", "oblique_topology/configs", "scripts"):
         shutil.copytree(ROOT / folder, tmp_path / folder)  # with the compiled loops that lie in __pycache__
     (shell, *_) = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
     subprocess.run(shell, shell=True, check=True, cwd=tmp_path)
-    assert len(list((tmp_path / "my_geometry").glob("*.py"))) == 4
+    assert len(list((tmp_path / "my_geometry").glob("*.py"))) == 6
 
     (command,) = re.findall(r"`python (my_geometry/train.py .*?)`", TEXT)
     smoke = [*command.split(), "--scale", "smoke", "data.num_labelled=8", "--output-dir", str(tmp_path / "run")]
@@ -54,6 +54,12 @@ def test_the_steps_of_the_page_train_a_row(tmp_path):
     assert checkpoint.model_tensors()["geometry.log_radius"].item() != 0.0  # trained
     metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())["evaluations"]["test"]["metrics"]
     assert 0 <= metrics["mean_recall"] <= 1
+
+    # the folder is known like those of the papers
+    again = run_script(tmp_path, "scripts/evaluate.py", "run", "--json", "data.num_labelled=8")
+    assert json.loads(again.stdout)["evaluations"]["test"]["metrics"] == metrics, again.stderr
+    assert "ball" in run_script(tmp_path, "scripts/parts.py", "rows", "my_geometry", "outputs").stdout
+    assert "scripts/evaluate.py run" in (tmp_path / "run" / "README.md").read_text()
 
 
 def with_changes_of(heading, tmp_path):

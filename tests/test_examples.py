@@ -210,7 +210,7 @@ def test_geometries_are_compared_on_locked_features(weights, tmp_path, monkeypat
     assert sizes["train"] - sizes["test"] == 21 * 2 * timm.create_model("test_efficientnet").num_features
 
 
-def test_user_photographs_are_searched_with_captions_and_without(weights, tmp_path, monkeypatch):
+def test_user_photographs_are_searched_with_captions_and_without(weights, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("common.run.inputs.outputs", lambda: tmp_path / "outputs")
     search, photos = example("search_my_photos"), tmp_path / "\udcdcbung"  # Latin-1
     photos.mkdir()
@@ -222,14 +222,21 @@ def test_user_photographs_are_searched_with_captions_and_without(weights, tmp_pa
             (photos / f"{number}-{name}.txt").write_text(f"a {name} picture\n\n{name}  <i>\n")
             lines += [f"{number}-{name}.png\ta {name} picture", f"{number}-{name}.png\t{name} <i>"]
     (photos / "captions.tsv").write_text("\n".join(lines) + "\n")
+    Image.fromarray(np.full((40, 48, 3), COLOURS["green"], np.uint8)).save(photos / "30-green.gif")
+    (photos / "31.gif").write_bytes(b"GIF89a")
     beside = search.captioned(photos)
     assert search.captioned(photos / "captions.tsv") == beside
-    assert sorted(map(len, beside.values())) == [0] * 6 + [2] * 24
+    assert sorted(map(len, beside.values())) == [0] * 8 + [2] * 24
 
     arguments = [str(photos), "a red picture", "<b>blue", "--weights", str(weights), "--best", "9"]
     few = ["model.image.stem.views=centre", "data.image_size=64", "optim.steps=20", "optim.warmup_steps=0"]
     arguments += ["--output", str(tmp_path / "out"), "--set", "model.image.stem.name=test_efficientnet", *few]
     text = search.main(arguments).read_text(encoding="utf-8")
+    printed = capsys.readouterr().out
+    assert "1 pictures cannot be read: " in printed
+    assert "31.gif" in printed
+    assert "31 pictures searched" in text
+    assert "among the first ten" not in text  # of three
     red, blue = text.split("<h2>")[1:]
     assert re.findall(r"</b> \d+-(\w+)\.png", red) == ["red"] * 9
     assert re.findall(r"</b> \d+-(\w+)\.png", blue) == ["blue"] * 9
@@ -240,6 +247,16 @@ def test_user_photographs_are_searched_with_captions_and_without(weights, tmp_pa
     assert 'alt="a red picture"' in red
     pixels = np.array(Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^\"]+)", red)[1]))))
     assert pixels.mean(axis=(0, 1)).argmax() == 0
+
+    (run,) = (tmp_path / "out" / "runs").glob("*/*/seed0")
+    embed = [str(run), "--texts", "a blue picture", "green", "--output", str(tmp_path / "embeddings.npz"), "--pictures"]
+    saved = np.load(example("embed_pictures").main([*embed, *(str(path) for path in sorted(photos.glob("*-*.png")))]))
+    assert "a blue picture: " in (printed := capsys.readouterr().out)
+    assert "-blue.png, similarity " in printed
+    cosines = saved["images"] @ saved["texts"].T
+    np.testing.assert_allclose(saved["similarity"], cosines, atol=1e-5)  # of the sphere
+    with pytest.raises(ValueError, match=r"1 of 1 pictures cannot be read, the first: .*31\.gif; expected JPEG, "):
+        example("embed_pictures").main([*embed, str(photos / "31.gif")])
 
     monkeypatch.setattr(search, "train", lambda *arguments: pytest.fail("trained again"))
     assert search.main(arguments).read_text(encoding="utf-8") == text

@@ -10,6 +10,13 @@ PAPERS = ("contrastive_basics", "oblique_topology", "euclip", "geomm")
 DISTRIBUTION = "contrastive-vision-language-geometry"
 
 
+def papers() -> list[str]:
+    """The four papers and, in a checkout, folders of your own beside them, made from docs/template."""
+    folders = [] if is_installed() else sorted(file.parent for file in ROOT.glob("*/evaluate.py"))
+    own = [folder.name for folder in folders if (folder / "configs").is_dir()]
+    return [*PAPERS, *(name for name in own if name not in PAPERS)]
+
+
 def is_installed() -> bool:
     """Whether pip copied the packages into a folder that other projects share."""
     return any(ROOT.glob(f"{DISTRIBUTION.replace('-', '_')}-*.dist-info"))

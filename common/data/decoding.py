@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from common.data.broken import Unusable, named
 
@@ -40,7 +40,7 @@ def refuse_split(where: str | Path, split: str | None) -> None:
 def decode_picture(
     content: bytes, decode_size: int | None = None, formats: tuple[str, ...] = SHARD_FORMATS
 ) -> Image.Image:
-    """An RGB image from the bytes of its file. EXIF orientation is ignored, as in the usual CLIP pipelines.
+    """An RGB image from the bytes of its file, upright (see `upright`).
 
     Args:
         decode_size: JPEGs may be decoded at 1/2, 1/4 or 1/8 if both sides keep this many pixels: several times faster
@@ -60,6 +60,7 @@ def decode_picture(
         if image.mode == "F" or image.mode.startswith("I"):
             image = _upper_eight_bits(image)
         image.load()  # decodes to the end; convert would copy an RGB image once more
+        image = upright(image)
         return image if image.mode == "RGB" else image.convert("RGB")
     except (Unusable, MemoryError):
         raise
@@ -69,6 +70,19 @@ def decode_picture(
         raise Unusable(f"image cannot be decoded: no {accepted}, {start}") from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and others
         raise Unusable(f"image cannot be decoded: {type(error).__name__}, {error}") from None
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The image as viewers show it: turned and mirrored as its EXIF data say; a copy only where they say so.
+
+    open_clip and torchvision leave it as it was stored. Pictures of the usual benchmarks have no such entry, those of
+    phones do.
+    """
+    try:
+        is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+        return ImageOps.exif_transpose(image) if is_turned else image
+    except Exception:  # damaged EXIF data tell nothing, and the picture is readable
+        return image
 
 
 def _upper_eight_bits(image: Image.Image) -> Image.Image:

@@ -27,6 +27,7 @@ from common.data.shard_paths import check_opens, files_below
 from common.data.shards import open_shards
 
 _PARTS = {"test", "val", "train"}  # folders of a set that are no classes
+_OF_THE_SYSTEM = ("thumbs.db", "desktop.ini")  # Windows leaves them in folders of pictures
 PICTURE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 CLASS_NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_templates.txt"
 
@@ -130,7 +131,7 @@ def open_image_folder(
     """A folder with one folder per class.
 
     Args:
-        root: images may lie deeper inside a class folder; hidden files are skipped.
+        root: images may lie deeper inside a class folder; hidden files and those of Windows are skipped.
         class_names: in label order; without `folders`, see also `in_label_order`.
         folders: each class's folder, in the order of class_names; None takes `class_folders`.
     """
@@ -160,7 +161,7 @@ def open_image_folder(
     for folder, label in label_of.items():
         before = len(paths)
         for path in files_below(root / folder):
-            if path.name.startswith("."):
+            if path.name.startswith(".") or path.name.lower() in _OF_THE_SYSTEM:
                 continue
             size = path.stat().st_size if path.is_file() else None
             if path.suffix.lower() not in PICTURE_EXTENSIONS:

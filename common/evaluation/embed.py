@@ -8,19 +8,23 @@ and number of threads).
 import itertools
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import Subset
 from tqdm import tqdm
 
+from common.base.files import printable
 from common.base.settings import RunConfig
 from common.data.broken import BrokenSample
+from common.data.decoding import FILE_FORMATS, read_picture, upright
 from common.data.feature_cache import FeatureCache
 from common.data.loader import Loader
 from common.data.pairs import Pairs, lost_at_open
@@ -115,6 +119,21 @@ class Encoder:
                 rows.append(self.model.encode_image(images))
                 readable.append(ok.to(self.device))
         return in_order(rows, size, len(data_set)), in_order(readable, size, len(data_set))
+
+    def pictures(self, pictures: Sequence[Image.Image | str | Path]) -> torch.Tensor:
+        """(num_pictures, ...) embeddings on the CPU, in order, of files or of pictures that Pillow has opened.
+
+        Raises:
+            ValueError: one cannot be read.
+        """
+        embeddings, readable = self.images(_Given(pictures))
+        if not readable.all():
+            first, count = pictures[int(readable.int().argmin())], int((~readable).sum())
+            raise ValueError(
+                f"{count} of {len(pictures)} pictures cannot be read, the first: {printable(str(first))}; expected "
+                f"{', '.join(FILE_FORMATS)}"
+            )
+        return embeddings
 
     @torch.no_grad()
     def texts(self, texts: list[str]) -> torch.Tensor:
@@ -393,6 +412,21 @@ def in_order(parts: list[torch.Tensor], size: int, count: int) -> torch.Tensor:
         return torch.cat([part.cpu() for part in parts]) if parts else torch.zeros(0)
     whole = [torch.cat([part, part.new_zeros(size - len(part), *part.shape[1:])]) for part in parts]
     return gather_rows(torch.stack(whole), -(-count // size)).flatten(0, 1)[:count].cpu()
+
+
+@dataclass(frozen=True)
+class _Given:
+    # Pictures of a caller as a data set; files are read one at a time.
+
+    pictures: Sequence[Image.Image | str | Path]
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> dict[str, Image.Image]:
+        picture = self.pictures[index]
+        is_open = isinstance(picture, Image.Image)
+        return {"image": upright(picture) if is_open else read_picture(Path(picture).expanduser())}
 
 
 class _Pictures(torch.utils.data.Dataset):

@@ -3,7 +3,7 @@
 import ast
 
 from common.base.arguments import accepted
-from common.base.places import PAPERS, ROOT
+from common.base.places import PAPERS, ROOT, papers
 
 
 def parts_of(paper: str) -> list[str]:
@@ -16,8 +16,8 @@ def parts_of(paper: str) -> list[str]:
 def wanted(paper: str, part: str) -> list[tuple[str, str]]:
     """(paper, part) pairs of two names, each of which may be "all"; ValueError with the nearest parts."""
     check_paper(paper, "all")
-    papers = PAPERS if paper == "all" else (paper,)
-    pairs = [(name, key) for name in papers for key in (parts_of(name) if part == "all" else [part])]
+    folders = PAPERS if paper == "all" else (paper,)
+    pairs = [(name, key) for name in folders for key in (parts_of(name) if part == "all" else [part])]
     for name, key in pairs:
         if key not in parts_of(name):
             others = [other for other in PAPERS if key in parts_of(other)]
@@ -27,6 +27,6 @@ def wanted(paper: str, part: str) -> list[tuple[str, str]]:
 
 
 def check_paper(paper: str, *others: str) -> None:
-    """Refuses a paper that is none of PAPERS and of `others`: ValueError."""
-    if paper not in (*PAPERS, *others):
-        raise ValueError(f"PAPER={paper} is unknown; {accepted(paper, PAPERS)}")
+    """Refuses a paper that is none of `papers()` and of `others`: ValueError."""
+    if paper not in (*papers(), *others):
+        raise ValueError(f"PAPER={paper} is unknown; {accepted(paper, papers())}")

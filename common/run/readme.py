@@ -10,7 +10,7 @@ import jinja2
 from torch import nn
 
 from common.base.files import read_json, shown, write_atomically
-from common.base.places import PAPERS, ROOT, is_installed
+from common.base.places import ROOT, is_installed, papers
 from common.distributed import is_main_process
 from common.evaluation.protocol import evaluation_text
 from common.run.folder import RunFiles
@@ -60,9 +60,9 @@ def _commands(files: RunFiles, paper: str, kind: str) -> dict[str, str]:
     # Purpose -> shell line, of the scripts that exist here and take a run of this kind.
     folder, python = shlex.quote(shown(files.folder)), shlex.quote(sys.orig_argv[0])
     lines = {}
-    if kind != "vision" and paper in PAPERS:
+    if kind != "vision" and paper in papers():
         lines["Evaluate the last checkpoint, on other data if you name them"] = "evaluate", folder
-    if paper in PAPERS:
+    if paper in papers():
         lines["Compare it with other runs"] = "compare", f"{folder} OTHER_RUN"
     if not kind:
         name = shlex.quote(files.identity.get("row", files.folder.name))

@@ -19,7 +19,8 @@ from common.run.launch import run_or_explain, train_main
 from common.run.training import Setup, opened
 from common.tiled import geometry_loss
 from my_geometry.config import Config
-from my_geometry.model import MODELS, PAPER, build_model
+from my_geometry.evaluate import MODELS, PAPER
+from my_geometry.model import build_model
 
 SETUP = Setup(
     PAPER,

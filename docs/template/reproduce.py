@@ -1,0 +1,9 @@
+"""What `make search` trains, and tables of my own: a function for each in PARTS, as in the paper folders."""
+
+from common.reproduce.rows import PaperCode
+from my_geometry.config import Config
+from my_geometry.evaluate import MODELS, PAPER
+from my_geometry.train import train
+
+CODE = PaperCode(PAPER, Config, train, MODELS.reevaluate)
+PARTS = {}
