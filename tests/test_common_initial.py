@@ -11,6 +11,7 @@ import transformers
 import yaml
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
+from tars import good_tar
 from test_common_weights import shaken
 
 from common.base.config import ConfigError, load_row
@@ -267,6 +268,18 @@ def test_other_words_and_class_tokens_are_named(tmp_path, public):
     config = config_of("euclip", f"model.text.init={first.folder}")
     with pytest.raises(WeightsError, match=r"model\.text\.init = .* has another tokenizer"):
         InitialWeights({"text": ("model.text.init", weights)}).start_(model_of("euclip", config)[0], config, WORDS)
+
+
+def test_a_run_goes_on_with_its_words_on_other_captions(tmp_path):
+    first = run(tmp_path / "scenes", config_of("euclip", "optim.steps=2"), "euclip")
+    shards = [good_tar(tmp_path / f"set-{role}.tar", 40, 40 * number) for number, role in enumerate(("train", "val"))]
+    of_files = ("data.source=shards", *(f"data.{file.stem[4:]}={file}" for file in shards), "run.test=false")
+    of_files += ("data.num_test=1000", "data.num_labelled=1000")  # the defaults: scenes have others here
+    settings = (f"model.init={first.folder}", "optim.steps=2", *of_files)
+    with pytest.warns(UserWarning, match="of the words are unknown to the tokenizer of this run"):
+        second = run(tmp_path / "photos", config_of("euclip", *settings), "euclip")
+    states = [last_checkpoint(files.checkpoints).state for files in (first, second)]
+    assert states[0]["tokenizer"] == states[1]["tokenizer"]
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ class InitialWeights:
             if side == "text" and weights.tokenizer not in (None, tokenizer.fingerprint):
                 raise WeightsError(
                     f"{key} = {weights.source} has another tokenizer ({weights.tokenizer[:8]}) than data.tokenizer and "
-                    f"data.vocabulary give ({tokenizer.fingerprint[:8]})"
+                    f"data.vocabulary give ({tokenizer.fingerprint[:8]}); expected both as in the config of that run"
                 )
             # what the weights lack (a projection, positions of another length) keeps its random values
             # a projection outside of its tower is of use only with that of the other side

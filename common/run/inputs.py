@@ -30,11 +30,12 @@ from common.data.pairs import (
     open_validation_task,
 )
 from common.data.text import build_tokenizer, tokenizer_from_json, warn_of_unread_words
-from common.data.tokenizer import Tokenizer
+from common.data.tokenizer import Tokenizer, WordTokenizer
 from common.data.transforms import ImageTransform, normalize
 from common.encoders.stem import PooledStem
 from common.encoders.two_towers import bare_tower
 from common.run.checkpoint import Checkpoint
+from common.run.sources import named_sources, run_checkpoint
 
 
 class Training(Protocol):
@@ -178,7 +179,7 @@ def open_training_data(
     """
     data, run = config.data, config.run
     if checkpoint is None:
-        tokenizer = build_tokenizer(data, pairs)
+        tokenizer = _words_of_start(config) or build_tokenizer(data, pairs)
     else:
         tokenizer = tokenizer_from_json(checkpoint.state["tokenizer"])
     order, transform = order_of(pairs, config.optim.global_batch_size, run.seed), image_transform(data)
@@ -205,6 +206,14 @@ def open_training_data(
         validation_task=open_validation_task(data) if validates(run) else None,
         evaluation_sets=sets,
     )
+
+
+def _words_of_start(config: Any) -> Tokenizer | None:
+    # With data.tokenizer=words the words of the run that the text tower starts from; None without such a run.
+    named = named_sources(getattr(config, "model", None)).get("text")
+    start = run_checkpoint(named[1]) if named and config.data.tokenizer == "words" else None
+    tokenizer = None if start is None else tokenizer_from_json(start.state["tokenizer"])
+    return tokenizer if isinstance(tokenizer, WordTokenizer) else None
 
 
 def batches_from(
