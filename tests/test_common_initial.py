@@ -304,11 +304,13 @@ def test_a_lock_that_means_nothing_is_refused(overrides, message):
     ("name", "message"),
     [
         ("nobody/no-such-model", r"model\.init = 'nobody/no-such-model': no such file or folder, and no .* hub"),
-        ("./nowhere", "nowhere does not exist; expected: a file of weights, a folder, a hub name"),
-        ("vit-b-32.pt", r"vit-b-32\.pt does not exist"),
+        ("./nowhere", r"model\.init = './nowhere': no such file; expected: a file or a folder that holds"),
+        ("vit-b-32.pt", r"model\.init = 'vit-b-32\.pt': no such file; expected: a file or a folder that holds"),
     ],
 )
-def test_weights_that_cannot_be_had_are_named_offline_too(name, message):
+def test_weights_that_cannot_be_had_are_named_offline_too(name, message, monkeypatch):
+    if "/no-such" not in name:
+        monkeypatch.setattr("common.data.text_files._hub_file", lambda *_: pytest.fail("asked the hub for a path"))
     config = config_of("euclip", f"model.init={name}")
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         InitialWeights.opened(config)

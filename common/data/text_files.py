@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-_FILE_SUFFIXES = (".txt", ".gz", ".json", ".model", ".vocab")
+_FILE_SUFFIXES = (".txt", ".gz", ".json", ".model", ".vocab", ".safetensors", ".pt", ".pth", ".bin")  # no hub names
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 _MARKS_OF_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MAX_UNPACKED_BYTES = 1 << 26

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 SIDES = ("image", "text")
 CONFIGURATIONS = ("open_clip_config.json", "config.json")  # one of them states what a folder holds
 _OF_TRANSFORMERS = ("vision_model.", "text_model.", "embeddings.", "bert.", "vit.", "deit.")  # first words of names
-_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")  # of files of weights: no hub name
 
 
 def read_source(
@@ -55,8 +54,6 @@ def read_source(
             A side that is left out is a tower that nobody takes.
     """
     path = Path(name).expanduser()
-    if not path.exists() and (path.is_absolute() or name.startswith(".") or path.suffix in _SUFFIXES):
-        raise FileNotFoundError(f"{path} does not exist; expected: a file of weights, a folder, a hub name")
     if path.is_file():
         state, stated, is_archive = _read_bare(path, activation)
         clip = clip_from_open_clip(state, stated, source=str(path), heads=heads)
