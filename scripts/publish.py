@@ -2,7 +2,7 @@
 
 python scripts/publish.py --run outputs/runs/euclip/<run>/seed0 --licence cc-by-4.0 --output published/my-euclip
 python euclip/evaluate.py --checkpoint published/my-euclip
-python euclip/train.py model.init=published/my-euclip
+python euclip/train.py --config table4_euclip --scale demo model.init=published/my-euclip
 
 Nothing leaves the machine without --to, which creates the repository if there is none (huggingface_hub, your login).
 A model on the hub is named by its repository in the place of the folder.
@@ -91,7 +91,9 @@ def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], lice
     config, paper = state["config"], state["paper"]
     row = RunName.of(run)
     has_towers = any(tensor.startswith("image_tower.") for tensor in checkpoint.model_tensors())
-    start = f"\npython {paper}/train.py model.init={name}" if has_towers else ""  # GeoMM's encoders start no other run
+    start = ""
+    if has_towers and row.scale:  # GeoMM's encoders start no other run
+        start = f"\npython {paper}/train.py --config {row.row} --scale {row.scale} model.init={name}"
     what = f"row {row.row} at {row.scale} scale" if row.scale else "settings of its own"
     made_of = "".join(f"\n- started from {key}: {value}" for key, value in state.get("initial_weights", {}).items())
     recipe = yaml.safe_dump({part: config[part] for part in ("method", "model", "optim")}, sort_keys=False)

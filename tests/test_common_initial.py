@@ -407,6 +407,7 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     card = (folder / "README.md").read_text()
     for logged in ("license: cc-by-4.0", "row table1_ours at smoke scale", "Seeds: 2", "scenes", "sphere", "## Limits"):
         assert logged in card
+    assert "python contrastive_basics/train.py --config table1_ours --scale smoke model.init=mine\n" in card
     measured = json.loads((run_folder / "evaluation.json").read_text())["evaluations"]
     assert f"| test | {measured['test']['protocol']['data']} | i2t_recall_at_1 | " in card
     assert (folder / "vocabulary.txt").read_text().split("\n")[:-1] == list(WORDS.vocabulary)
