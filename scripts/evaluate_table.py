@@ -80,11 +80,11 @@ def open_models(options: argparse.Namespace, overrides: Sequence[str]) -> list[M
     return [model._replace(label=label) for model, label in zip(models, short)]
 
 
-def check_data(tasks: Sequence[str], data: Any, sets: EvaluationSets) -> None:
-    """Refuses a task whose data are missing.
+def check_tasks(tasks: Sequence[str], models: Sequence[Model], data: Any, sets: EvaluationSets) -> None:
+    """Refuses a task whose data are missing, and a model that cannot do it.
 
     Raises:
-        ConfigError: names the setting.
+        ConfigError: names the setting, or the model.
     """
     probed = probe_sets(data, sets)
     labelled = "data.root=<folder> and data.labelled=<folder of labelled sets in it>"
@@ -98,6 +98,9 @@ def check_data(tasks: Sequence[str], data: Any, sets: EvaluationSets) -> None:
         available, setting = needs.get(task, (True, ""))
         if not available:
             raise ConfigError(f"--tasks {task}: the data are missing; expected {setting}")
+    for model in models if "hierarchy" in tasks else ():
+        if not has_root(geometry := model.encoder.model.geometry):
+            raise ConfigError(f"--tasks hierarchy: geometry {geometry.name} of {model.label} has no root")
 
 
 def evaluate_model(model: Model, tasks: Sequence[str], data: Any, sets: EvaluationSets) -> Iterator[Number]:
@@ -114,9 +117,6 @@ def evaluate_model(model: Model, tasks: Sequence[str], data: Any, sets: Evaluati
     for result in results:
         yield from _numbers(model.label, result)
     if "hierarchy" in tasks:
-        geometry = encoder.model.geometry
-        if not has_root(geometry):
-            raise ConfigError(f"--tasks hierarchy: geometry {geometry.name} of {model.label} has no root")
         radius = SimpleNamespace(min_radius=getattr(method, "min_radius", None))
         what, scores = measure(encoder, SimpleNamespace(data=data, run=model.config.run, method=radius), "")["captions"]
         for name, value in scores.items():
@@ -167,9 +167,8 @@ def table_text(numbers: Sequence[Number]) -> str:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("words", nargs="+", metavar="MODEL or section.key=value", help="models; data.* and run.*")
-    parser.add_argument(
-        "--tasks", default="retrieval,zero_shot", help=f"some of {','.join(TASKS)}; default: %(default)s"
-    )
+    default = "retrieval, and zero_shot where the data hold labelled sets"
+    parser.add_argument("--tasks", help=f"some of {','.join(TASKS)}; default: {default}")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="all numbers as CSV; replaces the file")
     parser.add_argument("--json", action="store_true", help="print only all numbers as JSON")
     parser.add_argument("--layout", default="transformers", help=f"of weights from elsewhere: {', '.join(LAYOUTS)}")
@@ -179,14 +178,18 @@ def main() -> None:
     options = parser.parse_intermixed_args()
     overrides = [word for word in options.words if re.match(r"\w+\.[\w.]+=", word)]
     options.models = [word for word in options.words if word not in overrides]
-    tasks = options.tasks.split(",")
+    if options.csv and options.csv.is_dir():
+        raise ConfigError(f"--csv {options.csv} is a folder; expected a file")
+    tasks = options.tasks.split(",") if options.tasks else ["retrieval"]
     for task in tasks:
         if task not in TASKS:
             raise ConfigError(f"--tasks {options.tasks}: no task {task!r}; {accepted(task, TASKS)}")
     models = open_models(options, overrides)
     data = next((model for model in models if model.is_run), models[0]).config.data
     sets = open_evaluation_sets(data)
-    check_data(tasks, data, sets)
+    if not options.tasks and sets.zero_shot:
+        tasks.append("zero_shot")
+    check_tasks(tasks, models, data, sets)
     numbers = [number for model in models for number in evaluate_model(model, tasks, data, sets)]
     if options.csv:
         write_atomically(options.csv, csv_text(numbers))

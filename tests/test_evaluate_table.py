@@ -13,6 +13,7 @@ from runs import row_config, trained
 from safetensors.torch import save_file
 
 from common.base.config import ConfigError
+from common.base.places import ROOT
 from common.evaluation.protocol import HEADLINES
 from common.run.evaluation import save_answer
 from euclip import train
@@ -147,17 +148,28 @@ def test_the_hierarchy_needs_a_root(tmp_path):
         ),
         (["--tasks", "hierarchy", "PHOTOS"], "--tasks hierarchy: the data are missing; expected data.second_test=<sh"),
         (["--tasks", "retrieval", "STRANGER"], "a model is named twice: "),
+        (["--csv", "tests"], "--csv tests is a folder; expected a file"),
     ],
 )
-def test_what_a_task_needs_is_named(words, message, stranger, tmp_path):
-    words = [str(stranger) if word == "STRANGER" else word for word in words]
-    if "PHOTOS" in words:
-        Image.new("RGB", (32, 32)).save(tmp_path / "a.jpg")
-        (tmp_path / "photos.tsv").write_text("filepath\ttitle\na.jpg\ta cat\n")
-        photos = ["data.source=tsv", f"data.root={tmp_path}", "data.test=photos.tsv"]
-        words = [word for word in words if word != "PHOTOS"] + photos
+def test_what_a_task_needs_is_named(words, message, stranger, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    named = {"STRANGER": [str(stranger)], "PHOTOS": photos(tmp_path)}
     with pytest.raises(ConfigError, match=message):
-        evaluated(stranger, *words)
+        evaluated(stranger, *(each for word in words for each in named.get(word, [word])))
+
+
+def photos(folder):
+    """A table of one picture, without labelled sets: the settings of its data."""
+    Image.new("RGB", (32, 32)).save(folder / "a.jpg")
+    (folder / "photos.tsv").write_text("filepath\ttitle\na.jpg\ta cat\n")
+    return ["data.source=tsv", f"data.root={folder}", "data.test=photos.tsv"]
+
+
+def test_without_labelled_sets_the_table_holds_retrieval_alone(stranger, tmp_path):
+    evaluated(stranger, "--csv", tmp_path / "table.csv", *photos(tmp_path))
+    metrics = [line.split(",")[2] for line in (tmp_path / "table.csv").read_text().splitlines()[1:]]
+    assert metrics
+    assert all(metric.startswith("retrieval/") for metric in metrics)
 
 
 @pytest.mark.parametrize(
