@@ -101,6 +101,11 @@ def test_an_imagefolder_with_metadata_is_read_by_split(tmp_path):
         (tmp_path / "set" / split / "metadata.jsonl").write_text("\n".join(lines))
     assert content_of(open_hugging_face("set", root=tmp_path)) == expected(range(3))
     assert content_of(open_hugging_face("set", root=tmp_path, role="val")) == expected(range(3, 5))
+    for buffer in (0, 2):  # a split's own folder, which the library calls train
+        pairs = open_hugging_face("set/validation", root=tmp_path, role="val", stream_buffer=buffer)
+        assert (len(pairs), pairs.name) == (2, "validation")
+    with pytest.raises(ValueError, match="set/train has no split 'test'; expected one of: train "):
+        open_hugging_face("set/train", root=tmp_path, role="test")
     with pytest.raises(ValueError) as error:
         open_hugging_face("set", root=tmp_path, role="test")
     assert "has no split 'test'; expected one of: train, validation (written as source#split)" in str(error.value)

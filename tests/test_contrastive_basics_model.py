@@ -45,11 +45,13 @@ def test_every_row_builds_and_embeds_at_every_scale(row, scale):
     config = load_row(Config, FOLDER, row, scale)
     with torch.device("meta"):
         model = build_model(config, CLIP_IDS)
+        assert isinstance(model.geometry, Geometry)
+        if scale not in ("smoke", "paper"):  # a pass costs as much as three constructions
+            return
         images = torch.empty(2, 3, config.data.image_size, config.data.image_size)
         token_ids = torch.zeros(2, config.data.context_length, dtype=torch.long)
     image_embeddings, text_embeddings, scale = model(images, token_ids)
     assert model.geometry.similarity(image_embeddings, text_embeddings).shape == (2, 2)
-    assert isinstance(model.geometry, Geometry)
     assert scale.shape == ()
 
 

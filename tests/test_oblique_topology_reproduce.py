@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -32,11 +33,24 @@ ROOT = Path(__file__).resolve().parents[1]
 FEW = ["data.num_test=16", "data.num_labelled=8"]  # as the session's runs
 
 
-def reproduce(part, output, *more, seeds=2):
+def no_page_and_no_verdicts(patch):
+    """Half of a command that trains nothing; the session's runs have their verdicts."""
+    patch.setattr("common.reproduce.command.collect_page", lambda roots, page: None)
+    patch.setattr("common.reproduce.command.judge", lambda *results: None)
+
+
+@pytest.fixture
+def tables_alone(monkeypatch):
+    no_page_and_no_verdicts(monkeypatch)
+
+
+def reproduce(part, output, *more, seeds=2, with_page=False):
     """A part on fewer pictures, which are no change of the paper's table."""
     real = Command.changes.fget
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Command, "changes", property(lambda self: [text for text in real(self) if text not in FEW]))
+        if not with_page:
+            no_page_and_no_verdicts(patch)
         main([part, "--scale", "smoke", "--seeds", str(seeds), "--output", str(output), *FEW, *more])
 
 
@@ -48,7 +62,7 @@ def output(tmp_path_factory, oblique):
     for runs in oblique.folder.glob("runs/oblique_topology/table2_*"):
         if "embedding_dim: 32\n" in next(runs.glob("*/config.yaml")).read_text():  # Table 10's has 512
             shutil.copytree(runs, folder / "runs" / "oblique_topology" / runs.name)
-    reproduce("table2", folder)
+    reproduce("table2", folder, with_page=True)
     return folder
 
 
@@ -111,6 +125,7 @@ def test_some_rows_of_a_table_are_trained_and_stand_beside_the_whole_table(outpu
         ("table7", "table2_multi", ["not run: needs published weights", "not run: needs MSCOCO", "not run: not among"]),
     ],
 )
+@pytest.mark.usefixtures("tables_alone")
 def test_a_row_left_out_and_one_that_needs_something_say_so_in_every_table(part, row, statuses, tmp_path):
     main([part, "--scale", "smoke", "--rows", row, "--output", str(tmp_path), *FEW])
     (path,) = tmp_path.glob(f"results/oblique_topology/{part}/smoke-*/{part}.json")
@@ -138,6 +153,7 @@ def test_rows_that_a_part_does_not_train_are_refused_before_anything_is_trained(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("tables_alone")
 def test_a_custom_row_stands_in_the_tables_of_settings_too_and_is_never_left_out_in_silence(tmp_path):
     custom = tmp_path / "mine.yaml"
     custom.write_text("method: {geometry: sphere}\noptim: {weight_decay: 0.07}\n")
@@ -422,15 +438,37 @@ def test_photographs_in_shards_give_the_same_table(data_dir, tmp_path):
     assert cells["food101"] is None
 
 
+CROPPED = "optim.steps=2 'data.crop_scale=[0.5, 1]'"
+
+
+def test_the_command_that_make_shows_writes_the_table_and_a_page_with_all_that_is_committed(
+    tmp_path, monkeypatch, capsys
+):
+    """In this process, which has the imports."""
+    shown = make("-n", "PY=python", "reproduce-table5", "SCALE=smoke", f"OUTPUT={tmp_path}", f"SET={CROPPED}").stdout
+    python, script, *arguments = shlex.split(shown.splitlines()[-1])
+    assert python == "python"
+    pages = []
+    monkeypatch.setattr("common.reproduce.command.collect_page", lambda roots, page: pages.append((roots[0], page)))
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path[1:]])
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(script, run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "scale smoke, seed 0\n" in printed
+    assert " seeds 0" not in printed
+    assert "table5 of Design of the topology" in printed.lstrip().splitlines()[0]
+    (path,) = tmp_path.glob("results/oblique_topology/table5/smoke-*/table5.json")
+    assert from_json(path.read_text()).command.endswith(f' SET="{CROPPED}"')
+    assert pages == [(ROOT / "results", tmp_path / "report.html")]
+
+
+@pytest.mark.slow  # ten seconds of imports and of all committed results; above, what its command does
 def test_a_part_runs_from_the_command_line_of_make(tmp_path):
-    given = ["SCALE=smoke", f"OUTPUT={tmp_path}", "SET=optim.steps=2 'data.crop_scale=[0.5, 1]'"]
+    given = ["SCALE=smoke", f"OUTPUT={tmp_path}", f"SET={CROPPED}"]
     done = make(f"PY={sys.executable}", "reproduce-table5", *given, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
-    assert "scale smoke, seed 0\n" in done.stdout
-    assert " seeds 0" not in done.stdout
-    assert "table5 of Design of the topology" in done.stdout.lstrip().splitlines()[0]
-    (path,) = tmp_path.glob("results/oblique_topology/table5/smoke-*/table5.json")
-    assert from_json(path.read_text()).command.endswith(f' SET="{given[-1].removeprefix("SET=")}"')
+    assert list(tmp_path.glob("results/oblique_topology/table5/smoke-*/table5.json"))
     assert (tmp_path / "report_oblique_topology.html").stat().st_size > 100_000  # with all that is committed
 
 

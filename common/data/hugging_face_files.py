@@ -137,8 +137,8 @@ def table_of(source: str, place: list[Path], split: str | None, role: str) -> tu
         return next(iter(_load(source, place, datasets.load_dataset).values())), ""
     else:
         content = _load(source, place, datasets.load_dataset)
-    split = _chosen_split(str(place[0]) if place else source, list(content), split, role)
-    return content[split], split
+    split, shown = _chosen_split(str(place[0]) if place else source, list(content), split, role)
+    return content[split], shown
 
 
 def _from_arrow_files(kind: str, data_files: list[str]) -> datasets.Dataset:
@@ -158,7 +158,7 @@ def stream_of(
         refuse_split(place[0], split)
         split, shown = next(iter(files)), ""
     else:
-        split = shown = _chosen_split(where, [str(item) for item in files], split, role)
+        split, shown = _chosen_split(where, [str(item) for item in files], split, role)
     try:
         rows = builder.as_streaming_dataset(split=split)
     except Exception as error:
@@ -172,12 +172,16 @@ def stream_of(
     return rows, shown, num_rows, named
 
 
-def _chosen_split(where: str, splits: list[str], split: str | None, role: str) -> str:
+def _chosen_split(where: str, splits: list[str], split: str | None, role: str) -> tuple[str, str]:
+    # The split, and what is shown of it.
     names = _SPLITS_OF_ROLE[role] if split is None else (split,)
+    # the library calls the only set of a folder train, whatever the folder is called
+    if role != "train" and splits == ["train"] and Path(where).is_dir() and Path(where).name in names:
+        return "train", ""
     chosen = next((name for name in names if name in splits), None)
     if chosen is None:
         raise ValueError(
             f"{where} has no split {' or '.join(map(repr, names))}; expected one of: "
             f"{', '.join(splits) or 'it has none'} (written as source#split)"
         )
-    return chosen
+    return chosen, chosen

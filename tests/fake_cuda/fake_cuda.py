@@ -14,6 +14,7 @@ device tensors and `.numpy()` of them fail as on a GPU. It says nothing about sp
 import collections
 import contextlib
 import hashlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -26,6 +27,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+NAME = "fake_cuda_device"
 _extension: Any = None
 
 
@@ -50,7 +52,7 @@ def _path() -> str:
 
 
 def build() -> Any:
-    """The compiled device.cpp. All checkouts with the same file share it, and it is compiled once."""
+    """The compiled device.cpp. All checkouts with the same file and build of torch share it: it is compiled once."""
     import logging
 
     import torch
@@ -59,13 +61,25 @@ def build() -> Any:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # "no CUDA runtime is found"
     os.environ["PATH"] = _path()
     source = (HERE / "device.cpp").read_bytes()
-    key = hashlib.sha256(source + f"{torch.__version__} {sys.version}".encode()).hexdigest()[:12]
+    made_by = f"{torch.__version__} {torch.version.git_version} {torch.version.cuda} {sys.version}"
+    key = hashlib.sha256(source + made_by.encode()).hexdigest()[:12]
     cache = os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions")
     folder = Path(cache) / f"fake_cuda_{key}"
     folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "whole").exists():  # `load` compiles again for an environment in another place
+        return _imported(folder / f"{NAME}.so")
     if not (folder / "device.cpp").exists():  # a new file would be compiled again
         (folder / "device.cpp").write_bytes(source)
-    return load("fake_cuda_device", [str(folder / "device.cpp")], extra_cflags=["-O1"], build_directory=str(folder))
+    extension = load(NAME, [str(folder / "device.cpp")], extra_cflags=["-O1"], build_directory=str(folder))
+    (folder / "whole").touch()
+    return extension
+
+
+def _imported(library: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(NAME, library)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def enable() -> None:
