@@ -101,10 +101,12 @@ def contrastive_loss(
     Returns:
         Scalar in nats: this process's share of the global loss.
     Raises:
-        ValueError: a function in place of a geometry; shapes of texts, ids, queue or keys that do not fit the images.
+        ValueError: a function or class in place of a geometry, a module in place of the multiplier; shapes of texts,
+            ids, queue or keys that do not fit the images.
     """
     check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
+    logit_scale = as_scale(logit_scale, image_embeddings)
     columns = torch.arange(len(image_embeddings), device=image_embeddings.device) + rank() * len(image_embeddings)
 
     def both_directions(images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -188,9 +190,16 @@ def nt_xent(
 
 
 def check_geometry(geometry: Geometry) -> None:
-    """Raises ValueError for a function: losses take the geometry itself, whose paired similarity keeps more digits."""
-    if inspect.isroutine(geometry):
+    """Raises ValueError for a function or class: losses take the geometry, whose paired similarity has more digits."""
+    if inspect.isroutine(geometry) or isinstance(geometry, type):
         raise ValueError(f"a loss takes a geometry, such as Sphere() of common/geometry.py, not {geometry!r}")
+
+
+def as_scale(logit_scale: torch.Tensor | float, embeddings: torch.Tensor) -> torch.Tensor:
+    """The multiplier as a tensor beside the embeddings. Raises ValueError for a module in place of its value."""
+    if isinstance(logit_scale, torch.nn.Module):
+        raise ValueError(f"logit_scale is a {type(logit_scale).__name__}; expected its value, logit_scale()")
+    return torch.as_tensor(logit_scale, device=embeddings.device)
 
 
 def check_pairs(
@@ -201,6 +210,13 @@ def check_pairs(
     distillation: Distillation | None,
 ) -> None:
     """Raises ValueError unless the arguments of `contrastive_loss` fit each other."""
+    for name, embeddings in (("image", image_embeddings), ("text", text_embeddings)):
+        if not isinstance(embeddings, torch.Tensor) or embeddings.ndim < 2 or not len(embeddings):
+            shape = tuple(getattr(embeddings, "shape", ()))
+            raise ValueError(
+                f"{name}_embeddings is a {type(embeddings).__name__} of shape {shape}; expected a tensor (batch, ...) "
+                "of at least one pair"
+            )
     batch = len(image_embeddings)
     if len(text_embeddings) != batch:
         raise ValueError(f"row k of images and texts is one pair: got {batch} images and {len(text_embeddings)} texts")

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from common.distributed import gather_with_gradient, rank, world_size
 from common.geometry import Geometry
-from common.info_nce import check_geometry, check_pairs
+from common.info_nce import as_scale, check_geometry, check_pairs
 from common.vectors import at_least_float32, full_precision, one_matrix
 
 
@@ -30,6 +30,7 @@ def sigmoid_loss(
     """
     check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids=None, queue=None, distillation=None)
+    logit_scale = as_scale(logit_scale, image_embeddings)
     batch = len(image_embeddings)
     # this process's images against the texts of all: together the processes see every pair once
     scores = geometry.directions(image_embeddings, gather_with_gradient(text_embeddings))

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from common.distributed import gather_without_gradient, rank, world_size
 from common.geometry import Geometry
-from common.info_nce import Distillation, QueuedPairs, check_geometry, check_pairs, contrastive_loss
+from common.info_nce import Distillation, QueuedPairs, as_scale, check_geometry, check_pairs, contrastive_loss
 from common.query_sums import Block, Direction, QuerySums, part_of, residuals
 from common.sharded import whole
 from common.tile_comparison import (
@@ -110,6 +110,7 @@ def tiled_contrastive_loss(
     """
     check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
+    logit_scale = as_scale(logit_scale, image_embeddings)
     if tile < 1:
         raise ValueError(f"tile = {tile}; expected: at least 1")
     if bf16_product and not geometry.is_inner_product:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from common.geometry import clamp_scalars_
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder
 from common.pool import pool_info_nce
@@ -35,6 +36,7 @@ def train(towers: nn.ModuleList, pools: list, logit_scale: LogitScale, batches) 
         optimizer.zero_grad()
         sum(losses).backward()
         optimizer.step()
+        clamp_scalars_(logit_scale.scalars())
         copies.update_(towers, EMA_MOMENTUM)
         for key, pool in zip(reversed(keys), pools):
             pool.insert(key)  # after the step, over the oldest

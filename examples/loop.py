@@ -13,9 +13,10 @@ from common.logit_scale import LogitScale
 
 def train(image_tower: nn.Module, text_tower: nn.Module, geometry: nn.Module, logit_scale: LogitScale, batches) -> list:
     """Returns the loss of every step. Towers give features, (batch, dim); the geometry maps them to embeddings."""
-    modules = nn.ModuleList([image_tower, text_tower, geometry, logit_scale])  # a geometry may have scalars that train
+    towers, compared_by = nn.ModuleList([image_tower, text_tower]), nn.ModuleList([geometry, logit_scale])
     scalars = [*logit_scale.scalars(), *geometry.scalars()]
-    optimizer = torch.optim.AdamW(modules.parameters(), lr=1e-3)
+    groups = [{"params": towers.parameters()}, {"params": compared_by.parameters(), "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3)
     losses = []
     for images, texts in batches:
         image_embeddings = geometry.embed_image(image_tower(images))

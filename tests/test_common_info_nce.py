@@ -2,7 +2,9 @@
 
 import inspect
 import math
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from comparison import Comparison
@@ -23,7 +25,9 @@ from common.info_nce import (
     positives_from_ids,
     symmetric_info_nce,
 )
+from common.logit_scale import LogitScale
 from common.run.guards import NonFiniteLoss, check_finite
+from common.sigmoid_loss import sigmoid_loss
 from common.tiled import geometry_loss, tiled_contrastive_loss
 from euclip.geometry import Euclidean
 
@@ -427,6 +431,29 @@ def test_distances_that_overflow_are_a_divergence_and_no_mask(tile):
     loss = geometry_loss(embeddings, -embeddings, Euclidean(), torch.tensor(1.0), tile=tile)
     with pytest.raises(NonFiniteLoss, match=r"loss is (inf|nan) at step 7"):
         check_finite(float(loss), 7, torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("images", "texts", "geometry", "scale", "message"),
+    [
+        (torch.eye(3), torch.eye(3), Sphere, 2.0, "a loss takes a geometry, such as Sphere.. of .*, not <class"),
+        (torch.eye(3), torch.eye(3), Sphere(), LogitScale(), r"logit_scale is a LogitScale; .*, logit_scale\(\)"),
+        (np.eye(3), torch.eye(3), Sphere(), 2.0, r"image_embeddings is a ndarray of shape \(3, 3\); expected a tensor"),
+        (torch.eye(3), torch.ones(3), Sphere(), 2.0, r"text_embeddings is a Tensor of shape \(3,\); expected a tensor"),
+        (torch.eye(0), torch.eye(0), Sphere(), 2.0, r"image_embeddings is a Tensor of shape \(0, 0\); .* at least one"),
+    ],
+)
+def test_what_is_no_argument_of_a_loss_is_named(images, texts, geometry, scale, message):
+    for loss in (contrastive_loss, tiled_contrastive_loss, partial(sigmoid_loss, logit_bias=torch.tensor(-1.0))):
+        with pytest.raises(ValueError, match=message):
+            loss(images, texts, geometry, scale)
+
+
+def test_a_number_is_a_multiplier_too():
+    sides = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
+    expected = contrastive_loss(*sides, Sphere(), torch.tensor(3.0))
+    for loss in (contrastive_loss, partial(tiled_contrastive_loss, tile=4)):
+        torch.testing.assert_close(loss(*sides, Sphere(), 3.0), expected)
 
 
 def test_every_loss_takes_a_geometry_and_says_so_to_a_bare_similarity():

@@ -63,8 +63,8 @@ class Weights:
             )
         if any(name.startswith("logit_bias.") for name in self.beside):
             raise WeightsError(
-                f"{self.source} was trained by the sigmoid loss and has a logit bias: the exported layouts have no "
-                "place for it"
+                f"{self.source} was trained by the sigmoid loss and has a logit bias, which is not exported; "
+                "open_clip's init_logit_bias would hold it"
             )
         model = TwoTowers(self.image_tower, self.text_tower, Sphere(), LogitScale(init=1 / 0.07, maximum=100.0))
         with torch.no_grad():
