@@ -36,6 +36,7 @@ TOGETHER = {
     "test_euclip_reproduce.py": "euclip",
     "test_claims.py": "committed",
     "test_common_report_page.py": "committed",
+    "test_fill_pages.py": "committed",
     "test_readme.py": "committed",
 }
 # begun last, one of them would have to be waited for
@@ -283,10 +284,15 @@ def euclip(tmp_path_factory) -> SmokeParts:
 
 
 @pytest.fixture(scope="session")
-def committed_claims() -> list:
+def committed_tables() -> list:
+    """All tables of the committed results, which take half a second to read."""
+    return importlib.import_module("common.report.page").collect([ROOT / "results"])
+
+
+@pytest.fixture(scope="session")
+def committed_claims(committed_tables) -> list:
     """The claims of every paper, judged by the committed results, which takes three seconds."""
-    page = importlib.import_module("common.report.page")
-    return page.collect_claims([ROOT / "results"], page.collect([ROOT / "results"]))
+    return importlib.import_module("common.report.page").collect_claims([ROOT / "results"], committed_tables)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """scripts/fill_pages.py: tables of the pages are those of the committed results."""
 
+import importlib
 import sys
 
 import pytest
@@ -61,6 +62,13 @@ def root(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def read_once(monkeypatch, committed_tables):
+    """Every page and every verdict is made from all of them."""
+    for module in (fill_pages, importlib.import_module("common.report.page")):
+        monkeypatch.setattr(module, "collect", lambda roots: committed_tables)
+
+
 def test_no_page_differs_from_the_committed_results():
     for page in PAGES:
         path = fill_pages.ROOT / page
@@ -70,18 +78,20 @@ def test_no_page_differs_from_the_committed_results():
 
 
 @pytest.mark.parametrize("paper", fill_pages.PAPERS)
+@pytest.mark.usefixtures("read_once")
 def test_no_page_of_results_differs_from_what_lies_beside_it(paper):
     path = fill_pages.ROOT / "results" / paper / "README.md"
     assert fill_pages.results_page(paper) == path.read_text(encoding="utf-8"), f"{path}: python scripts/fill_pages.py"
 
 
-def test_no_table_differs_from_its_json():
-    for entry in fill_pages.collect([fill_pages.ROOT / "results"]):
+def test_no_table_differs_from_its_json(committed_tables):
+    for entry in committed_tables:
         path = entry.path.with_suffix(".md")
         markdown = fill_pages.to_markdown(entry.table)
         assert markdown == path.read_text(encoding="utf-8"), f"{path} differs: python scripts/fill_pages.py"
 
 
+@pytest.mark.usefixtures("read_once")
 def test_no_verdict_differs_from_the_committed_results_and_claims():
     results = fill_pages.ROOT / "results"
     texts = fill_pages.refreshed_claims(results)

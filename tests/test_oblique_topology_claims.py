@@ -72,7 +72,7 @@ def test_no_number_of_the_paper_reaches_the_measured_side(tmp_path):
     assert [judged.audit for judged in after.judged] != [judged.audit for judged in before.judged]
 
 
-def test_a_reproduced_table_ends_with_the_claims_that_it_touches(tmp_path, capsys):
+def test_a_reproduced_table_ends_with_the_claims_that_it_touches(tmp_path, monkeypatch, capsys):
     tables = [read_table(ROOT / "results/oblique_topology/table2/demo/table2.json")]
     command = Command("table2", "demo", (0, 1, 2), (), tmp_path, tmp_path / "results")
     _write(command, "oblique_topology", tables)
@@ -84,18 +84,20 @@ def test_a_reproduced_table_ends_with_the_claims_that_it_touches(tmp_path, capsy
     page = (tmp_path / "report_oblique_topology.html").read_text(encoding="utf-8")
     for name in CLAIMS:
         assert page.count(f'id="claim-oblique_topology-{name}"') == 1
+    monkeypatch.setattr("common.reproduce.command.collect_page", lambda roots, page: None)  # it is there
     _write(replace(command, overrides=("optim.steps=2",)), "oblique_topology", tables)
     assert "Claims are not judged by changed rows or settings." in capsys.readouterr().out
     assert len(list(tmp_path.glob("results/*/*/*/*_claims.md"))) == 1
 
 
-def test_a_run_just_made_counts_before_committed_ones(tmp_path, capsys):
+def test_a_run_just_made_counts_before_committed_ones(tmp_path, monkeypatch, capsys):
     """Committed results hold three seeds; a single seed made now is what its own verdicts are about."""
     committed = read_table(ROOT / "results/oblique_topology/table2/demo/table2.json")
     rows = [row for row in committed.rows if row.status == "measured"]
     ours = {key: replace(cell, values=cell.values[:1], seeds=(0,)) for key, cell in rows[0].ours.items()}
     multi = replace(rows[0], method="CLIP [Multi(32, 16)], ViT-B/16", ours=ours)
     table = replace(committed, rows=[replace(rows[0], ours=ours), multi])
+    monkeypatch.setattr("common.reproduce.command.collect_page", lambda roots, page: None)
     _write(Command("table2", "demo", (0,), (), tmp_path, tmp_path / "results"), "oblique_topology", [table])
     assert "C1" in (text := capsys.readouterr().out)
     assert "undecided (one seed) at demo scale (margin 0 points)" in " ".join(text.split())
