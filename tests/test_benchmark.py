@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common.base.config import ConfigError
 from scripts import benchmark
-from scripts.benchmarks import comparison
+from scripts.benchmarks import comparison, loss
 from scripts.benchmarks.comparison import Comparison, Row, Skipped, Usage, measure
 from scripts.benchmarks.data import loaders, write_shards
 from scripts.benchmarks.loss import check_that_the_matrix_fits, usage_in_new_process
@@ -157,8 +157,18 @@ def run_main(monkeypatch, *arguments):
     benchmark.main()
 
 
-def test_every_row_runs_at_toy_size_and_is_written_twice(tmp_path, monkeypatch, capsys):
+# every function, and every geometry in the rows of memory
+ALIKE = {f"loss_{kind}_{geometry}" for kind in ("time", "limit") for geometry in [*loss.GEOMETRIES][1:]}
+
+
+@pytest.mark.parametrize("left_out", [ALIKE, pytest.param(set(), marks=pytest.mark.slow)], ids=["alike", "none"])
+def test_every_row_runs_at_toy_size_and_is_written_twice(left_out, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert benchmark.default_rows() == [*benchmark.BENCHMARKS]
+    assert left_out <= benchmark.BENCHMARKS.keys()
+    monkeypatch.setattr(
+        benchmark, "BENCHMARKS", {name: row for name, row in benchmark.BENCHMARKS.items() if name not in left_out}
+    )
     run_main(monkeypatch, "--quick", "--repeats", "1", "--output", str(tmp_path / "new"))
     place = tmp_path / "new" / f"cpu-{torch.get_num_threads()}-threads"
     content = json.loads(place.with_suffix(".json").read_text())

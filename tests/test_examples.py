@@ -55,7 +55,18 @@ def test_the_page_shows_what_the_examples_hold():
     assert all(re.search(rf"\| `{name}\(.*\)` \| `{module}` \|", PAGE) for name, module in imports.items())
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.name)
+# the others' gradients: tests/test_geometries.py
+QUICK = (Sphere, ObliqueGeodesic, Hyperbolic)
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        geometry if isinstance(geometry, QUICK) else pytest.param(geometry, marks=pytest.mark.slow)
+        for geometry in GEOMETRIES
+    ],
+    ids=lambda geometry: geometry.name,
+)
 def test_the_loop_trains_with_every_geometry_from_the_start_that_the_page_names(geometry, capsys):
     squared = getattr(geometry, "squared", False)
     losses = example("loop").main(geometry, LogitScale(1.0 if squared else 1 / 0.07))
