@@ -105,7 +105,8 @@ OF_POOL = ("start.row=", *SIZES, "method.k_test=10")
     [
         ("oblique_topology", "table2_clip", ()),
         ("euclip", "table4_euclip", ("method.logit_scale_init=0.37",)),  # 1 / 0.07 begins above chance
-        ("contrastive_basics", "table1_ours", ()),
+        # its own code: tests/test_contrastive_basics_model.py at this scale, _train.py; training on features is shared
+        pytest.param("contrastive_basics", "table1_ours", (), marks=pytest.mark.slow),
         ("geomm", "albef_geo", OF_POOL),
         pytest.param("geomm", "tcl_geo", (*OF_POOL, "method.mask_probability=0.5"), marks=pytest.mark.slow),
     ],
