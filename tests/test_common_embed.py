@@ -117,6 +117,12 @@ def test_pictures_are_embedded_upright_as_files_and_opened(encoder, tmp_path, or
     assert np.array_equal(read_picture(file), turned(stored))
 
 
+def test_one_text_is_no_list_of_letters(encoder):
+    for embed in (encoder.texts, encoder.pictures):
+        with pytest.raises(ValueError, match=r"is 'word1'; expected a list"):
+            embed("word1")
+
+
 def test_damaged_exif_data_cost_no_picture(tmp_path):
     pixels = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
     pixels.save(file := tmp_path / "photo.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\x7f")

@@ -349,7 +349,7 @@ def test_weights_that_transformers_would_draw_at_random_or_leave_out_are_named(t
         ("contrastive_basics", "table1_ours", None),
         ("contrastive_basics", "negatives_queue", None),
         ("contrastive_basics", "table1_late_interaction", "geometry 'late_interaction': other code compares by cosine"),
-        ("contrastive_basics", "beyond_sigmoid", "has a logit bias: the exported layouts have no place for it"),
+        ("contrastive_basics", "beyond_sigmoid", "has a logit bias, which is not exported"),
         ("geomm", "clip", "expected a run of two towers: contrastive_basics, euclip or oblique_topology"),
         pytest.param("euclip", "table4_clip", None, marks=pytest.mark.slow),
         ("oblique_topology", "table2_clip", "these are VisionTransformer and BidirectionalTextTransformer"),

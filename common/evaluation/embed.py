@@ -124,8 +124,10 @@ class Encoder:
         """(num_pictures, ...) embeddings on the CPU, in order, of files or of pictures that Pillow has opened.
 
         Raises:
-            ValueError: one cannot be read.
+            ValueError: one cannot be read, or one in place of a list.
         """
+        if isinstance(pictures, str | Path | Image.Image):
+            raise ValueError(f"pictures is {pictures!r}; expected a list")
         embeddings, readable = self.images(_Given(pictures))
         if not readable.all():
             first, count = pictures[int(readable.int().argmin())], int((~readable).sum())
@@ -138,6 +140,8 @@ class Encoder:
     @torch.no_grad()
     def texts(self, texts: list[str]) -> torch.Tensor:
         """(num_texts, ...) embeddings on the CPU, in order; equal texts are embedded once."""
+        if isinstance(texts, str):  # its letters would be
+            raise ValueError(f"texts is {texts!r}; expected a list")
         places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
         distinct = list(places)
         size = min(self.batch_size, max(len(distinct), 1))
