@@ -217,9 +217,11 @@ def test_an_unknown_objective_names_the_known_ones():
 
 
 def test_only_positives_collapse_and_negatives_or_whole_simsiam_prevent_it():
-    settings = ViewSettings(steps=200, measure_at=())
-    names = ("positives_only", "nt_xent", "simsiam", "no_stop_gradient", "no_predictor")
-    statistics = {name: train_on_views(0, name, settings).statistics for name in names}
+    steps = {"positives_only": 200, "nt_xent": 200, "simsiam": 100, "no_stop_gradient": 100, "no_predictor": 100}
+    statistics = {
+        name: train_on_views(0, name, ViewSettings(steps=number, measure_at=())).statistics
+        for name, number in steps.items()
+    }
     for name in ("positives_only", "no_stop_gradient", "no_predictor"):
         assert statistics[name]["channel_std"] < 0.03
         assert statistics[name]["mean_cosine"] > 0.98
@@ -235,7 +237,7 @@ def test_only_positives_collapse_and_negatives_or_whole_simsiam_prevent_it():
 
 
 def test_more_negatives_and_a_low_temperature_help_on_pairs():
-    settings = PairSettings(steps=200, measure_at=())
+    settings = PairSettings(steps=130, measure_at=())
     few, many = (train_on_pairs(0, settings, 0.07, True, number).statistics for number in (1, 63))
     assert many["i2t_r1"] - few["i2t_r1"] >= 8
     low, high, without = (train_on_pairs(0, settings, start, False).statistics for start in (0.07, 1.0, None))
