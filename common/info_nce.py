@@ -199,7 +199,10 @@ def as_scale(logit_scale: torch.Tensor | float, embeddings: torch.Tensor) -> tor
     """The multiplier as a tensor beside the embeddings. Raises ValueError for a module in place of its value."""
     if isinstance(logit_scale, torch.nn.Module):
         raise ValueError(f"logit_scale is a {type(logit_scale).__name__}; expected its value, logit_scale()")
-    return torch.as_tensor(logit_scale, device=embeddings.device)
+    if isinstance(logit_scale, torch.Tensor):
+        return logit_scale
+    dtype = torch.float64 if embeddings.dtype == torch.float64 else torch.float32
+    return torch.tensor(float(logit_scale), dtype=dtype, device=embeddings.device)
 
 
 def check_pairs(

@@ -33,7 +33,8 @@ def main(arguments: list[str] | None = None) -> Path:
         best = column.argmax()
         print(f"{text}: {printable(options.pictures[best])}, similarity {column[best]:.3f} ({geometry.name})")
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(options.output, images=images.numpy(), texts=texts.numpy(), similarity=similarity.numpy())
+    with options.output.open("wb") as file:  # by its name numpy would add a suffix
+        np.savez(file, images=images.numpy(), texts=texts.numpy(), similarity=similarity.numpy())
     print(shown(options.output))
     return options.output
 

@@ -150,8 +150,7 @@ def main(arguments: list[str] | None = None) -> Path:
         part = open_tsv(table, role="test")
         images, readable = encoder.images(part)
         paths += [part.path(row) for row in readable.nonzero().squeeze(1).tolist()]
-        unreadable += [part.path(row) for row in (~readable).nonzero().squeeze(1).tolist()]
-        unreadable += [sample.path for sample in part.broken_at_open]
+        unreadable += [part.path(row) for row in (~readable).nonzero().squeeze(1).tolist()] + part.broken_at_open
         embeddings.append(images[readable])
     scores = encoder.model.geometry.similarity(torch.cat(embeddings), encoder.texts(options.queries))
     matches = {}
@@ -160,7 +159,7 @@ def main(arguments: list[str] | None = None) -> Path:
         matches[query] = [(paths[row], score) for row, score in zip(rows.tolist(), best.tolist())]
         print(f"{query}: {', '.join(printable(path.name) for path, _ in matches[query])}")
     if unreadable:
-        print(f"{len(unreadable)} pictures cannot be read: {', '.join(printable(str(path)) for path in unreadable)}")
+        print(f"cannot be read ({len(unreadable)}): {', '.join(printable(str(picture)) for picture in unreadable)}")
     protocol, metrics = evaluation["protocol"], evaluation["metrics"]
     about = (
         f"{len(paths)} pictures searched. Of {protocol['num_texts']} captions that were not in training "

@@ -12,7 +12,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from common.base.arguments import accepted
-from common.base.places import ROOT, papers
+from common.base.places import PAPERS, ROOT
 
 SCRIPTS = __package__ or "scripts"  # "vlgeometry" where it is installed
 HELP = ("-h", "--help")
@@ -27,9 +27,9 @@ class Subcommand(NamedTuple):
 
     @property
     def papers(self) -> list[str]:
-        """The papers and folders of your own that have it; none if it does not take one."""
+        """The papers that have it; none if it does not take a paper."""
         name, paper = self.module.removeprefix("PAPER."), self.module.startswith("PAPER.")
-        return [folder for folder in papers() if paper and (ROOT / folder / f"{name}.py").is_file()]
+        return [folder for folder in PAPERS if paper and (ROOT / folder / f"{name}.py").is_file()]
 
 
 SUBCOMMANDS = {

@@ -13,7 +13,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from common.base.arguments import did_you_mean, rows_of
-from common.base.places import PAPERS, ROOT
+from common.base.places import PAPERS, ROOT, papers
 from common.reproduce.parts import check_paper, parts_of, wanted
 
 
@@ -23,7 +23,7 @@ def described_rows(paper: str, output: Path) -> list[str]:
     Args:
         paper: the folder; the comments that open its configs say what a row is and where its results are.
     """
-    check_paper(paper)
+    check_paper(paper, papers())
     rows, lines = rows_of(ROOT / paper), []
     for row in rows:
         text = (ROOT / paper / "configs" / f"{row}.yaml").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.run import named_models
 from scripts import command, evaluate
 from scripts.command import SUBCOMMANDS
 
@@ -100,12 +101,12 @@ def test_arguments_are_passed_on_with_the_name_of_the_command(capsys, monkeypatc
 )
 def test_a_model_is_evaluated_by_the_paper_that_its_checkpoint_names(paper, kind, module, monkeypatch):
     checkpoint = paper and SimpleNamespace(path=Path("run"), state={"paper": paper, "kind": kind})
-    monkeypatch.setattr(evaluate, "run_checkpoint", lambda name: checkpoint)
+    monkeypatch.setattr(named_models, "run_checkpoint", lambda name: checkpoint)
     if module is None:
         with pytest.raises(ValueError, match="run belongs to 'os'; expected one of: contrastive_basics"):
-            evaluate.module_for("run")
+            named_models.evaluator_of("run")
         return
-    assert evaluate.module_for("run") == module
+    assert named_models.evaluator_of("run") == module
     seen = []
     monkeypatch.setattr(f"{module}.main", lambda: seen.append(list(sys.argv)))
     monkeypatch.setattr(sys, "argv", ["vlgeometry evaluate", "run", "--json", "data.num_test=4"])

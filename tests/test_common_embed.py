@@ -123,10 +123,45 @@ def test_one_text_is_no_list_of_letters(encoder):
             embed("word1")
 
 
-def test_damaged_exif_data_cost_no_picture(tmp_path):
-    pixels = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
-    pixels.save(file := tmp_path / "photo.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\x7f")
-    assert np.array_equal(read_picture(file), pixels)
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_grey_of_sixteen_bits_is_the_same_as_a_file_and_opened(encoder, tmp_path, suffix):
+    stored = np.linspace(0, 65_535, 96, dtype=np.uint16).reshape(8, 12)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    # packed: Pillow reads a turned TIFF that is not, and lies in a file, with width and height exchanged
+    Image.fromarray(stored).save(file := tmp_path / f"photo.{suffix}", exif=exif, compression="tiff_lzw")
+    expected = np.rot90((stored >> 8).astype(np.uint8), -1)
+    assert np.array_equal(np.asarray(read_picture(file))[..., 0], expected)
+    with Image.open(file) as opened:
+        torch.testing.assert_close(*encoder.pictures([opened, file]).split(1))
+
+
+@pytest.mark.parametrize(("exif", "turned"), [(b"Exif\0\0no TIFF", False), ("torn", True)])
+def test_damaged_exif_data_cost_no_picture(tmp_path, exif, turned):
+    if exif == "torn":  # a turn that can be read, beside an entry that cannot be written again
+        whole = Image.Exif()
+        whole[0x0112], whole[0x010F] = 6, "camera"
+        exif = whole.tobytes().replace(b"\x0f\x01\x02\x00", b"\x0f\x01\x05\x00")
+    pixels = np.repeat(np.arange(0, 240, 20, dtype=np.uint8)[None, :, None], 8, axis=0).repeat(3, axis=2)
+    Image.fromarray(pixels).save(file := tmp_path / "photo.jpg", quality=100, exif=exif)
+    expected = np.rot90(pixels, -1) if turned else pixels
+    np.testing.assert_allclose(np.asarray(read_picture(file), int), expected, atol=3)
+
+
+def test_what_is_no_picture_is_named(encoder, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    Image.fromarray(noise).save(whole := tmp_path / "whole.jpg")
+    cut = tmp_path / "cut.jpg"
+    cut.write_bytes(whole.read_bytes()[:-1000])
+    nowhere = tmp_path / "nowhere.jpg"
+    for given, reason in (
+        ([whole, nowhere, cut], r"2 of 3 pictures cannot be read; the first: .*nowhere\.jpg: .*No such file"),
+        ([Image.open(cut)], r"the first: pictures\[0\]: image cannot be decoded: OSError"),
+        (iter([whole, None]), r"the first: pictures\[1\]: a NoneType; expected a path, or a picture that Pillow"),
+        ([], "pictures is empty; expected at least one"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            encoder.pictures(given)
 
 
 def test_the_mode_comes_back_after_an_error(encoder):

@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import datasets
@@ -106,6 +107,14 @@ def test_an_imagefolder_with_metadata_is_read_by_split(tmp_path):
         assert (len(pairs), pairs.name) == (2, "validation")
     with pytest.raises(ValueError, match="set/train has no split 'test'; expected one of: train "):
         open_hugging_face("set/train", root=tmp_path, role="test")
+    shutil.copytree(tmp_path / "set" / "train", tmp_path / "dev" / "train")  # a whole set that is called dev
+    open_hugging_face("dev", root=tmp_path)  # and has a training set
+    with pytest.raises(ValueError, match=r"dev has no split 'validation' or .* expected one of: train "):
+        open_hugging_face("dev", root=tmp_path, role="val")
+    rows = datasets.Dataset.from_dict({"image": ["a"], "text": ["b"]})
+    datasets.DatasetDict(train=rows).save_to_disk(tmp_path / "val")
+    with pytest.raises(ValueError, match=r"val has no split 'validation' or .* expected one of: train "):
+        open_hugging_face("val", root=tmp_path, role="val")
     with pytest.raises(ValueError) as error:
         open_hugging_face("set", root=tmp_path, role="test")
     assert "has no split 'test'; expected one of: train, validation (written as source#split)" in str(error.value)

@@ -41,7 +41,7 @@ def ids(captions, length=32):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("row", ROWS, ids=lambda path: path.stem)
-def test_every_row_builds_and_embeds_at_every_scale(row, scale):
+def test_every_row_builds_at_every_scale_and_embeds(row, scale):
     config = load_row(Config, FOLDER, row, scale)
     with torch.device("meta"):
         model = build_model(config, CLIP_IDS)

@@ -421,5 +421,5 @@ def _check_inside(key: str, boxes: Sequence[Sequence[float]], picture: Image.Ima
         if min(x, y) < -_RIM or x + width > picture.width + _RIM or y + height > picture.height + _RIM:
             raise Unusable(
                 f"box outside the image: {key} = {box}, which has {picture.width} x {picture.height} pixels; "
-                "expected: boxes in pixels of the image as it is"
+                "expected: boxes in pixels of the upright image"
             )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from common.data.broken import Unusable, named
 
@@ -20,6 +20,14 @@ SHARD_FORMATS = ("JPEG", "PNG", "WebP")
 FILE_FORMATS = (*SHARD_FORMATS, "BMP", "GIF", "PPM", "TIFF")  # of image files and tables; no format that runs code
 ROLES = ("train", "val", "test", "second_test")
 
+_TURNS = dict(  # EXIF's orientations from 2 on
+    enumerate(
+        (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.ROTATE_180, Image.Transpose.FLIP_TOP_BOTTOM,
+         Image.Transpose.TRANSPOSE, Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE,
+         Image.Transpose.ROTATE_90),
+        start=2,
+    )
+)  # fmt: skip
 _BITS_PER_SAMPLE = 258  # TIFF's number for it
 _SAMPLED = 64  # images that a fingerprint reads
 _HALF_SIGN = re.compile("[\ud800-\udfff]")  # JSON can spell it, UTF-8 cannot: no hash, no file would take it
@@ -51,38 +59,53 @@ def decode_picture(
     try:
         # opening reads the header only; naming the formats keeps Pillow from trying its many others
         image = Image.open(io.BytesIO(content), formats=[name.upper() for name in formats])
+    except UnidentifiedImageError:  # its own message names an object in memory, another one each time
+        start = f"it starts with {content[:16]!r}" if content else "it has no bytes"
+        accepted = f"{', '.join(formats[:-1])} or {formats[-1]}"
+        raise Unusable(f"image cannot be decoded: no {accepted}, {start}") from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _undecodable(error) from None
+    return upright(image, decode_size)
+
+
+def upright(image: Image.Image, decode_size: int | None = None) -> Image.Image:
+    """An RGB image from one that Pillow has opened, turned and mirrored as its EXIF data say.
+
+    open_clip and torchvision leave it as it was stored. Pictures of the usual benchmarks almost never say so, those of
+    phones do.
+
+    Args, Raises: as `decode_picture`.
+    """
+    try:
         width, height = image.size
         if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
             size = f"{width} x {height} pixels, at most {MAX_PIXELS} in all and {MAX_SIDE} a side are decoded"
             raise Unusable(f"image is too large: {size}")
         if decode_size is not None:
             image.draft("RGB", (decode_size, decode_size))  # only JPEG has it, others ignore it
+        image.load()  # decodes to the end; convert would copy an RGB image once more
+        turn = _turn_of(image)  # of a TIFF none: Pillow turns it when it loads
         if image.mode == "F" or image.mode.startswith("I"):
             image = _upper_eight_bits(image)
-        image.load()  # decodes to the end; convert would copy an RGB image once more
-        image = upright(image)
+        image = image if turn is None else image.transpose(turn)
         return image if image.mode == "RGB" else image.convert("RGB")
     except (Unusable, MemoryError):
         raise
-    except UnidentifiedImageError:  # its own message names an object in memory, another one each time
-        start = f"it starts with {content[:16]!r}" if content else "it has no bytes"
-        accepted = f"{', '.join(formats[:-1])} or {formats[-1]}"
-        raise Unusable(f"image cannot be decoded: no {accepted}, {start}") from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and others
-        raise Unusable(f"image cannot be decoded: {type(error).__name__}, {error}") from None
+        raise _undecodable(error) from None
 
 
-def upright(image: Image.Image) -> Image.Image:
-    """The image as viewers show it: turned and mirrored as its EXIF data say; a copy only where they say so.
+def _undecodable(error: Exception) -> Unusable:
+    return Unusable(f"image cannot be decoded: {type(error).__name__}, {error}")
 
-    open_clip and torchvision leave it as it was stored. Pictures of the usual benchmarks have no such entry, those of
-    phones do.
-    """
+
+def _turn_of(image: Image.Image) -> Image.Transpose | None:
     try:
-        is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
-        return ImageOps.exif_transpose(image) if is_turned else image
-    except Exception:  # damaged EXIF data tell nothing, and the picture is readable
-        return image
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except Exception:  # damaged EXIF data say nothing, and the picture is readable
+        return None
 
 
 def _upper_eight_bits(image: Image.Image) -> Image.Image:

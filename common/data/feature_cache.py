@@ -86,7 +86,8 @@ class FeatureCache:
     def _file(self, pictures: Any, transform: ImageTransform, view: str | int) -> Path:
         # augmentation of training matters only for random crops
         deciding = transform if isinstance(view, int) else replace(transform, crop_scale=None, flip_probability=0.0)
-        key = hash_of([self.network, deciding.to_json(), view, pictures.fingerprint])
+        # upright: features of earlier versions may be those of pictures as they were stored
+        key = hash_of([self.network, deciding.to_json(), view, pictures.fingerprint, "upright"])
         return self.folder / f"{str(pictures.name).replace('/', '-')}-{key}.npy"
 
     def _fill(self, file: Path, pictures: Any, transform: ImageTransform, view: str | int) -> None:

@@ -21,10 +21,9 @@ from torch import nn
 from torch.utils.data import Subset
 from tqdm import tqdm
 
-from common.base.files import printable
 from common.base.settings import RunConfig
-from common.data.broken import BrokenSample
-from common.data.decoding import FILE_FORMATS, read_picture, upright
+from common.data.broken import BrokenSample, named
+from common.data.decoding import read_picture, upright
 from common.data.feature_cache import FeatureCache
 from common.data.loader import Loader
 from common.data.pairs import Pairs, lost_at_open
@@ -128,13 +127,16 @@ class Encoder:
         """
         if isinstance(pictures, str | Path | Image.Image):
             raise ValueError(f"pictures is {pictures!r}; expected a list")
-        embeddings, readable = self.images(_Given(pictures))
+        given = _Given(list(pictures))
+        if not given.pictures:
+            raise ValueError("pictures is empty; expected at least one")
+        embeddings, readable = self.images(given)
         if not readable.all():
-            first, count = pictures[int(readable.int().argmin())], int((~readable).sum())
-            raise ValueError(
-                f"{count} of {len(pictures)} pictures cannot be read, the first: {printable(str(first))}; expected "
-                f"{', '.join(FILE_FORMATS)}"
-            )
+            try:
+                given[int(readable.int().argmin())]
+            except BrokenSample as first:
+                count = int((~readable).sum())
+                raise ValueError(f"{count} of {len(given)} pictures cannot be read; the first: {first}") from None
         return embeddings
 
     @torch.no_grad()
@@ -429,8 +431,13 @@ class _Given:
 
     def __getitem__(self, index: int) -> dict[str, Image.Image]:
         picture = self.pictures[index]
-        is_open = isinstance(picture, Image.Image)
-        return {"image": upright(picture) if is_open else read_picture(Path(picture).expanduser())}
+        if isinstance(picture, Image.Image):
+            with named(f"pictures[{index}]"):
+                return {"image": upright(picture)}
+        if isinstance(picture, str | Path):
+            return {"image": read_picture(Path(picture).expanduser())}
+        what = f"a {type(picture).__name__}; expected a path, or a picture that Pillow has opened"
+        raise BrokenSample(f"pictures[{index}]", reason=what)
 
 
 class _Pictures(torch.utils.data.Dataset):

@@ -1,9 +1,10 @@
 """Parts of a paper, tables and figures, by name: standard library only, as `make` asks before torch is installed."""
 
 import ast
+from collections.abc import Collection
 
 from common.base.arguments import accepted
-from common.base.places import PAPERS, ROOT, papers
+from common.base.places import PAPERS, ROOT
 
 
 def parts_of(paper: str) -> list[str]:
@@ -15,8 +16,9 @@ def parts_of(paper: str) -> list[str]:
 
 def wanted(paper: str, part: str) -> list[tuple[str, str]]:
     """(paper, part) pairs of two names, each of which may be "all"; ValueError with the nearest parts."""
-    check_paper(paper, "all")
     folders = PAPERS if paper == "all" else (paper,)
+    if paper != "all":
+        check_paper(paper, PAPERS)
     pairs = [(name, key) for name in folders for key in (parts_of(name) if part == "all" else [part])]
     for name, key in pairs:
         if key not in parts_of(name):
@@ -26,7 +28,7 @@ def wanted(paper: str, part: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def check_paper(paper: str, *others: str) -> None:
-    """Refuses a paper that is none of `papers()` and of `others`: ValueError."""
-    if paper not in (*papers(), *others):
-        raise ValueError(f"PAPER={paper} is unknown; {accepted(paper, papers())}")
+def check_paper(paper: str, known: Collection[str]) -> None:
+    """Refuses an unknown paper: ValueError."""
+    if paper not in known:
+        raise ValueError(f"PAPER={paper} is unknown; {accepted(paper, known)}")

@@ -211,7 +211,8 @@ def open_training_data(
 def _words_of_start(config: Any) -> Tokenizer | None:
     # With data.tokenizer=words the words of the run that the text tower starts from; None without such a run.
     named = named_sources(getattr(config, "model", None)).get("text")
-    start = run_checkpoint(named[1]) if named and config.data.tokenizer == "words" else None
+    takes_words = config.data.tokenizer == "words" and not config.data.vocabulary  # which is refused
+    start = run_checkpoint(named[1]) if named and takes_words else None
     tokenizer = None if start is None else tokenizer_from_json(start.state["tokenizer"])
     return tokenizer if isinstance(tokenizer, WordTokenizer) else None
 

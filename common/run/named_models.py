@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from common.base.config import ConfigError
@@ -63,6 +64,9 @@ def open_model(
     """
     if (checkpoint := run_checkpoint(name)) is not None:
         return models_of(checkpoint).load_encoder(checkpoint, this_device(), overrides)
+    is_path = not name or name.startswith((".", "~", "/")) or name.count("/") > 1
+    if is_path and not (name and Path(name).expanduser().exists()):
+        raise FileNotFoundError(f"model {name!r}: no such run, model folder or file of weights")
     weights = importlib.import_module(_WEIGHTS)
     config = weights.published_config(overrides, geometry)
     return config, weights.open_published(name, layout, geometry, activation, config, this_device(), heads)

@@ -1,4 +1,4 @@
-"""What `make search` trains, and tables of my own: a function for each in PARTS, as in the paper folders."""
+"""What `make search` trains."""
 
 from common.reproduce.rows import PaperCode
 from my_geometry.config import Config
@@ -6,4 +6,3 @@ from my_geometry.evaluate import MODELS, PAPER
 from my_geometry.train import train
 
 CODE = PaperCode(PAPER, Config, train, MODELS.reevaluate)
-PARTS = {}
