@@ -191,7 +191,7 @@ def nt_xent(
 
 def check_geometry(geometry: Geometry) -> None:
     """Raises ValueError for a function or class: losses take the geometry, whose paired similarity has more digits."""
-    if inspect.isroutine(geometry) or isinstance(geometry, type):
+    if inspect.isroutine(geometry) or inspect.isclass(geometry):
         raise ValueError(f"a loss takes a geometry, such as Sphere() of common/geometry.py, not {geometry!r}")
 
 
