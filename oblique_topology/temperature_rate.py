@@ -119,9 +119,10 @@ def temperature_rate(command: Command, code: PaperCode) -> list[Table]:
         [panel for panel in panels if panel.curves], command.folder(code.name) / "temperature_rate_curves.png", across=3
     )
     all_runs = [run for of_row in runs.values() for run in of_row]
+    times = "" if {rate for *_, rate in rows.values()} == {1} else "1, 10 and 100 times "
     findings = Findings(
         name="temperature_rate",
-        caption="Four topologies with the temperature at 1, 10 and 100 times the weights' rate (Tables 3 and 6).",
+        caption=f"Four topologies with the temperature at {times}the weights' rate (Tables 3 and 6).",
         data=trained_on(all_runs),
         measured_on=f"training log; recall: {stand_in_for(command, runs, 'test')}",
         protocol=f"converged: t differs by less than 2 % after 1/{EPOCHS} of the run, else the run's end",
