@@ -76,6 +76,7 @@ def export_to_open_clip(model: TwoTowers, pixels: ImageTransform, folder: Path):
         open_clip.CLIPVisionCfg(**configuration["vision_cfg"]),
         open_clip.CLIPTextCfg(**configuration["text_cfg"]),
         quick_gelu=configuration["quick_gelu"],
+        init_logit_bias=configuration.get("init_logit_bias"),
     ).eval()
     theirs.load_state_dict(state)
     return lambda images, token_ids: (

@@ -27,11 +27,12 @@ from common.encoders.weights import (
     load_bert_,
     load_clip,
     load_vit_,
+    read_source,
     read_weights,
 )
 from common.encoders.weights.exporting import ratio_rounded_down
 from common.geometry import Sphere
-from common.logit_scale import LogitScale
+from common.logit_scale import LogitBias, LogitScale
 from scripts import export_weights
 
 open_clip = pytest.importorskip("open_clip")
@@ -106,6 +107,7 @@ def open_clip_built(configuration):
         open_clip.CLIPVisionCfg(**configuration["vision_cfg"]),
         open_clip.CLIPTextCfg(**configuration["text_cfg"]),
         quick_gelu=configuration["quick_gelu"],
+        init_logit_bias=configuration.get("init_logit_bias"),
     ).eval()
 
 
@@ -179,6 +181,18 @@ def test_our_clip_goes_out_to_both_libraries_and_comes_back(activation):
     for back in (clip_from_transformers(exported), clip_from_open_clip(state, activation, 16, 2)):
         for name, value in ours.state_dict().items():
             assert torch.equal(back.state_dict()[name], value), name
+
+
+@torch.no_grad()
+def test_a_logit_bias_goes_out_to_open_clip_and_comes_back(tmp_path):
+    ours = our_clip()
+    ours.logit_bias = LogitBias(-7.5)
+    export_folder(ours, tmp_path)
+    theirs, _, _ = open_clip.create_model_and_transforms(f"local-dir:{tmp_path}")
+    for model in (ours, load_clip(tmp_path), read_source(str(tmp_path)).clip()):
+        similarity = model.geometry.similarity(model.encode_image(IMAGES), model.encode_text(IDS))
+        logits = model.logit_scale() * similarity + model.logit_bias()
+        torch.testing.assert_close(logits, theirs.eval().get_logits(IMAGES, IDS)[0], **TOLERANCE)
 
 
 @torch.no_grad()

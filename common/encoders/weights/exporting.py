@@ -10,7 +10,14 @@ from common.base.arguments import some
 from common.encoders.text import CausalTextTransformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
-from common.encoders.weights.layouts import OPEN_CLIP, TRANSFORMERS_CLIP, Layout, WeightsError, tower_entries
+from common.encoders.weights.layouts import (
+    LOGIT_BIAS,
+    OPEN_CLIP,
+    TRANSFORMERS_CLIP,
+    Layout,
+    WeightsError,
+    tower_entries,
+)
 from common.encoders.weights.towers import sizes_of
 
 if TYPE_CHECKING:
@@ -42,6 +49,7 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
     configuration = {
         "embed_dim": image.projection_dim,
         "quick_gelu": activations == {"quick_gelu"},
+        **({} if model.logit_bias is None else {"init_logit_bias": model.logit_bias().item()}),
         "vision_cfg": {
             **shared(image, of_image),
             "image_size": image.image_size,
@@ -64,6 +72,8 @@ def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
     from transformers import CLIPConfig, CLIPModel
 
     image, text = _exportable_towers(model)
+    if model.logit_bias is not None:
+        raise WeightsError("transformers' CLIP has no logit bias, which the sigmoid loss trains; expected: open_clip")
 
     def shared(tower: VisionTransformer | CausalTextTransformer) -> dict[str, Any]:
         return {**sizes_of(tower.transformer), "hidden_size": tower.width, "projection_dim": tower.projection_dim}
@@ -93,8 +103,10 @@ def _exported(model: TwoTowers, layout: Layout) -> dict[str, torch.Tensor]:
     exported = {}
     layers = (len(tower.transformer.blocks) for tower in (model.image_tower, model.text_tower))
     for entry in tower_entries(layout, *layers):
+        if entry.ours == LOGIT_BIAS and model.logit_bias is None:
+            continue
         value = state.pop(entry.ours).detach().cpu()
-        if entry.ours in ("image_tower.class_embedding", "logit_scale.log_logit_scale"):
+        if entry.ours in ("image_tower.class_embedding", "logit_scale.log_logit_scale", LOGIT_BIAS):
             value = value[0]  # theirs has no axis for several
         value = value.T if entry.transposed else value
         parts = value.chunk(len(entry.theirs)) if len(entry.theirs) > 1 else [value]

@@ -30,9 +30,8 @@ _CUSTOM_BLOCKS: Table = {
 # ---------------------------------------------------------------- open_clip
 
 OPEN_CLIP_MODEL: Table = {
-    **_same(READ, "embed_dim", "vision_cfg", "text_cfg", "quick_gelu"),
+    **_same(READ, "embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "init_logit_bias"),
     **_same(FREE, "init_logit_scale", "nonscalar_logit_scale", "cast_dtype", "output_dict", "custom_text"),
-    "init_logit_bias": (None,),
     "multimodal_cfg": (None,),
 }
 OPEN_CLIP_VISION: Table = {

@@ -39,6 +39,7 @@ BERT_BLOCK = (
     "output.LayerNorm.*", "intermediate.dense.*", "output.dense.*",
 )  # fmt: skip
 ARCHIVE_NUMBERS = ("input_resolution", "context_length", "vocab_size")  # of OpenAI's archives, not weights
+LOGIT_BIAS = "logit_bias.logit_bias"  # of models that were trained by the sigmoid loss
 NOT_WEIGHTS = re.compile(r"(^|\.)(attn_mask|position_ids)$")  # buffers that older versions saved
 
 
@@ -68,6 +69,7 @@ OPEN_CLIP = Layout(  # OpenAI's own too
         "text_tower.final_norm.*": "ln_final.*",
         "text_tower.projection": "text_projection",
         "logit_scale.log_logit_scale": "logit_scale",
+        LOGIT_BIAS: "logit_bias",
     },
     ("visual.transformer.resblocks.", OPENAI_BLOCK),
     ("transformer.resblocks.", OPENAI_BLOCK),

@@ -107,7 +107,7 @@ def agreed_activation(source: str | Path, stated: Activation, activation: Activa
 
 
 def _of_clip(clip: TwoTowers, source: str, pixels: ImageTransform | None, sides: Collection[str]) -> Weights:
-    beside = {"logit_scale.log_logit_scale": clip.logit_scale.log_logit_scale.detach()}
+    beside = {name: value for name, value in clip.state_dict().items() if name.startswith("logit_")}
     towers = {f"{side}_tower": getattr(clip, f"{side}_tower") for side in sides}
     return Weights(source, **towers, beside=beside, geometry="sphere", pixels=pixels)
 

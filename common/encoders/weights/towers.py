@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from common.data.transforms import ImageTransform
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
@@ -15,6 +16,7 @@ from common.encoders.weights.heads import NOT_STATED, Heads, heads_of
 from common.encoders.weights.keys import TRANSFORMERS, check_keys
 from common.encoders.weights.layouts import (
     ARCHIVE_NUMBERS,
+    LOGIT_BIAS,
     OPEN_CLIP,
     TRANSFORMERS_CLIP,
     Layout,
@@ -27,7 +29,7 @@ from common.encoders.weights.layouts import (
     without_ddp,
 )
 from common.geometry import Sphere
-from common.logit_scale import LogitScale
+from common.logit_scale import LogitBias, LogitScale
 
 if TYPE_CHECKING:
     from transformers import CLIPModel, PreTrainedConfig
@@ -61,14 +63,11 @@ class Weights:
                 f"{self.source} was trained with geometry {self.geometry!r}: other code compares by cosine, only the "
                 "sphere can be exported"
             )
-        if any(name.startswith("logit_bias.") for name in self.beside):
-            raise WeightsError(
-                f"{self.source} was trained by the sigmoid loss and has a logit bias, which is not exported; "
-                "open_clip's init_logit_bias would hold it"
-            )
-        model = TwoTowers(self.image_tower, self.text_tower, Sphere(), LogitScale(init=1 / 0.07, maximum=100.0))
+        model = _on_the_sphere(self.image_tower, self.text_tower, self.beside)
         with torch.no_grad():
-            model.logit_scale.log_logit_scale.copy_(self.beside["logit_scale.log_logit_scale"])
+            for name, value in model.named_parameters():
+                if name in self.beside:
+                    value.copy_(self.beside[name])
         return model.eval()
 
 
@@ -98,11 +97,19 @@ def two_towers_from(
     final_norms = {name for entry in entries if ".final_norm." in entry.ours for name in entry.theirs}
     if not final_norms & state.keys():
         entries = [entry for entry in entries if ".final_norm." not in entry.ours]
+    entries = [entry for entry in entries if entry.ours != LOGIT_BIAS or entry.theirs[0] in state]
     tensors = in_our_names(state, entries, source)
-    towers = towers_of_sizes(tensors, image, text, source)
-    model = TwoTowers(*towers, Sphere(), LogitScale(init=1 / 0.07, maximum=maximum))
+    model = _on_the_sphere(*towers_of_sizes(tensors, image, text, source), tensors, maximum)
     put_(model, tensors, entries, source, kept=[])
     return model.eval()
+
+
+def _on_the_sphere(
+    image_tower: nn.Module, text_tower: nn.Module, tensors: State, maximum: float | None = 100.0
+) -> TwoTowers:
+    # with a bias where the tensors have one
+    bias = LogitBias() if LOGIT_BIAS in tensors else None
+    return TwoTowers(image_tower, text_tower, Sphere(), LogitScale(init=1 / 0.07, maximum=maximum), bias)
 
 
 def towers_of_sizes(
