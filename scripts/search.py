@@ -3,7 +3,8 @@
     python scripts/search.py contrastive_basics --rows "table1_ours beyond_sigmoid" \\
         --set "optim.learning_rate=3e-4,1e-3,3e-3"
 
-A setting with several values belongs to the rows alone; one with a single value also to the rows that they start from.
+A setting with several values belongs to the rows alone; one with a single value also to the rows that they start from
+(and with both only to these).
 Writes search.json and search.md below <results>/<paper>/search. docs/search.md says how a setting is chosen.
 """
 
@@ -59,6 +60,9 @@ def main(arguments: list[str] | None = None) -> None:
                     f"SET: {axis.key} changes no weights of {row}, there is nothing to search; expected a setting of "
                     "model, method or optim, or one value"
                 )
+            of_starts = [text for text in fixed if text.startswith(f"{axis.key}=")]
+            if of_starts and not job.parents():
+                raise ConfigError(f"SET: {of_starts[0]} is for what {row} starts from, and it starts from no other row")
     words = " ".join(shlex.quote(text) if " " in text else text for text in shlex.split(given.set))
     places = "".join(f" {name}=<folder>" for name in ("data", "weights") if getattr(given, name)).upper()
     places = places.replace("<FOLDER>", "<folder>")

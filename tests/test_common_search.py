@@ -20,6 +20,7 @@ from common.reproduce.rows import Job
 from common.reproduce.search import Axis, Search, Trial, axes_of, best_of, equivalent, grid
 from common.run.log import read_log
 from contrastive_basics.reproduce import EVERY_ROW
+from geomm.reproduce import CODE as GEOMM
 from geomm.reproduce import EVERY_ROW as GEOMM_ROWS
 
 RATE = "optim.learning_rate"
@@ -143,6 +144,13 @@ def test_values_are_separated_by_commas_outside_of_brackets():
     assert fixed == ("optim.steps=9",)
 
 
+def test_a_setting_with_one_value_and_several_has_the_one_where_the_row_starts():
+    (axis,), fixed = axes_of(["optim.steps=9", "optim.steps=7,6"])
+    job = Job(GEOMM, "clip.yaml", "smoke", 1000, fixed, Path("runs"), (f"{axis.key}={axis.values[0]}",))
+    (start,) = job.parents().values()
+    assert (job.config().optim.steps, start.config().optim.steps) == (6, 9)
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
@@ -150,7 +158,7 @@ def test_values_are_separated_by_commas_outside_of_brackets():
         (["optim.steps"], "not of the form"),
         (["optim.steps=9,9.0"], "a value twice"),
         (["optim.steps=9,8", "optim.steps=7,6"], "names a setting twice"),
-        (["optim.steps=9", "optim.steps=7,6"], "names a setting twice"),
+        (["optim.steps=9", "optim.steps=8", "optim.warmup_steps=7,6"], "names a setting twice"),
         (["optim.steps=9,,8"], "has an empty value or an open bracket"),
         (["data.crop_scale=[0.5, 1.0"], "has an empty value or an open bracket"),
     ],
@@ -168,6 +176,7 @@ def test_a_grid_that_is_none_is_refused(texts, message):
         ("table1_ours", "optim.lr=1,2", "did you mean optim.learning_rate"),
         ("table1_ours", f"{RATE}=-1,1e-3", RATE),
         ("table1_ours", f"{RATE}=1,2 run.seed=7", "run.seed cannot be overridden"),
+        ("table1_ours", f"{RATE}=1 {RATE}=2,3", f"{RATE}=1 is for what table1_ours starts from, and it starts from no"),
     ],
 )
 def test_a_wrong_search_trains_nothing(tmp_path, rows, settings, message):

@@ -364,6 +364,8 @@ def name_of(scale: str, rows: Sequence[str], axes: Sequence[Axis], fixed: Sequen
 def axes_of(texts: Iterable[str]) -> tuple[tuple[Axis, ...], tuple[str, ...]]:
     """The axes of "key=value,value,..." texts, and the texts with one value. Commas in brackets separate nothing.
 
+    A setting may have both: several values for the rows, and one for the rows that they start from.
+
     Raises:
         ConfigError: no "=", no setting with several values, or an axis or value twice.
     """
@@ -383,9 +385,9 @@ def axes_of(texts: Iterable[str]) -> tuple[tuple[Axis, ...], tuple[str, ...]]:
             fixed.append(text)
     if not axes:
         raise ConfigError('SET has no setting with several values; expected SET="optim.learning_rate=1e-3,3e-3,1e-2"')
-    keys = [text.partition("=")[0] for text in fixed] + [axis.key for axis in axes]
-    if len(set(keys)) < len(keys):
-        raise ConfigError("SET names a setting twice; expected all of its values behind one name")
+    for keys in ([text.partition("=")[0] for text in fixed], [axis.key for axis in axes]):
+        if len(set(keys)) < len(keys):
+            raise ConfigError("SET names a setting twice; expected all of its values behind one name")
     return tuple(axes), tuple(fixed)
 
 
