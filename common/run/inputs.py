@@ -12,8 +12,9 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import Dataset
 
+from common.base.config import ConfigError
 from common.base.places import outputs
-from common.base.settings import ModelConfig, RunConfig
+from common.base.settings import TAKEN_BY_TOKENIZER, DataConfig, ModelConfig, RunConfig
 from common.data.batches import Batch, TrainingView, training_batches
 from common.data.broken import BrokenSample
 from common.data.caption_cache import CaptionCache
@@ -214,7 +215,16 @@ def _words_of_start(config: Any) -> Tokenizer | None:
     takes_words = config.data.tokenizer == "words" and not config.data.vocabulary  # which is refused
     start = run_checkpoint(named[1]) if named and takes_words else None
     tokenizer = None if start is None else tokenizer_from_json(start.state["tokenizer"])
-    return tokenizer if isinstance(tokenizer, WordTokenizer) else None
+    if not isinstance(tokenizer, WordTokenizer):
+        return None
+    for key in TAKEN_BY_TOKENIZER:
+        value, default = getattr(config.data, key), getattr(DataConfig, key)
+        if value not in (default, start.state["config"]["data"].get(key)):
+            raise ConfigError(
+                f"data.{key} = {value} counts no words here: the text tower starts from {named[1]} and keeps its "
+                f"words; expected: {default}, the default"
+            )
+    return tokenizer
 
 
 def batches_from(
