@@ -41,9 +41,11 @@ STRAIGHT_THROUGH = ("nearest_st", "nearest_local_st", "knn_local_st")  # on ever
 MATCHED = ("nearest_local_st", "knn_local_st")  # also as sharp as the cosine, and beside a cosine as soft
 FACTORS = (1.0, 0.75, 0.55, 0.4, 0.3, 0.086)  # of the cosine's scale, from the step of the first graph on
 ANGLE = "plain angle without a graph, gradient of the cosine"
-# two projections on cached features: a run takes a minute, and the comparison is of distances, not of towers
-ON_PHOTOGRAPHS = ("model.image.layers=0", "model.text.layers=0")
+# two projections on cached features: a run takes half a minute, and the comparison is of distances, not of towers
+# both rates by make search, of the cosine's rows: results/geomm/search/photos-...
+ON_PHOTOGRAPHS = ("model.image.layers=0", "model.text.layers=0", "optim.learning_rate=2e-3")
 OVERRIDES = {"photos": ON_PHOTOGRAPHS, "demo": ("data.num_val=1000", "data.num_test=1000")}
+AFTER_THE_START = {"photos": ("optim.learning_rate=5e-4",)}  # of the rows that go on from the trained towers
 COLUMNS = {
     "mean_recall": ("mean of six recalls", "percent", "higher"),
     "validation_recall": ("mean of six recalls, validation", "percent", "higher"),
@@ -120,8 +122,14 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
     """Retrieval, softness and graphs of each row, all from the same trained towers."""
     command.refuse_search()
     overrides = (*OVERRIDES.get(command.scale, ()), *command.overrides)
+    further = AFTER_THE_START.get(command.scale, ())
+    if any(text.startswith("optim.learning_rate=") for text in command.overrides):
+        further = ()
     top = code.config("clip_geo.yaml", command.scale, overrides).method.branching[0]
-    rows = rows_of(top, few=command.scale == "smoke")
+    rows = {
+        name: row._replace(settings=(*further, *row.settings))
+        for name, row in rows_of(top, few=command.scale == "smoke").items()
+    }
     # the common start itself is a row to compare with
     trained = {"start": Reading("towers.yaml", (), "the trained towers themselves")} | rows
     runs = run_rows(
