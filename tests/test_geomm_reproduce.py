@@ -38,7 +38,7 @@ from geomm.finetune import code_of
 from geomm.graph_table import AT_THE_END, BESIDE_A_TABLE, OF_GRAPHS
 from geomm.hierarchy_error import deviation, ways_of
 from geomm.lookalikes import share_distinguished
-from geomm.readings import figures_of, gains, rows_of
+from geomm.readings import figures_of, gains, readings, rows_of
 from geomm.reproduce import PARTS, _note, main
 from geomm.table3 import WITHOUT, learnt, why_undecided
 from geomm.train import CODE as CODE_OF_GEOMM
@@ -426,6 +426,31 @@ def test_every_row_of_the_readings_is_trained_from_the_same_towers_and_stands_in
                 for row in (rows["cosine"], rows["cosine_x0.3"])]  # fmt: skip
     of_panel = [number for point in cosine[:2] for number in (point["x"], point["mean"])]
     assert of_panel == pytest.approx([number for point in sorted(expected) for number in point], rel=1e-4)
+
+
+def rates_of(overrides, monkeypatch):
+    """Row of the readings on photographs -> its learning rate and that of its start; trains nothing."""
+    seen = {}
+    monkeypatch.setattr("geomm.readings.run_rows", seen.update)
+    monkeypatch.setattr("geomm.readings.is_main_process", lambda: False)
+    readings(Command("readings", "photos", (0,), overrides, Path("out"), Path("out")), CODE_OF_GEOMM)
+    return {
+        name: [one.config().optim.learning_rate for one in (job, *job.parents().values())]
+        for name, (job,) in seen.items()
+    }
+
+
+def test_readings_on_photographs_have_the_rates_that_validation_data_chose(monkeypatch):
+    best = {}
+    for file in (ROOT / "results/geomm/search").glob("photos-*-learning_rate-*/search.json"):
+        for row, searched in json.loads(file.read_text())["rows"].items():
+            trial = max(searched["trials"], key=lambda trial: trial["mean"])
+            best[row] = float(trial["settings"][0].removeprefix("optim.learning_rate="))
+    rates = rates_of((), monkeypatch)
+    assert rates.pop("start") == [best["towers"]]
+    assert set(map(tuple, rates.values())) == {(best["clip"], best["towers"])}
+    given = rates_of(("optim.learning_rate=7e-4",), monkeypatch)
+    assert {rate for of_row in given.values() for rate in of_row} == {7e-4}
 
 
 def test_a_gain_is_the_difference_of_two_rows_with_the_spread_that_pictures_and_all_rows_show(geomm):
