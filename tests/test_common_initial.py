@@ -281,9 +281,7 @@ def test_a_run_goes_on_with_its_words_on_other_captions(tmp_path):
     states = [last_checkpoint(files.checkpoints).state for files in (first, second)]
     assert states[0]["tokenizer"] == states[1]["tokenizer"]
     counting = config_of("euclip", *settings, "data.min_word_count=7")
-    with pytest.raises(
-        ConfigError, match=r"data\.min_word_count = 7 counts no words here.*; expected: 2"
-    ):
+    with pytest.raises(ConfigError, match=r"data\.min_word_count = 7 counts no words here.*; expected: 2"):
         run(tmp_path / "counted", counting, "euclip")
 
 
