@@ -121,7 +121,8 @@ def rows_of(top: int, few: bool = False) -> dict[str, Reading]:
 def readings(command: Command, code: PaperCode) -> list[Table]:
     """Retrieval, softness and graphs of each row, all from the same trained towers."""
     command.refuse_search()
-    overrides = (*OVERRIDES.get(command.scale, ()), *command.overrides)
+    of_scale = OVERRIDES.get(command.scale, ())
+    overrides = (*of_scale, *command.overrides)
     further = AFTER_THE_START.get(command.scale, ())
     if any(text.startswith("optim.learning_rate=") for text in command.overrides):
         further = ()
@@ -160,7 +161,7 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
         | dict.fromkeys(COLUMNS, str(stand_in_for(command, runs, "test")))
         | {"validation_recall": ", ".join(first.validation)},
         protocol="test set by the cosine; log of the last step and of the last graphs",
-        settings={"rows": settings, "overrides": list(overrides)},
+        settings={"rows": settings, "overrides": [*of_scale, *command.changes]},
         rows={name: row.label for name, row in trained.items()},
         columns=columns,
         values=values,

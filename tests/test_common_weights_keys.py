@@ -255,6 +255,13 @@ def test_tensors_of_other_sizes_than_the_configuration_says_are_refused(tmp_path
         write_configuration(tmp_path, changed)
         with pytest.raises(WeightsError, match=rf"{section}\.{key} = {value}; the tensors have"):
             load_clip(tmp_path)
+    write_configuration(tmp_path, config | {"init_logit_bias": -10})
+    with pytest.raises(WeightsError, match="init_logit_bias = -10; the tensors have no bias"):
+        load_clip(tmp_path)
+    write_folder(tmp_path, config | {"init_logit_bias": -10})
+    write_configuration(tmp_path, config)
+    with pytest.raises(WeightsError, match="init_logit_bias = null; the tensors have a bias"):
+        load_clip(tmp_path)
 
 
 # ---------------------------------------------------------------- transformers

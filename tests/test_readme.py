@@ -146,6 +146,13 @@ def test_intervals_stand_in_tables_that_are_filled_from_the_results():
         assert not by_hand, f"{page.name}: {by_hand[0]}"
 
 
+def test_committed_results_name_no_folder_of_a_machine():
+    for file in (ROOT / "results").rglob("*"):
+        if file.suffix in (".json", ".md"):
+            place = re.search(r'[="\s](/[\w.-]+){2,}[^\n]{0,40}', file.read_text(encoding="utf-8"))
+            assert place is None, f"{file}: {place[0]}"
+
+
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*/conclusions.yaml")), ids=lambda path: path.parent.name)
 def test_a_papers_page_is_short_and_opens_with_its_findings(page):
     text = (page.parent / "README.md").read_text(encoding="utf-8")

@@ -88,5 +88,8 @@ def check_sizes(clip: TwoTowers, model: Mapping[str, Any], where: str) -> None:
         for key, number in sizes.items():
             if model[name][key] != number:
                 raise refused(f"{where}{name}.", key, model[name][key], f"the tensors have {number}")
+    if (model.get("init_logit_bias") is None) != (clip.logit_bias is None):
+        has = "no bias" if clip.logit_bias is None else "a bias"
+        raise refused(where, "init_logit_bias", model.get("init_logit_bias"), f"the tensors have {has}")
     if model.get("embed_dim") != image.projection_dim:
         raise refused(where, "embed_dim", model.get("embed_dim"), f"the tensors have {image.projection_dim}")
