@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 from scipy import stats
+from test_common_report_tables import made_up_table
 
 from common.base.config import SCALES
 from common.report.claims.decide import audit, measured, measured_at_every_scale
@@ -35,6 +36,7 @@ from common.report.claims.show import (
 from common.report.claims.verdict import NEEDS, NOT_RUN, ONE_SEED, UNCHECKED, UNDECIDED, UNLIKE, Finding, decide
 from common.report.conclusions import load_conclusions
 from common.report.experiments import Experiment, collect_experiments, read_experiment, write_experiment
+from common.report.formats import write_table
 from common.report.page import write_page
 from common.report.table import Column, Row, Table, measured_over_seeds
 from common.reproduce.command import Command, _write_claims
@@ -717,6 +719,16 @@ def test_a_sentence_takes_the_mean_of_an_experiments_value_or_names_the_known_on
         "Holds (C1, scale demo); could not be shown, on the mean holds (C2, C4, scale demo); could not be shown "
         "(C3, scale demo)"
     )
+    page, *_ = write_table(made_up_table(), tmp_path / "results/no_paper/table0/demo")
+    cell = "table0/demo/table0 | first | i2t_r1"
+    file.write_text(f"- text: '{{{cell}}} in {{{cell} | ±}} (2 seeds)'\n")
+    (one,) = load_conclusions(file.parent, tmp_path / "results")
+    number, _, whole = one.text.partition(" in ")
+    assert number == "12.0"
+    assert f"| {whole}" in page.read_text()  # as the table shows it
+    file.write_text(f"- text: '{{{cell} | +}}'\n")
+    with pytest.raises(ValueError, match=r"no '\+'; expected one of: ±"):
+        load_conclusions(file.parent, tmp_path / "results")
     file.write_text("- text: '{experiments/demo/memory | x}'\n")
     with pytest.raises(ValueError, match="no 'x'; expected one of: v, w"):
         load_conclusions(file.parent, tmp_path / "results")

@@ -5,8 +5,9 @@
       scale: demo                   # of these verdicts
       text: It breaks, from {table3/demo/table3 | Sphere, e^0 | zs_i2t_r1} to ... percent.
 
-A number is {part/scale/table | row | column} or {experiments/scale/name | value}, the mean over seeds. The sentences
-open the paper's README.md and the report; a test compares the verdicts.
+A number is {part/scale/table | row | column} or {experiments/scale/name | value}, the mean over seeds; with a fourth
+part, {.. | column | ±}, the table's cell with its interval. The sentences open the paper's README.md and the report; a
+test compares the verdicts.
 """
 
 import math
@@ -20,7 +21,7 @@ from typing import Any
 from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
 from common.report.experiments import read_experiment
-from common.report.formats import format_value
+from common.report.formats import format_measured, format_value
 from common.report.table import Table, read_table
 
 _LEADS = {"undecided": "could not be shown", "no difference beyond x": "no difference"}
@@ -79,15 +80,18 @@ def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results")
 
 
 def _number(results: Path, read: Callable[[str], Table], parts: list[str]) -> str:
-    source, row, *column = parts
-    if not column:
+    source, row, *cell = parts
+    if not cell:
         values = _named(row, read_experiment(results / f"{source}.json").values)
         return f"{math.fsum(values) / len(values):.3g}"
     table = read(source)
     rows = {entry.method: {key: cell for key, cell in entry.ours.items() if cell} for entry in table.rows}
-    mean = _named(column[0], _named(row, {method: cells for method, cells in rows.items() if cells})).mean
-    unit = next(entry.unit for entry in table.columns if entry.key == column[0])
-    return format_value(mean, unit) if unit in ("percent", "fraction") else f"{mean:.3g}"
+    column, *form = cell
+    measured = _named(column, _named(row, {method: cells for method, cells in rows.items() if cells}))
+    unit = next(entry.unit for entry in table.columns if entry.key == column)
+    if form:
+        return _named(form[0], {"±": format_measured(measured, unit, with_seeds=False)})
+    return format_value(measured.mean, unit) if unit in ("percent", "fraction") else f"{measured.mean:.3g}"
 
 
 def _named(key: str, values: Mapping[str, Any]) -> Any:
