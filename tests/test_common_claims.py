@@ -726,8 +726,8 @@ def test_a_sentence_takes_the_mean_of_an_experiments_value_or_names_the_known_on
     number, _, whole = one.text.partition(" in ")
     assert number == "12.0"
     assert f"| {whole}" in page.read_text()  # as the table shows it
-    file.write_text(f"- text: '{{{cell} | +}}'\n")
-    with pytest.raises(ValueError, match=r"no '\+'; expected one of: ±"):
+    file.write_text(f"- text: '{{{cell} | ± | +}}'\n")
+    with pytest.raises(ValueError, match=r"no '± \| \+'; expected one of: ±"):
         load_conclusions(file.parent, tmp_path / "results")
     file.write_text("- text: '{experiments/demo/memory | x}'\n")
     with pytest.raises(ValueError, match="no 'x'; expected one of: v, w"):

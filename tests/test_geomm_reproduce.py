@@ -440,12 +440,30 @@ def rates_of(overrides, monkeypatch):
     }
 
 
+def searched_rates(scale: str) -> dict[str, dict[float, float]]:
+    """Row -> learning rate -> mean recall on validation data, of the committed searches."""
+    return {
+        row: {
+            float(trial["settings"][0].removeprefix("optim.learning_rate=")): trial["mean"]
+            for trial in searched["trials"]
+        }
+        for file in (ROOT / "results/geomm/search").glob(f"{scale}-*-learning_rate-*/search.json")
+        for row, searched in json.loads(file.read_text())["rows"].items()
+    }
+
+
+def test_on_scenes_towers_have_the_searched_rate_and_rates_order_the_rows_as_the_conclusions_tell():
+    searched = searched_rates("demo")
+    towers, cosine, geodesic, soft = (searched[row] for row in ("towers", "clip", "clip_geo", "clip_soft"))
+    assert CODE_OF_GEOMM.config("towers.yaml", "demo", ()).optim.learning_rate == max(towers, key=towers.get)
+    assert max(soft.values()) > max(cosine.values()) > max(geodesic.values())
+    assert max(cosine, key=cosine.get) < max(geodesic, key=geodesic.get)
+    assert len(soft.keys() & geodesic.keys()) == 4
+    assert all(soft[rate] > geodesic[rate] for rate in soft.keys() & geodesic.keys())
+
+
 def test_readings_on_photographs_have_the_rates_that_validation_data_chose(monkeypatch):
-    best = {}
-    for file in (ROOT / "results/geomm/search").glob("photos-*-learning_rate-*/search.json"):
-        for row, searched in json.loads(file.read_text())["rows"].items():
-            trial = max(searched["trials"], key=lambda trial: trial["mean"])
-            best[row] = float(trial["settings"][0].removeprefix("optim.learning_rate="))
+    best = {row: max(rates, key=rates.get) for row, rates in searched_rates("photos").items()}
     rates = rates_of((), monkeypatch)
     assert rates.pop("start") == [best["towers"]]
     assert set(map(tuple, rates.values())) == {(best["clip"], best["towers"])}

@@ -80,17 +80,17 @@ def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results")
 
 
 def _number(results: Path, read: Callable[[str], Table], parts: list[str]) -> str:
-    source, row, *cell = parts
-    if not cell:
+    source, row, *place = parts
+    if not place:
         values = _named(row, read_experiment(results / f"{source}.json").values)
         return f"{math.fsum(values) / len(values):.3g}"
     table = read(source)
     rows = {entry.method: {key: cell for key, cell in entry.ours.items() if cell} for entry in table.rows}
-    column, *form = cell
+    column, *form = place
     measured = _named(column, _named(row, {method: cells for method, cells in rows.items() if cells}))
     unit = next(entry.unit for entry in table.columns if entry.key == column)
     if form:
-        return _named(form[0], {"±": format_measured(measured, unit, with_seeds=False)})
+        return _named(" | ".join(form), {"±": format_measured(measured, unit, with_seeds=False)})
     return format_value(measured.mean, unit) if unit in ("percent", "fraction") else f"{measured.mean:.3g}"
 
 
