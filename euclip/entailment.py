@@ -21,7 +21,7 @@ import math
 import torch
 
 from common.vectors import at_least_float32, norm, paired_angles, unit
-from euclip.lorentz import area_and_versine, norm_difference, shorten, sinh_over
+from euclip.lorentz import shorten, sinh_over, triangle_of
 
 # The one guard: an image within this distance of its text, in the embeddings' units (hyperbolic: sinh(sqrt(c) d) /
 # sqrt(c), the hypotenuse of the triangle), counts as lying on the apex, inside the cone. The direction from one to the
@@ -69,7 +69,7 @@ def euclidean_half_aperture(texts: torch.Tensor, min_radius: float) -> torch.Ten
 def lorentz_half_aperture(texts: torch.Tensor, min_radius: float, curvature: torch.Tensor) -> torch.Tensor:
     """arcsin(min(1, 2K / sinh(r))), from tangent vectors: (..., dim) -> (...,) radians in [0, pi / 2]."""
     curvature = at_least_float32(curvature)
-    radii = curvature.sqrt() * norm(shorten(at_least_float32(texts), curvature))
+    radii = curvature.sqrt() * shorten(at_least_float32(texts), curvature)[1]
     return _half_aperture(torch.sinh(radii), 2 * min_radius)
 
 
@@ -105,15 +105,15 @@ def lorentz_exterior_angle(*, images: torch.Tensor, texts: torch.Tensor, curvatu
     """
     _check_same_last_axis(images, texts)
     texts, images, curvature = (at_least_float32(tensor) for tensor in (texts, images, curvature))
-    texts, images, root_c = shorten(texts, curvature), shorten(images, curvature), curvature.sqrt()
-    text_norms = norm(texts)
+    (texts, text_norms), (images, image_norms) = shorten(texts, curvature), shorten(images, curvature)
+    root_c = curvature.sqrt()
     # sinh(s) / (|u| s); legs are over sqrt(c)
-    stretch = sinh_over(root_c * norm(images)) / text_norms.clamp(min=ORIGIN)
-    area, versine = area_and_versine(texts, images)
-    radial = torch.sinh(root_c * norm_difference(images, texts)) / root_c
-    opposite = stretch * area  # sinh(s) sin(theta)
+    stretch = sinh_over(root_c * image_norms) / text_norms.clamp(min=ORIGIN)
+    triangle = triangle_of(texts, images, text_norms, image_norms)
+    radial = torch.sinh(root_c * triangle.longer_by) / root_c
+    opposite = stretch * triangle.area  # sinh(s) sin(theta)
     # sinh(s - r) - sinh(s) cosh(r) (1 - cos(theta)): the second leg at the top of this file, with 1 - cos(theta) in it
-    adjacent = radial - stretch * torch.cosh(root_c * text_norms) * versine
+    adjacent = radial - stretch * torch.cosh(root_c * text_norms) * triangle.versine
     on_apex = (torch.hypot(opposite, adjacent) <= COINCIDENT) | (text_norms < ORIGIN)
     return torch.atan2(torch.where(on_apex, 0.0, opposite), torch.where(on_apex, 1.0, adjacent))
 

@@ -18,10 +18,12 @@ What it subtracts is r - s and 1 - cos(theta). For all pairs both are taken as t
 matched pairs, which are the close ones, from the difference u - v. Everything runs in float32 or better.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from common.distances import ChordFactors, infinite_where_zero_, safe_sqrt
-from common.vectors import at_least_float32, check_same_dim, full_precision, norm, unit
+from common.vectors import at_least_float32, check_same_dim, full_precision, norm
 
 # Tangent vectors with a larger radius are shortened to it: float32 cannot hold sinh(r) sinh(s) much beyond.
 MAX_RADIUS = 40.0
@@ -37,8 +39,8 @@ def exp_map0(tangents: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
         (..., dim), space components of the point; the zero vector gives the origin.
     """
     tangents, curvature = at_least_float32(tangents), at_least_float32(curvature)
-    tangents = shorten(tangents, curvature)
-    return sinh_over(curvature.sqrt() * norm(tangents))[..., None] * tangents
+    tangents, norms = shorten(tangents, curvature)
+    return sinh_over(curvature.sqrt() * norms)[..., None] * tangents
 
 
 def log_map0(points: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
@@ -165,8 +167,8 @@ def _squared_half_chord(tangents: torch.Tensor, other_tangents: torch.Tensor, cu
         tangents, other_tangents, curvature = (
             at_least_float32(tensor) for tensor in (tangents, other_tangents, curvature)
         )
-        tangents, other_tangents = shorten(tangents, curvature), shorten(other_tangents, curvature)
-        norms, other_norms = norm(tangents), norm(other_tangents)
+        tangents, norms = shorten(tangents, curvature)
+        other_tangents, other_norms = shorten(other_tangents, curvature)
         radii, other_radii = curvature.sqrt() * norms, curvature.sqrt() * other_norms
         # |u||v| (1 - cos(theta)); no gradient from 0, where sinh(r) sinh(s) would multiply its rounding errors
         versines = torch.relu(norms[:, None] * other_norms[None, :] - tangents @ other_tangents.T)
@@ -183,11 +185,11 @@ def _paired_squared_half_chord(
         tangents, other_tangents, curvature = (
             at_least_float32(tensor) for tensor in (tangents, other_tangents, curvature)
         )
-        tangents, other_tangents = shorten(tangents, curvature), shorten(other_tangents, curvature)
-        radii, other_radii = curvature.sqrt() * norm(tangents), curvature.sqrt() * norm(other_tangents)
-        weights = curvature * (sinh_over(radii) * sinh_over(other_radii))
-        radial = curvature.sqrt() * norm_difference(tangents, other_tangents)
-        return torch.sinh(radial / 2).square() + weights * area_and_versine(tangents, other_tangents)[1] / 2
+        tangents, norms = shorten(tangents, curvature)
+        other_tangents, other_norms = shorten(other_tangents, curvature)
+        triangle = triangle_of(tangents, other_tangents, norms, other_norms)
+        weights = curvature * sinh_over(curvature.sqrt() * norms) * sinh_over(curvature.sqrt() * other_norms)
+        return torch.sinh(curvature.sqrt() * triangle.longer_by / 2).square() + weights * triangle.versine / 2
 
 
 def _distance(squared_half_chord: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
@@ -203,10 +205,17 @@ def _squared_distance(squared_half_chord: torch.Tensor, curvature: torch.Tensor)
     return 4 / at_least_float32(curvature) * torch.where(near, series, far)
 
 
-def shorten(tangents: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
-    """Tangent vectors of a radius above MAX_RADIUS cut to it, all others exactly as they are: (..., dim) -> same."""
-    longest = MAX_RADIUS / curvature.sqrt()
-    return (longest / torch.maximum(norm(tangents), longest))[..., None] * tangents
+def shorten(tangents: torch.Tensor, curvature: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tangent vectors of a radius above MAX_RADIUS cut to it, all others exactly as they are, and their norms.
+
+    Args:
+        tangents: (..., dim).
+    Returns:
+        (..., dim) and (...,).
+    """
+    norms = norm(tangents)
+    factors = MAX_RADIUS / (curvature.sqrt() * norms).clamp(min=MAX_RADIUS)
+    return factors[..., None] * tangents, factors * norms
 
 
 def sinh_over(radius: torch.Tensor) -> torch.Tensor:
@@ -216,29 +225,43 @@ def sinh_over(radius: torch.Tensor) -> torch.Tensor:
     return torch.where(near, 1 + radius.square() / 6 * (1 + radius.square() / 20), torch.sinh(far) / far)
 
 
-def norm_difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """|u| - |v| as (u - v).(u + v) / (|u| + |v|), to all digits for close vectors: (..., dim) twice -> (...,)."""
-    lengths = norm(first) + norm(second)
-    return ((first - second) * (first + second)).sum(dim=-1) / torch.where(lengths > 0, lengths, 1.0)
+class Triangle(NamedTuple):
+    """Of the origin, u and v, with the angle theta at the origin. Each (...,), in units of the vectors or their square.
+
+    longer_by: |v| - |u|.
+    area: |u||v| sin(theta), twice that of the triangle.
+    versine: |u||v| (1 - cos(theta)).
+    """
+
+    longer_by: torch.Tensor
+    area: torch.Tensor
+    versine: torch.Tensor
 
 
-def area_and_versine(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """|u||v| sin(theta) and |u||v| (1 - cos(theta)), to all digits whether vectors are close or their norms far apart.
+def triangle_of(first: torch.Tensor, second: torch.Tensor, norms: torch.Tensor, other_norms: torch.Tensor) -> Triangle:
+    """To all digits whether vectors are close or their norms far apart.
 
-    The area is the shorter norm times that part of the difference which is across the shorter vector: the difference of
-    close vectors is exact, and what rounds is small beside it. The versine of an acute angle is the area times
-    tan(theta / 2) = sin(theta) / (1 + cos(theta)).
+    All comes from the difference of the vectors, which is exact where they are close: its inner product t with the
+    shorter one, and its height across that. |longer| cos(theta) is |shorter| + t / |shorter|, and |longer| sin(theta)
+    the height, so that
+        |longer| - |shorter| = (|longer|^2 - |shorter|^2) / sum = (2 t + (t / |shorter|)^2 + height^2) / sum
+    The versine of an acute angle is the area times tan(theta / 2) = sin(theta) / (1 + cos(theta)).
 
     Args:
         first, second: (..., dim), u and v; leading axes broadcast.
-    Returns:
-        (...,) twice.
+        norms, other_norms: (...,), theirs.
     """
-    swapped = (norm(first) > norm(second))[..., None]
-    shorter, longer = torch.where(swapped, second, first), torch.where(swapped, first, second)
-    direction, difference = unit(shorter), longer - shorter
-    height = norm(difference - (difference * direction).sum(dim=-1, keepdim=True) * direction)  # |longer| sin(theta)
-    along, lengths = (longer * direction).sum(dim=-1), (norm(shorter), norm(longer))
-    area, acute = lengths[0] * height, along > 0
-    near = area * (height / torch.where(acute, lengths[1] + along, 1.0))
-    return area, torch.where(acute, near, lengths[0] * lengths[1] - (first * second).sum(dim=-1))
+    swapped = norms > other_norms
+    shorter, longer = torch.where(swapped, other_norms, norms), torch.where(swapped, norms, other_norms)
+    base, difference = torch.where(swapped[..., None], second, first), second - first
+    product = (base * difference).sum(dim=-1)
+    divisor = shorter.clamp(min=1e-12)  # a zero vector has no direction, as in `unit`
+    part = product / divisor
+    height = norm(torch.addcmul(difference, (part / divisor)[..., None], base, value=-1))
+    product, part = torch.where(swapped, -product, product), torch.where(swapped, -part, part)
+    area, lengths, along = shorter * height, shorter + longer, shorter + part
+    longer_by = (2 * product + part.square() + height.square()) / torch.where(lengths > 0, lengths, 1.0)
+    acute = along > 0
+    near = area * (height / torch.where(acute, longer + along, 1.0))
+    versine = torch.where(acute, near, shorter * (longer - shorter) - product)
+    return Triangle(torch.where(swapped, -longer_by, longer_by), area, versine)

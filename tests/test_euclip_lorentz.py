@@ -12,18 +12,17 @@ from common.base.provenance import ROOT
 from common.geometry import unit
 from euclip.lorentz import (
     MAX_RADIUS,
-    area_and_versine,
     exp_map0,
     log_map0,
     lorentz_distance,
     lorentz_inner,
-    norm_difference,
     paired_lorentz_distance,
     paired_squared_lorentz_distance,
     shorten,
     sinh_over,
     squared_lorentz_distance,
     time_component,
+    triangle_of,
 )
 from scripts.lorentz_errors import CURVATURES, errors, markdown
 
@@ -182,8 +181,10 @@ def test_distances_beyond_the_largest_radius_stay_finite_and_stop_growing():
     assert torch.isfinite(exp_map0(1e15 * axis, c)).all()
     assert torch.isfinite(lorentz_inner(*[exp_map0(1e15 * axis, c)] * 2, c)).all()
     tangent = torch.randn(50, 8)
-    assert torch.equal(shorten(tangent, c), tangent)
-    torch.testing.assert_close(shorten(1e3 * tangent, c).norm(dim=1), torch.full((50,), MAX_RADIUS))
+    assert torch.equal(shorten(tangent, c)[0], tangent)
+    shortened, norms = shorten(1e3 * tangent, c)
+    torch.testing.assert_close(shortened.norm(dim=1), torch.full((50,), MAX_RADIUS))
+    torch.testing.assert_close(norms, torch.full((50,), MAX_RADIUS))
 
 
 def test_shapes_that_do_not_fit_are_both_named():
@@ -266,9 +267,13 @@ def test_sinh_over_equals_mpmath_on_both_sides_of_its_border():
 def test_parts_of_vectors_without_a_direction_are_0():
     zero, one = torch.zeros(1, 3), torch.tensor([[1.0, 0.0, 0.0]])
     for first, second in ((zero, zero), (zero, one), (one, one)):
-        assert [part.item() for part in area_and_versine(first, second)] == [0, 0]
-    assert [part.item() for part in area_and_versine(one, -one)] == [0, 2]
-    assert norm_difference(zero, zero).item() == 0
+        longer_by = second.norm() - first.norm()
+        assert [part.item() for part in triangle_of(first, second, first.norm(dim=1), second.norm(dim=1))] == [
+            longer_by,
+            0,
+            0,
+        ]
+    assert [part.item() for part in triangle_of(one, -one, one.norm(dim=1), one.norm(dim=1))] == [0, 0, 2]
 
 
 # the committed table
