@@ -165,7 +165,7 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
     text = " ".join(" ".join(page.texts).split())
     for answer in (
         r"A temperature fixed at 1 harms the sphere .*? falls from \d+\.\d to \d+\.\d %",
-        r"EuCLIP reaches the paper's state .*? CLIP and MERU: \d+\.\d % in retrieval against \d+\.\d",
+        r"EuCLIP reaches the paper's state .*? CLIP and MERU: \d+\.\d ± \d\.\d % in retrieval against \d+\.\d",
         r"Which claims hold by construction\? \w+ C\d+.*?: they follow from a definition or a count",
     ):
         assert re.search(answer, text), answer
@@ -288,23 +288,30 @@ def test_a_changed_tables_plot_says_what_was_changed_and_intervals_drawn_alike_s
     assert 0 <= edges.x0 < edges.x1 <= drawn[0].bbox.x1  # of one narrow panel
 
 
-METHOD = {"rows": "Geo-", "pair": "Geo-", "with": "geodesic distance", "without": "cosine"}
+METHOD = {
+    "kinds": {"Geo-": "geodesic distance", "as soft": "as soft"},
+    "pair": "Geo-| as soft as Geo",
+    "without": "cosine",
+}
 
 
-def test_rows_with_and_without_the_method_differ_in_colour_and_share_a_height(tmp_path, drawn):
-    rows = [Row(name, {}, {"x": cell(*values)}, "measured") for name, values in (
-        ("ALBEF", (40, 41)), ("TCL", (30, 31)), ("Geo-ALBEF", (50, 51)), ("Geo-MAFA", (60, 61)))]  # fmt: skip
+def test_a_row_its_method_and_its_control_stand_at_one_height_each_with_a_look_and_a_name(tmp_path, drawn):
+    means = {"A": 1.0, "Geo-A": 2.0, "A as soft as Geo": 3.0, "B": 4.0, "Geo-B": 5.0, "Geo-C": 6.0}
+    rows = [Row(name, {}, {"x": cell(mean, mean + 1)}, "measured") for name, mean in means.items()]
     plot_table(made_up_table(columns=[Column("x", "x")], rows=rows), tmp_path / "table0.png", METHOD, "Recall")
-    (axis,) = drawn[0].axes
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["ALBEF", "TCL", "Geo-MAFA"]
-    dots = {line.get_xdata()[0]: line for line in axis.lines if line.get_marker() in "oD"}
-    assert [round(float(dots[mean].get_ydata()[0])) for mean in (40.5, 30.5, 50.5, 60.5)] == [0, 1, 0, 2]
-    assert dots[50.5].get_ydata()[0] - dots[40.5].get_ydata()[0] > 0.2  # side by side, not upon each other
-    of_method, others = ({dots[mean].get_color() for mean in means} for means in ((50.5, 60.5), (40.5, 30.5)))
-    assert len(of_method) == len(others) == 1
-    assert of_method != others
-    names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert names[:2] == ["cosine", "geodesic distance"]
+    (panel,) = drawn[0].axes
+    dots = sorted((line for line in panel.lines if len(line.get_xdata()) == 1), key=lambda dot: dot.get_xdata()[0])
+    heights = [dot.get_ydata()[0] for dot in dots]
+    assert heights == pytest.approx([-0.28, 0, 0.28, 0.86, 1.14, 2])
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["A", "B", "Geo-C"]
+    looks = [(dot.get_color(), dot.get_marker()) for dot in dots]
+    assert len(set(looks)) == 3
+    assert looks[3:] == [looks[0], looks[1], looks[1]]
+    legend = dict(zip(("geodesic distance", "as soft", "cosine"), (looks[1], looks[2], looks[0])))
+    shown = {
+        text.get_text(): handle for text, handle in zip(drawn[0].legends[0].texts, drawn[0].legends[0].legend_handles)
+    }
+    assert {name: (shown[name].get_color(), shown[name].get_marker()) for name in legend} == legend
     assert drawn[0].get_suptitle() == "Recall\nno_paper, table0, scale demo"
 
 

@@ -38,7 +38,7 @@ from common.report.table import Column, Measured, Row, Table
 MOST_ROWS = 32  # of the figure of a table; more are a page that nobody compares by eye
 
 
-def plot_table(table: Table, path: str | Path, method: Mapping[str, str] | None = None, title: str = "") -> list[Path]:
+def plot_table(table: Table, path: str | Path, method: Mapping | None = None, title: str = "") -> list[Path]:
     """One panel per measured column: our mean and interval for every measured row, the chance level as a line.
 
     With more than six columns recall at 5 and 10 has no panel beside recall at 1. A line of panels has the rows that
@@ -48,8 +48,8 @@ def plot_table(table: Table, path: str | Path, method: Mapping[str, str] | None 
     Args:
         table: columns and rows without a measured cell, and columns that are constant over seeds, are left out.
         path: of the PNG; outside the folder of the scale the title names the changed settings.
-        method: `paper.method` of a paper_tables.yaml. The regular expression "rows" finds the rows with the paper's
-            method, which have a colour of their own and the name "with"; others are called "without". Rows whose names
+        method: `paper.method` of a paper_tables.yaml. A row is of the first of "kinds" whose regular expression its
+            name matches, with a colour and a name in the legend; other rows are called "without". Rows whose names
             differ only by what matches "pair" share a height.
         title: what the table compares; empty = the beginning of its caption.
     Returns:
@@ -69,7 +69,8 @@ def plot_table(table: Table, path: str | Path, method: Mapping[str, str] | None 
     heights = [list(dict.fromkeys(labels)) for labels in labels_of]
     label_lines = [line for of_line in heights for label in of_line for line in label.split("\n")]
     width = 0.3 + 0.075 * max(map(len, label_lines)) + 2.5 * across
-    sizes = [1.2 + 0.34 * max(len(of), 0.6 * sum(label.count("\n") + 1 for label in of)) for of in heights]
+    of_a_row = 0.34 if all(labels.count(label) < 3 for labels in labels_of for label in labels) else 0.5
+    sizes = [1.2 + of_a_row * max(len(of), 0.6 * sum(label.count("\n") + 1 for label in of)) for of in heights]
     figure = Figure(figsize=(width, sum(sizes) + 1.3), layout="constrained")
     grid = figure.add_gridspec(len(lines), across, height_ratios=sizes)
     drawn: dict[str, object] = {}
@@ -112,7 +113,13 @@ def _across(table: Table, columns: Sequence[Column]) -> int:
     return min(len(columns), 3 if len(columns) in (5, 6, 9) else 4)
 
 
-def _labels(rows: Sequence[Row], method: Mapping[str, str] | None) -> list[str]:
+def _kind(row: Row, method: Mapping | None) -> int:
+    """0 = without the method."""
+    patterns = method["kinds"] if method else ()
+    return next((n for n, pattern in enumerate(patterns, 1) if re.search(pattern, row.ran or row.method)), 0)
+
+
+def _labels(rows: Sequence[Row], method: Mapping | None) -> list[str]:
     """By row; a row without the method has the label of the same row with it."""
     names = [row.ran or row.method for row in rows]
     plain = [re.sub(method["pair"], "", name) if method and "pair" in method else name for name in names]
@@ -125,21 +132,21 @@ def _constant(cells: Sequence[Measured]) -> bool:
 
 
 def _draw_column(
-    panel, table: Table, column: Column, rows: Sequence[Row], heights: Sequence[int], method: Mapping[str, str] | None
+    panel, table: Table, column: Column, rows: Sequence[Row], heights: Sequence[int], method: Mapping | None
 ) -> dict[str, object]:
     drawn = {}
-    with_method = [bool(method) and re.search(method["rows"], row.ran or row.method) is not None for row in rows]
-    for row, height, has_method in zip(rows, heights, with_method):
+    kinds = [_kind(row, method) for row in rows]
+    names = [method["without"], *method["kinds"].values()] if method else []
+    for row, at, kind in zip(rows, heights, kinds):
         cell = row.ours.get(column.key)
         if cell is not None:
-            color, marker, name = COLORS[0], "o", "ours"
-            if any(with_method) and not all(with_method):  # two kinds of rows
-                color, marker, name = (
-                    (COLORS[1], "D", method["with"]) if has_method else (color, marker, method["without"])
-                )
-            level_at = height
-            if heights.count(height) > 1:  # side by side at one height
-                height += 0.14 if has_method else -0.14
+            several = len(set(kinds)) > 1
+            look, name = (look_of(kind), names[kind]) if several else (look_of(0), "ours")
+            color, marker = look["color"], look["marker"]
+            together = sorted(
+                other for other, where in zip(kinds, heights) if where == at
+            )  # side by side at one height
+            height = at + 0.28 * (together.index(kind) - (len(together) - 1) / 2)
             low, high = cell.interval or (cell.mean, cell.mean)
             (ends,) = panel.plot([low, high], [height, height], color=color, linewidth=2.2, solid_capstyle="butt")
             (dot,) = panel.plot([cell.mean], [height], color=color, marker=marker, markersize=6, linestyle="none")
@@ -147,7 +154,7 @@ def _draw_column(
             if cell.interval is not None:
                 drawn["interval"] = ends if color == COLORS[0] else drawn.get("interval", ends)
             if cell.chance is not None:
-                ends_of_level = [level_at - 0.4, level_at + 0.4]
+                ends_of_level = [at - 0.4, at + 0.4]
                 (level,) = panel.plot(
                     [cell.chance] * 2, ends_of_level, color=GREY, linestyle=(0, (2, 1.2)), linewidth=1.4
                 )
