@@ -116,14 +116,15 @@ def _across(table: Table, columns: Sequence[Column]) -> int:
 def _kind(row: Row, method: Mapping | None) -> int:
     """0 = without the method."""
     patterns = method["kinds"] if method else ()
-    return next((n for n, pattern in enumerate(patterns, 1) if re.search(pattern, row.ran or row.method)), 0)
+    return next((n for n, pattern in enumerate(patterns, 1) if re.search(pattern, row.method)), 0)
 
 
 def _labels(rows: Sequence[Row], method: Mapping | None) -> list[str]:
-    """By row; a row without the method has the label of the same row with it."""
+    """By row; a row with the method has the label of the same row without it."""
     names = [row.ran or row.method for row in rows]
-    plain = [re.sub(method["pair"], "", name) if method and "pair" in method else name for name in names]
-    return [textwrap.fill(short if short in names else name, 36) for name, short in zip(names, plain)]
+    name_of = dict(zip((row.method for row in rows), names))
+    plain = [re.sub(method["pair"], "", row.method) if method and "pair" in method else "" for row in rows]
+    return [textwrap.fill(name_of.get(short, name), 36) for short, name in zip(plain, names)]
 
 
 def _constant(cells: Sequence[Measured]) -> bool:
