@@ -102,7 +102,8 @@ def cell(values, data="test (00)", protocol=PROTOCOL, scale="demo", seeds=None, 
 
 def table(rows, name="t", scale="demo", paper=None, data="scenes/train (1)"):
     """rows: method -> column -> Measured."""
-    columns = [Column(key, key.upper(), "steps" if key == "s" else "percent") for key in "xys"]
+    units = {"s": "steps", "r": "share of runs"}
+    columns = [Column(key, key.upper(), units.get(key, "percent")) for key in "xysr"]
     printed = paper if paper is not None else {}
     lines = [Row(method, printed, ours, "measured") for method, ours in rows.items()]
     seeds = sorted({seed for ours in rows.values() for number in ours.values() for seed in number.seeds})
@@ -557,6 +558,33 @@ def test_rows_of_an_experiment_are_pooled_where_it_names_its_columns(tmp_path):
     for columns, basis in (((), "3 seeds, paired"), (("v",), "3 seeds, pooled over 4 rows")):
         measured_ = experiment(seeds=(0, 1, 2), values=values, units={}, columns=columns)
         assert measured(claim, printed, our_cells([], [measured_])["demo"], "demo").decisive.basis == basis
+
+
+def test_a_share_of_runs_is_decided_by_mistake_as_rarely_as_it_may_be(tmp_path):
+    """Runs that all end alike have no spread: by t three of three would decide."""
+    content = entry(None, kind="experiment", no_numbers="text", measured='experiment["memory"]["q_v"] > 0.5')
+    (claim,), printed = load(tmp_path, content)
+
+    def verdict(successes, runs):
+        values = {"q_v": tuple(float(run < successes) for run in range(runs))}
+        made = experiment(seeds=tuple(range(runs)), values=values, units={"q_v": "share of runs"})
+        return measured(claim, printed, our_cells([], [made])["demo"], "demo")
+
+    assert [verdict(0, runs).verdict for runs in (3, 5, 6)] == [UNDECIDED, UNDECIDED, FAILS]
+    assert verdict(6, 6).verdict == HOLDS
+    for runs in (4, 6, 9, 12):
+        decided = [count for count in range(runs + 1) if verdict(count, runs).verdict != UNDECIDED]
+        assert sum(math.comb(runs, count) for count in decided) / 2**runs <= 0.05  # where the share is a half
+
+
+def test_the_interval_of_a_share_of_runs_is_exact():
+    made = table({"a": {"r": cell((0.0,) * 5)}, "b": {"r": cell((0.0, 1.0, 1.0))}})
+    for row, successes, runs in zip(made.rows, (0, 2), (5, 3)):
+        low, high = row.ours["r"].interval
+        # the shares at which as many or more, and as few or fewer, have a chance of 2.5 %
+        assert stats.binom.cdf(successes, runs, high) == pytest.approx(0.025)
+        assert low == 0 if successes == 0 else stats.binom.sf(successes - 1, runs, low) == pytest.approx(0.025)
+        assert "exact" in row.ours["r"].interval_kind
 
 
 def test_near_is_what_its_seeds_leave_near(tmp_path):

@@ -24,6 +24,7 @@ from scipy import special, stats
 APART, APART_OF_TWO, DOUBTFUL = 0.05, 0.01, 0.75
 QUIET = 0.001  # F, p of a row that the others' spread would drown: it keeps its own interval
 SHARE_OF = {"percent": 100.0, "fraction": 1.0}  # unit -> the whole
+RUNS = "share of runs"  # unit of a column that is 0 or 1 of a run
 _RESAMPLED_CLUSTERS_AT_ONCE = 2_000_000  # bounds the memory of one bootstrap block to about 50 MB
 
 
@@ -214,6 +215,16 @@ def share_interval(low: float, high: float, whole: float) -> tuple[float, float]
     half_width = (high - low) / 2 / whole / slope if slope else 0.0
     ends = share_of_angle(share_angle(mean) + np.array([-half_width, half_width]))
     return whole * float(ends[0]), whole * float(ends[1])
+
+
+def interval_of_runs(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """Clopper and Pearson's exact interval of a share of runs; three runs of three leave it open below a third.
+
+    Args:
+        values: 0 or 1 of each run.
+    """
+    found = stats.binomtest(round(sum(values)), len(values)).proportion_ci(level, method="exact")
+    return float(found.low), float(found.high)
 
 
 def bounded_interval(

@@ -21,10 +21,11 @@ from typing import Any
 
 from common.report.crossed import crossed_half_width, picture_variance
 from common.report.hits import Hits, read_hits
-from common.report.statistics import SHARE_OF, bounded_interval, interval_over_seeds
+from common.report.statistics import RUNS, SHARE_OF, bounded_interval, interval_of_runs, interval_over_seeds
 
 SEEDS_INTERVAL = "95 % t over seeds"
 CROSSED_INTERVAL = "95 % over seeds and test pictures"
+RUNS_INTERVAL = "95 % exact, of a share of runs"
 OF_SHARES = " on the arcsine scale"  # where ± would leave the range of a share
 QUERIES_INTERVAL = "95 % bootstrap over queries, one seed"
 MEASURED = "measured"
@@ -443,9 +444,11 @@ def hits_of(table: Table) -> dict[tuple[str, str], Hits]:
 
 
 def _with_shares_in_range(row: Row, units: Mapping[str, str]) -> Row:
-    # shares whose ± would leave their range get an interval of the arcsine
+    # shares whose ± would leave their range get an interval of the arcsine, shares of runs an exact one
     ours = dict(row.ours)
     for key, cell in row.ours.items():
+        if cell is not None and units[key] == RUNS and cell.interval_kind == SEEDS_INTERVAL:
+            ours[key] = replace(cell, interval=interval_of_runs(cell.values), interval_kind=RUNS_INTERVAL)
         whole = SHARE_OF.get(units[key])
         if whole is None or cell is None or cell.interval_kind not in (SEEDS_INTERVAL, CROSSED_INTERVAL):
             continue

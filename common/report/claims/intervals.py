@@ -15,7 +15,15 @@ import numpy as np
 
 from common.report.claims.expressions import Cell, Margin
 from common.report.crossed import crossed_half_width, picture_variance, seeds_needed
-from common.report.statistics import SHARE_OF, contrast_interval, share_angle, share_of_angle, shared_spread
+from common.report.statistics import (
+    RUNS,
+    SHARE_OF,
+    contrast_interval,
+    interval_of_runs,
+    share_angle,
+    share_of_angle,
+    shared_spread,
+)
 from common.report.table import ERROR, Measured
 
 SEEDS_ONLY = "on these pictures"
@@ -87,6 +95,8 @@ def estimate(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, O
         slopes: of the margin by cell, at the means.
         used: our numbers by cell, of two seeds or more.
     """
+    if all(our_cell.unit == RUNS for our_cell in used.values()):
+        return _of_runs(margin, slopes, used)
     wholes = {cell: _whole(our_cell) for cell, our_cell in used.items()}
     means = {cell: our_cell.number.mean for cell, our_cell in used.items()}
     steep = {  # slope by the angle: d (w sin^2 a) / da = 2 sqrt(y (w - y))
@@ -108,6 +118,19 @@ def estimate(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, O
         return (end(-step), end(step)) if step else (value, value)
 
     return Estimate(value, interval_at, basis, variance, freedom, pictures)
+
+
+def _of_runs(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> Estimate:
+    """Of shares of runs, which have no spread where all runs end alike; the shares divide the chance to err."""
+    means = {cell: our_cell.number.mean for cell, our_cell in used.items()}
+    value, counts = margin.value(means), {len(our_cell.number.values) for our_cell in used.values()}
+
+    def interval_at(error: float) -> tuple[float, float]:
+        ends = np.array([interval_of_runs(used[cell].number.values, 1 - error / len(slopes)) for cell in slopes])
+        moves = np.array(list(slopes.values()))[:, None] * (ends - np.array([means[cell] for cell in slopes])[:, None])
+        return value + float(moves.min(axis=1).sum()), value + float(moves.max(axis=1).sum())
+
+    return Estimate(value, interval_at, f"{max(counts)} seeds, exact for shares of runs", 0.0, 1.0, None)
 
 
 def pictures_of(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> float | None:
