@@ -107,6 +107,8 @@ class Oblique(nn.Module):
 
     def __init__(self, sphere_dim: int) -> None:
         super().__init__()
+        if sphere_dim < 1:
+            raise ValueError(f"sphere_dim = {sphere_dim}; expected: at least 1")
         self.sphere_dim = sphere_dim
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
@@ -116,6 +118,11 @@ class Oblique(nn.Module):
         return to_spheres(text_features.flatten(1), self.sphere_dim)
 
     def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        if image_embeddings.ndim != 3 or image_embeddings.shape[-1] != self.sphere_dim:
+            raise ValueError(
+                f"embeddings {tuple(image_embeddings.shape)} on spheres of {self.sphere_dim} numbers; expected: those "
+                f"of embed_image and embed_text, (batch, spheres, {self.sphere_dim})"
+            )
         return oblique_similarity(image_embeddings, text_embeddings)
 
     def directions(

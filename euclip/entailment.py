@@ -39,6 +39,8 @@ def euclidean_entailment_residual(*, images: torch.Tensor, texts: torch.Tensor, 
         min_radius: K >= 0, in the embeddings' units; 0 closes every cone to a ray.
     Returns:
         (...,) radians in [0, pi], 0 inside the cone.
+    Raises:
+        ValueError: if min_radius is negative, or the last axes differ.
     """
     return torch.relu(euclidean_exterior_angle(images=images, texts=texts) - euclidean_half_aperture(texts, min_radius))
 
@@ -56,6 +58,8 @@ def lorentz_entailment_residual(
         curvature: scalar tensor c > 0.
     Returns:
         (...,) radians in [0, pi], 0 inside the cone.
+    Raises:
+        ValueError: if min_radius is negative, or the last axes differ.
     """
     exterior = lorentz_exterior_angle(images=images, texts=texts, curvature=curvature)
     return torch.relu(exterior - lorentz_half_aperture(texts, min_radius, curvature))
@@ -120,6 +124,8 @@ def lorentz_exterior_angle(*, images: torch.Tensor, texts: torch.Tensor, curvatu
 
 def _half_aperture(length: torch.Tensor, min_radius: float) -> torch.Tensor:
     """arcsin(min(1, K / length)); the slope, which has no bound where they are equal, ends at 707 / K."""
+    if min_radius < 0:
+        raise ValueError("min_radius is negative; expected: at least 0")
     within = length <= (1 + 1.0e-6) * min_radius
     return torch.where(within, math.pi / 2, torch.arcsin(min_radius / torch.where(within, math.inf, length)))
 

@@ -186,7 +186,7 @@ class Hyperbolic(nn.Module):
         embedding_scale_max: of both scales; None = none (EuCLIP's code), 1 = MERU's.
         dtype: of the scalars; None = PyTorch's default. `double()` afterwards keeps only the digits of float32.
     Raises:
-        ValueError: unless 0 < curvature_min <= curvature_init <= curvature_max.
+        ValueError: unless 0 < curvature_min <= curvature_init <= curvature_max; dim below 1, features of another width.
     """
 
     space = "hyperbolic"
@@ -206,12 +206,14 @@ class Hyperbolic(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if dim < 1:
+            raise ValueError(f"dim = {dim}; expected: at least 1")
         if not 0 < curvature_min <= curvature_init <= curvature_max:
             raise ValueError(
                 f"curvature must satisfy 0 < minimum <= init <= maximum, got {curvature_min}, {curvature_init}, "
                 f"{curvature_max}"
             )
-        self.squared = squared
+        self.dim, self.squared = dim, squared
         self.name = "hyperbolic_squared" if squared else "hyperbolic"
         self.curvature_min, self.curvature_max = curvature_min, curvature_max
         self.absorbing_bounds, self.embedding_scale_max = absorbing_bounds, embedding_scale_max
@@ -229,10 +231,15 @@ class Hyperbolic(nn.Module):
         return Scalar("curvature", self.log_curvature, *bounds, in_loss=True, absorbing=self.absorbing_bounds)
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
-        return self.log_image_scale.exp() * at_least_float32(image_features)
+        return self._scaled(image_features, self.log_image_scale)
 
     def embed_text(self, text_features: torch.Tensor) -> torch.Tensor:
-        return self.log_text_scale.exp() * at_least_float32(text_features)
+        return self._scaled(text_features, self.log_text_scale)
+
+    def _scaled(self, features: torch.Tensor, log_scale: torch.Tensor) -> torch.Tensor:
+        if features.shape[-1] != self.dim:  # its scales start at those of another width
+            raise ValueError(f"features {tuple(features.shape)} for dim = {self.dim}; expected: (batch, {self.dim})")
+        return log_scale.exp() * at_least_float32(features)
 
     def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         """-d_L or -d_L^2, at most 0."""

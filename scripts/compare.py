@@ -93,7 +93,8 @@ def _of_file(path: Path, overrides: Sequence[str]) -> Model:
 
 
 def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
-    step = folder.name if (folder / "state.json").is_file() else ""
+    # a checkpoint of a run; the folder of a published model has its settings beside it
+    step = folder.name if (folder / "state.json").is_file() and not (folder / "config.yaml").is_file() else ""
     files = RunFiles(folder.resolve().parents[1] if step else folder.resolve())
     try:
         config = yaml.safe_load(files.config.read_text(encoding="utf-8"))

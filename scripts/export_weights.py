@@ -40,6 +40,7 @@ from common.encoders.weights import (
 from common.geometry import unit
 from common.run.initial import open_source
 from common.run.launch import run_or_explain
+from common.run.sources import run_checkpoint
 
 
 def export_to_transformers(model: TwoTowers, pixels: ImageTransform, folder: Path):
@@ -119,6 +120,13 @@ def main() -> None:
         f"{differences[0]:.1e} (8 random pictures), {differences[1]:.1e} (8 random captions). Pictures: {pixels.mode}, "
         f"{pixels.interpolation}, mean {pixels.mean}, std {pixels.std}{note}"
     )
+    checkpoint = run_checkpoint(arguments.model)
+    tokenizer = "" if checkpoint is None else checkpoint.state["config"]["data"]["tokenizer"]
+    if tokenizer not in ("", "clip_bpe"):
+        print(
+            f"Its words have no place in this layout (data.tokenizer={tokenizer}): other programs cannot make its ids "
+            "from captions. Trained with data.tokenizer=clip_bpe a model goes out whole"
+        )
     if max(differences) > 1e-4:
         sys.exit("error: that is more than rounding explains (1e-4); do not use the export")
 

@@ -1,7 +1,7 @@
 """Makes a model folder of a run: weights, config, vocabulary, measured numbers and a model card; --to uploads it.
 
 python scripts/publish.py --run outputs/runs/euclip/<run>/seed0 --licence cc-by-4.0 --output published/my-euclip
-python euclip/evaluate.py --checkpoint published/my-euclip
+python euclip/evaluate.py --checkpoint published/my-euclip data.root=<folder of the data>
 python euclip/train.py --config table4_euclip --scale demo model.init=published/my-euclip
 
 Nothing leaves the machine without --to, which creates the repository if there is none (huggingface_hub, your login).
@@ -91,6 +91,7 @@ def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], lice
     config, paper = state["config"], state["paper"]
     row = RunName.of(run)
     has_towers = any(tensor.startswith("image_tower.") for tensor in checkpoint.model_tensors())
+    data = " data.root=<folder of the data>" if config["data"].get("root") else ""  # where it lies is not published
     start = ""
     if has_towers and row.scale:  # GeoMM's encoders start no other run
         start = f"\npython {paper}/train.py --config {row.row} --scale {row.scale} model.init={name}"
@@ -122,7 +123,7 @@ Two towers for pictures and captions, compared by the geometry `{state["geometry
 repository, {what}, seed {config["run"]["seed"]}, after {state["step"]:,} steps.
 
 ```sh
-python {paper}/evaluate.py --checkpoint {name}{start}
+python {paper}/evaluate.py --checkpoint {name}{data}{start}
 ```
 
 ## Data

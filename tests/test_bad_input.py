@@ -170,7 +170,10 @@ def test_broken_test_photographs_are_left_out_with_their_captions_and_counted(da
     assert protocols[0]["captions_hash"] == protocols[1]["captions_hash"]
     assert [protocol["unreadable_images"] for protocol in protocols] == [3, 0]
     shown = evaluation_text(json.loads(files.evaluation.read_text())).splitlines()
-    assert [line.endswith("; left out: 3 that cannot be read") for line in shown if "R@1" in line] == [True, False]
+    assert [line.endswith("; left out: 3 broken or surplus files or rows") for line in shown if "R@1" in line] == [
+        True,
+        False,
+    ]
 
 
 def test_a_replaced_sample_leaves_all_others_where_they_were(data):

@@ -118,7 +118,8 @@ def test_a_caption_rule_chooses_cleans_and_prefixes_and_is_recorded(encoder):
 
 
 def test_unreadable_pictures_and_pictures_without_captions_are_no_queries_and_are_counted(encoder):
-    actual = evaluate_retrieval(encoder, Patches([["red"], [], ["blue"]], broken={0}))
+    with pytest.warns(UserWarning, match=r"patches: 1 of 3 pictures cannot be read .*: patches \[0\]: torn$"):
+        actual = evaluate_retrieval(encoder, Patches([["red"], [], ["blue"]], broken={0}))
     protocol = actual.protocol
     assert [protocol[key] for key in ("num_images", "num_texts", "num_image_queries", "unreadable_images")] == [
         2,
@@ -192,5 +193,5 @@ def test_a_summary_has_few_lines_and_names_the_protocol_of_each_number():
     assert len(lines) == 12
     sets["set 19"] = actual | {"protocol": protocol | {"unreadable_images": 3}}
     lines = evaluation_text({"paper": "euclip", "step": 7, "training_data": "photos", "evaluations": sets}).splitlines()
-    about = "pets (01234567), num_classes 37; left out: 3 that cannot be read"
+    about = "pets (01234567), num_classes 37; left out: 3 broken or surplus files or rows"
     assert f"  set 19: acc 25.0 (chance level: 2.7); {about}" in lines

@@ -18,6 +18,7 @@ from common.run.folder import RunFiles
 from contrastive_basics.config import Config
 from contrastive_basics.train import train
 from scripts import compare
+from scripts.publish import publish
 
 NUM_IMAGES = 60
 
@@ -118,8 +119,13 @@ def test_a_checkpoint_is_evaluated_now_on_the_data_that_are_named(tmp_path, monk
     config = load_row(Config, ROOT / "contrastive_basics", row, "smoke", [*settings, *few])
     files = RunFiles(tmp_path / "run")
     train(config, open_training_pairs(config.data, 0), files, False, Accelerator(cpu=True))
-    table = compared(tmp_path, files.checkpoints / "step-00000001", files.folder, "--set", "data.num_test=6")
-    assert [row.method for row in table.rows] == ["run, step 1", "run"]
+    publish(files.folder, tmp_path / "published", "cc0-1.0")
+    named = files.checkpoints / "step-00000001", files.folder, tmp_path / "published"
+    table = compared(tmp_path, *named, "--set", "data.num_test=6")
+    assert [row.method for row in table.rows] == ["run, step 1", "run", "published"]
+    assert [cell.values for cell in table.rows[2].ours.values()] == [
+        cell.values for cell in table.rows[1].ours.values()
+    ]
     assert {row.ours["test/i2t_recall_at_1"].full_protocol["num_images"] for row in table.rows} == {6}
 
 

@@ -174,3 +174,16 @@ def test_hyperbolic_features_are_scaled_by_1_over_root_dim_at_the_start():
 def test_a_curvature_outside_its_bounds_is_refused(bounds):
     with pytest.raises(ValueError, match="0 < minimum <= init <= maximum"):
         Hyperbolic(4, False, *bounds)
+
+
+def test_features_of_another_width_and_a_negative_radius_are_refused():
+    geometry = Hyperbolic(16, squared=False)
+    for embed in (geometry.embed_image, geometry.embed_text):
+        with pytest.raises(ValueError, match=r"features \(2, 32\) for dim = 16"):
+            embed(torch.zeros(2, 32))
+    with pytest.raises(ValueError, match="dim = 0"):
+        Hyperbolic(0, squared=False)
+    points = torch.ones(2, 16)
+    for judged in (geometry, Euclidean(squared=True)):
+        with pytest.raises(ValueError, match="min_radius is negative"):
+            judged.entailment_residual(images=points, texts=points, min_radius=-1.0)

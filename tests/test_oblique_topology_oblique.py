@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from common.geometry import Sphere, euclidean_distance, unit
-from common.info_nce import symmetric_info_nce
+from common.info_nce import contrastive_loss, symmetric_info_nce
 from common.oblique import Oblique, oblique_similarity, paired_oblique_similarity, to_spheres
+from common.tiled import tiled_contrastive_loss
 from oblique_topology.geometry import L2, ObliqueGeodesic
 from oblique_topology.oblique import oblique_geodesic_distance, paired_oblique_geodesic_distance
 
@@ -212,3 +213,14 @@ def test_flattened_inner_product_keeps_nothing_for_the_backward_but_its_inputs()
         oblique_similarity(images, texts)
     assert kept
     assert {tensor.untyped_storage().data_ptr() for tensor in kept} <= inputs
+
+
+def test_raw_features_in_place_of_points_on_spheres_are_refused():
+    geometry, features = Oblique(8), torch.randn(4, 32)
+    for images in (features, features.view(4, 2, 16)):
+        with pytest.raises(ValueError, match=r"on spheres of 8 numbers; expected: those of embed_image"):
+            contrastive_loss(images, images, geometry, 10.0)
+        with pytest.raises(ValueError, match=r"on spheres of 8 numbers"):
+            tiled_contrastive_loss(images, images, geometry, 10.0)
+    with pytest.raises(ValueError, match="sphere_dim = 0"):
+        Oblique(0)

@@ -116,20 +116,20 @@ def warn_of_unread_words(tokenizer: Tokenizer, *sets: Pairs) -> None:
                 f"{without_spaces[0][:20]!r}; data.tokenizer=words takes each character as a word. Take {_INSTEAD}",
                 stacklevel=2,
             )
-        share = _unknown_share(tokenizer, captions)
-        if share > MAX_UNKNOWN_SHARE:
+        unknown, words = _unknown_words(tokenizer, captions)
+        if unknown > MAX_UNKNOWN_SHARE * words:
             warnings.warn(
-                f"{where} {share:.0%} of the words are unknown to the tokenizer of this run, so that different "
-                f"captions get the same ids; expected at most {MAX_UNKNOWN_SHARE:.0%}. Take {_INSTEAD}, or for "
-                "data.tokenizer=words a lower data.min_word_count or a higher data.max_words",
+                f"{where} {unknown / words:.0%} of the words are unknown to the tokenizer of this run, so that "
+                f"different captions get the same ids; expected at most {MAX_UNKNOWN_SHARE:.0%}. Take {_INSTEAD}, or "
+                "for data.tokenizer=words a lower data.min_word_count or a higher data.max_words",
                 stacklevel=2,
             )
 
 
-def _unknown_share(tokenizer: Tokenizer, captions: list[str]) -> float:
-    # of the words of captions; 0 for a tokenizer that knows every character
+def _unknown_words(tokenizer: Tokenizer, captions: list[str]) -> tuple[int, int]:
+    # and all words of captions; 0 for a tokenizer that knows every character
     if not hasattr(tokenizer, "unknown_id"):
-        return 0.0
+        return 0, 0
     ids = tokenizer.encode(captions, _JUDGED_LENGTH)
     words = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.end_id)
-    return ((ids == tokenizer.unknown_id).sum() / words.sum().clamp(min=1)).item()
+    return int((ids == tokenizer.unknown_id).sum()), int(words.sum())

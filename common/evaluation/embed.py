@@ -117,7 +117,10 @@ class Encoder:
                 images = self.transform.inputs(images.to(self.device))
                 rows.append(self.model.encode_image(images))
                 readable.append(ok.to(self.device))
-        return in_order(rows, size, len(data_set)), in_order(readable, size, len(data_set))
+        can_be_read = in_order(readable, size, len(data_set))
+        if not isinstance(data_set, _Given):
+            _name_unreadable(data_set, name, can_be_read)
+        return in_order(rows, size, len(data_set)), can_be_read
 
     def pictures(self, pictures: Sequence[Image.Image | str | Path]) -> torch.Tensor:
         """(num_pictures, ...) embeddings on the CPU, in order, of files or of pictures that Pillow has opened.
@@ -191,6 +194,22 @@ def _as_albef(caption: str) -> str:
 
 
 _CLEANINGS: dict[str, Callable[[str], str]] = {"none": str, "albef": _as_albef}
+
+
+def _name_unreadable(pictures: Any, name: str, readable: torch.Tensor) -> None:
+    lost, reasons = (~readable).nonzero().flatten().tolist(), []
+    for index in lost[:3] if is_main_process() else []:
+        try:
+            pictures[index]
+        except BrokenSample as reason:
+            reasons.append(str(reason))
+    if reasons:
+        more = ", ..." if len(lost) > len(reasons) else ""
+        warnings.warn(
+            f"{name}: {len(lost)} of {len(readable)} pictures cannot be read and are left out: "
+            f"{'; '.join(reasons)}{more}",
+            stacklevel=2,
+        )
 
 
 @dataclass(frozen=True)

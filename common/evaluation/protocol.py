@@ -199,7 +199,7 @@ def evaluation_text(content: Mapping[str, Any]) -> str:
             text = f"  {role}: {numbers}{f' (chance level: {chance})' if chance else ''}; {about}"
             lost = protocol.get("unreadable_images")
             if lost:
-                text += f"; left out: {lost} that cannot be read"
+                text += f"; left out: {lost} broken or surplus files or rows"
             # there may be many zero-shot sets: those of which nothing is lost come last
             lines.append((protocol.get("task") == "zero_shot" and not lost, text))
     lines = [text for _, text in sorted(lines, key=lambda line: line[0])]
