@@ -206,7 +206,7 @@ def _squared_distance(squared_half_chord: torch.Tensor, curvature: torch.Tensor)
 
 
 def shorten(tangents: torch.Tensor, curvature: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tangent vectors of a radius above MAX_RADIUS cut to it, all others exactly as they are: (..., dim) -> same, norms."""
+    """Tangents of a radius above MAX_RADIUS cut to it, all others as they are: (..., dim) -> same, and norms."""
     norms = norm(tangents)
     factors = MAX_RADIUS / (curvature.sqrt() * norms).clamp(min=MAX_RADIUS)
     return factors[..., None] * tangents, factors * norms
