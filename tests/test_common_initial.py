@@ -368,7 +368,9 @@ def test_runs_of_every_paper_are_exported_or_refused_in_words(tmp_path, monkeypa
     monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
     if message is None:
         export_weights.main()
-        assert "read again by transformers" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "read again by transformers" in out
+        assert "(data.tokenizer=words): other programs cannot make its ids" in out
     else:
         with pytest.raises(WeightsError, match=message):
             export_weights.main()

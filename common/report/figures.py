@@ -144,9 +144,8 @@ def _draw_column(
             several = len(set(kinds)) > 1
             look, name = (look_of(kind), names[kind]) if several else (look_of(0), "ours")
             color, marker = look["color"], look["marker"]
-            together = sorted(
-                other for other, where in zip(kinds, heights) if where == at
-            )  # side by side at one height
+            # side by side at one height
+            together = sorted(other for other, where in zip(kinds, heights) if where == at)
             height = at + 0.28 * (together.index(kind) - (len(together) - 1) / 2)
             low, high = cell.interval or (cell.mean, cell.mean)
             (ends,) = panel.plot([low, high], [height, height], color=color, linewidth=2.2, solid_capstyle="butt")

@@ -218,13 +218,13 @@ def share_interval(low: float, high: float, whole: float) -> tuple[float, float]
 
 
 def interval_of_runs(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Clopper and Pearson's exact interval of a share of runs; three runs of three leave it open below a third.
+    """Clopper and Pearson's exact interval of a share of runs: from 0 to 0.71 for none of three.
 
     Args:
         values: 0 or 1 of each run.
     """
-    found = stats.binomtest(round(sum(values)), len(values)).proportion_ci(level, method="exact")
-    return float(found.low), float(found.high)
+    low, high = stats.binomtest(round(sum(values)), len(values)).proportion_ci(level, method="exact")
+    return float(low), float(high)
 
 
 def bounded_interval(
