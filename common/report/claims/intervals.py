@@ -121,7 +121,7 @@ def estimate(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, O
 
 
 def _of_runs(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> Estimate:
-    """Of shares of runs, which have no spread where all runs end alike; the shares divide the chance to err."""
+    # shares of runs have no spread where all runs end alike; they divide the chance to err
     means = {cell: our_cell.number.mean for cell, our_cell in used.items()}
     value, counts = margin.value(means), {len(our_cell.number.values) for our_cell in used.values()}
 
