@@ -74,7 +74,7 @@ def lorentz_half_aperture(texts: torch.Tensor, min_radius: float, curvature: tor
     """arcsin(min(1, 2K / sinh(r))), from tangent vectors: (..., dim) -> (...,) radians in [0, pi / 2]."""
     curvature = at_least_float32(curvature)
     radii = curvature.sqrt() * shorten(at_least_float32(texts), curvature)[1]
-    return _half_aperture(torch.sinh(radii), 2 * min_radius)
+    return _half_aperture(torch.sinh(radii) / 2, min_radius)
 
 
 def euclidean_exterior_angle(*, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ def lorentz_exterior_angle(*, images: torch.Tensor, texts: torch.Tensor, curvatu
 def _half_aperture(length: torch.Tensor, min_radius: float) -> torch.Tensor:
     """arcsin(min(1, K / length)); the slope, which has no bound where they are equal, ends at 707 / K."""
     if min_radius < 0:
-        raise ValueError("min_radius is negative; expected: at least 0")
+        raise ValueError(f"min_radius = {min_radius}; expected: at least 0")
     within = length <= (1 + 1.0e-6) * min_radius
     return torch.where(within, math.pi / 2, torch.arcsin(min_radius / torch.where(within, math.inf, length)))
 

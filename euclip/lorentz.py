@@ -123,9 +123,8 @@ def lorentz_chord_factors(tangents: torch.Tensor, curvature: torch.Tensor) -> Ch
     """
     with full_precision(tangents):
         tangents, curvature = at_least_float32(tangents), at_least_float32(curvature)
-        radii = curvature.sqrt() * norm(tangents)
-        shorter = MAX_RADIUS / radii.clamp(min=MAX_RADIUS)  # as `shorten`, without a copy of the tangents
-        radii = shorter * radii
+        shorter, norms = _shortening(tangents, curvature)
+        radii = curvature.sqrt() * norms
         # 0 for a zero vector, which then has no gradient, as in `lorentz_distance`
         weights = torch.where(radii > 0, shorter * (curvature / 2).sqrt() * sinh_over(radii), 0.0)
         return ChordFactors(weights[:, None] * tangents, torch.sinh(radii / 2).square())
@@ -207,9 +206,15 @@ def _squared_distance(squared_half_chord: torch.Tensor, curvature: torch.Tensor)
 
 def shorten(tangents: torch.Tensor, curvature: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Tangents of a radius above MAX_RADIUS cut to it, all others as they are: (..., dim) -> same, and norms."""
+    factors, norms = _shortening(tangents, curvature)
+    return factors[..., None] * tangents, norms
+
+
+def _shortening(tangents: torch.Tensor, curvature: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # factors, exactly 1 where nothing is cut, and norms after it
     norms = norm(tangents)
     factors = MAX_RADIUS / (curvature.sqrt() * norms).clamp(min=MAX_RADIUS)
-    return factors[..., None] * tangents, factors * norms
+    return factors, factors * norms
 
 
 def sinh_over(radius: torch.Tensor) -> torch.Tensor:

@@ -577,6 +577,17 @@ def test_a_share_of_runs_is_decided_by_mistake_as_rarely_as_it_may_be(tmp_path):
         assert sum(math.comb(runs, count) for count in decided) / 2**runs <= 0.05  # where the share is a half
 
 
+def test_two_shares_of_runs_divide_the_chance_to_err(tmp_path):
+    comparison = 'experiment["memory"]["q_v"] > experiment["memory"]["p_v"]'
+    (claim,), printed = load(tmp_path, entry(None, kind="experiment", no_numbers="text", measured=comparison))
+    values = {"q_v": (1.0,) * 6, "p_v": (0.0,) * 5 + (1.0,)}
+    made = experiment(seeds=tuple(range(6)), values=values, units=dict.fromkeys(values, "share of runs"))
+    verdict = measured(claim, printed, our_cells([], [made])["demo"], "demo")
+    (low, _), (_, high) = (stats.binomtest(count, 6).proportion_ci(0.975) for count in (6, 1))
+    assert verdict.decisive.interval[0] == pytest.approx(low - high)
+    assert verdict.verdict == UNDECIDED
+
+
 def test_the_interval_of_a_share_of_runs_is_exact():
     made = table({"a": {"r": cell((0.0,) * 5)}, "b": {"r": cell((0.0, 1.0, 1.0))}})
     for row, successes, runs in zip(made.rows, (0, 2), (5, 3)):

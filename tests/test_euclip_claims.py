@@ -9,6 +9,8 @@ from common.info_nce import contrastive_loss
 from common.report.claims.expressions import EXPERIMENT, cells
 from common.report.claims.read import FAILS, HOLDS, load_claims, load_paper_tables
 from common.report.claims.show import judge
+from common.report.conclusions import load_conclusions
+from common.report.table import read_table
 from euclip.geometry import Euclidean, Hyperbolic
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,3 +136,11 @@ def test_at_its_edges_the_formula_without_guards_has_no_finite_gradient_and_ours
     (ours,) = torch.autograd.grad(Euclidean(squared=True).entailment_residual(**given).sum(), text)
     assert not bare.isfinite().all()
     assert ours.isfinite().all()
+
+
+def test_the_conclusion_on_stability_is_that_of_the_committed_runs():
+    table = read_table(ROOT / "results/euclip/stability/photos/stability.json")
+    runs = [value for row in table.rows for value in row.ours["unstable"].values]
+    assert (len(table.rows), len(table.seeds), len(runs), sum(runs)) == (9, 5, 45, 0)
+    text = " ".join(one.text for one in load_conclusions(ROOT / "euclip"))
+    assert "Of 45 runs on photographs (nine settings, five seeds, 400 steps) none" in text

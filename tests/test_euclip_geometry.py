@@ -185,5 +185,5 @@ def test_features_of_another_width_and_a_negative_radius_are_refused():
         Hyperbolic(0, squared=False)
     points = torch.ones(2, 16)
     for judged in (geometry, Euclidean(squared=True)):
-        with pytest.raises(ValueError, match="min_radius is negative"):
+        with pytest.raises(ValueError, match=r"min_radius = -1\.0; expected: at least 0"):
             judged.entailment_residual(images=points, texts=points, min_radius=-1.0)

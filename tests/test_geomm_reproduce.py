@@ -428,12 +428,12 @@ def test_every_row_of_the_readings_is_trained_from_the_same_towers_and_stands_in
     assert of_panel == pytest.approx([number for point in sorted(expected) for number in point], rel=1e-4)
 
 
-def rates_of(overrides, monkeypatch):
-    """Row of the readings on photographs -> its learning rate and that of its start; trains nothing."""
+def rates_of(overrides, monkeypatch, scale="photos"):
+    """Row of the readings -> its learning rate and that of its start; trains nothing."""
     seen = {}
     monkeypatch.setattr("geomm.readings.run_rows", seen.update)
     monkeypatch.setattr("geomm.readings.is_main_process", lambda: False)
-    readings(Command("readings", "photos", (0,), overrides, Path("out"), Path("out")), CODE_OF_GEOMM)
+    readings(Command("readings", scale, (0,), overrides, Path("out"), Path("out")), CODE_OF_GEOMM)
     return {
         name: [one.config().optim.learning_rate for one in (job, *job.parents().values())]
         for name, (job,) in seen.items()
@@ -463,11 +463,14 @@ def test_on_scenes_rows_have_the_searched_rates_which_order_them_as_the_conclusi
     assert all(soft[rate] > geodesic[rate] for rate in soft.keys() & geodesic.keys())
 
 
-def test_readings_on_photographs_have_the_rates_that_validation_data_chose(monkeypatch):
+def test_readings_on_photographs_have_the_rates_that_validation_data_chose_and_those_on_scenes_one(monkeypatch):
     best = {row: max(rates, key=rates.get) for row, rates in searched_rates("photos").items()}
     rates = rates_of((), monkeypatch)
     assert rates.pop("start") == [best["towers"]]
     assert set(map(tuple, rates.values())) == {(best["clip"], best["towers"])}
+    on_scenes = rates_of((), monkeypatch, "demo")
+    assert on_scenes.pop("start") == [1e-3]
+    assert set(map(tuple, on_scenes.values())) == {(5e-4, 1e-3)}  # one rate for all, as the conclusions say
     given = rates_of(("optim.learning_rate=7e-4",), monkeypatch)
     assert {rate for of_row in given.values() for rate in of_row} == {7e-4}
 

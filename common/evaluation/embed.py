@@ -106,8 +106,22 @@ class Encoder:
 
         Returns:
             (num_images, ...) on the CPU, and (num_images,) bool: False where an image is unreadable (its embedding is
-            zero and must not be ranked).
+            zero and must not be ranked); a warning names some.
         """
+        embeddings, readable = self._images(data_set)
+        reasons = _why_unreadable(data_set, readable, most=3) if is_main_process() else []
+        if reasons:
+            lost, name = int((~readable).sum()), getattr(data_set, "name", "pictures")
+            more = ", ..." if lost > len(reasons) else ""
+            warnings.warn(
+                f"{name}: {lost} of {len(readable)} pictures cannot be read and are left out: "
+                f"{'; '.join(reasons)}{more}",
+                stacklevel=2,
+            )
+        return embeddings, readable
+
+    @torch.no_grad()
+    def _images(self, data_set: Any) -> tuple[torch.Tensor, torch.Tensor]:
         size = min(self.batch_size, max(len(data_set), 1))
         batches = batches_here(len(data_set), size)
         pictures, name = _Pictures(*self.cached(data_set)), getattr(data_set, "name", "pictures")
@@ -117,10 +131,7 @@ class Encoder:
                 images = self.transform.inputs(images.to(self.device))
                 rows.append(self.model.encode_image(images))
                 readable.append(ok.to(self.device))
-        can_be_read = in_order(readable, size, len(data_set))
-        if not isinstance(data_set, _Given):
-            _name_unreadable(data_set, name, can_be_read)
-        return in_order(rows, size, len(data_set)), can_be_read
+        return in_order(rows, size, len(data_set)), in_order(readable, size, len(data_set))
 
     def pictures(self, pictures: Sequence[Image.Image | str | Path]) -> torch.Tensor:
         """(num_pictures, ...) embeddings on the CPU, in order, of files or of pictures that Pillow has opened.
@@ -133,13 +144,10 @@ class Encoder:
         given = _Given(list(pictures))
         if not given.pictures:
             raise ValueError("pictures is empty; expected at least one")
-        embeddings, readable = self.images(given)
-        if not readable.all():
-            try:
-                given[int(readable.int().argmin())]
-            except BrokenSample as first:
-                count = int((~readable).sum())
-                raise ValueError(f"{count} of {len(given)} pictures cannot be read; the first: {first}") from None
+        embeddings, readable = self._images(given)
+        if first := _why_unreadable(given, readable, most=1):
+            count = int((~readable).sum())
+            raise ValueError(f"{count} of {len(given)} pictures cannot be read; the first: {first[0]}")
         return embeddings
 
     @torch.no_grad()
@@ -196,20 +204,14 @@ def _as_albef(caption: str) -> str:
 _CLEANINGS: dict[str, Callable[[str], str]] = {"none": str, "albef": _as_albef}
 
 
-def _name_unreadable(pictures: Any, name: str, readable: torch.Tensor) -> None:
-    lost, reasons = (~readable).nonzero().flatten().tolist(), []
-    for index in lost[:3] if is_main_process() else []:
+def _why_unreadable(pictures: Any, readable: torch.Tensor, most: int) -> list[str]:
+    reasons = []
+    for index in (~readable).nonzero().flatten()[:most].tolist():
         try:
             pictures[index]
         except BrokenSample as reason:
             reasons.append(str(reason))
-    if reasons:
-        more = ", ..." if len(lost) > len(reasons) else ""
-        warnings.warn(
-            f"{name}: {len(lost)} of {len(readable)} pictures cannot be read and are left out: "
-            f"{'; '.join(reasons)}{more}",
-            stacklevel=2,
-        )
+    return reasons
 
 
 @dataclass(frozen=True)

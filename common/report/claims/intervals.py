@@ -123,14 +123,14 @@ def estimate(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, O
 def _of_runs(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> Estimate:
     # shares of runs have no spread where all runs end alike; they divide the chance to err
     means = {cell: our_cell.number.mean for cell, our_cell in used.items()}
-    value, counts = margin.value(means), {len(our_cell.number.values) for our_cell in used.values()}
+    value, most = margin.value(means), max(len(our_cell.number.values) for our_cell in used.values())
 
     def interval_at(error: float) -> tuple[float, float]:
         ends = np.array([interval_of_runs(used[cell].number.values, 1 - error / len(slopes)) for cell in slopes])
         moves = np.array(list(slopes.values()))[:, None] * (ends - np.array([means[cell] for cell in slopes])[:, None])
         return value + float(moves.min(axis=1).sum()), value + float(moves.max(axis=1).sum())
 
-    return Estimate(value, interval_at, f"{max(counts)} seeds, exact for shares of runs", 0.0, 1.0, None)
+    return Estimate(value, interval_at, f"{most} seeds, exact for shares of runs", 0.0, 1.0, None)
 
 
 def pictures_of(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> float | None:
