@@ -193,6 +193,7 @@ CHINESE = ["两只猫在床上", "一只狗在海滩上", "红色的花"]
     [
         (WordTokenizer.from_captions(CAPTIONS, 1), CAPTIONS, []),
         (WordTokenizer.from_captions(CAPTIONS, 1), [*CAPTIONS, "a dog and a bird in a house"], []),  # 3 of 20
+        (WordTokenizer.from_words(["a"]), ["a a a a bird"], []),  # 20 % are not more than 20 %
         (WordTokenizer.from_captions(CAPTIONS, 1), ["a bird", "red birds"], ["50% of the words are unknown"]),
         (WordTokenizer.from_captions(CHINESE, 1), CHINESE, ["3 are in a script without spaces .*猫在床上'"]),
         (WordTokenizer.from_words(["a"]), CHINESE, ["script without spaces", "100% of the words are unknown"]),
