@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import Subset
 
 from common.data.decoding import read_picture
-from common.data.labelled import PICTURE_EXTENSIONS
 from common.data.pairs import Pairs, open_retrieval_sets
 from common.data.pictures import Pictures
 from common.data.scenes import SceneDataset, matches
+from common.data.shard_paths import PICTURE_EXTENSIONS
 from common.data.shards import open_shards
 from common.data.text_files import read_text
 from common.evaluation.embed import Encoder

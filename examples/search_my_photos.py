@@ -26,9 +26,8 @@ from common.base.arguments import Parser
 from common.base.config import load_row
 from common.base.files import printable, shown, write_atomically
 from common.base.places import ROOT, outputs
-from common.data.labelled import PICTURE_EXTENSIONS
 from common.data.pairs import open_training_pairs
-from common.data.shard_paths import files_below
+from common.data.shard_paths import PICTURE_EXTENSIONS, files_below
 from common.data.text_files import read_text
 from common.data.tsv import open_tsv
 from common.run.folder import only_run_in, run_files

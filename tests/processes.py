@@ -4,6 +4,7 @@ The processes are forked from a server that has the imports behind it: a start c
 that importing torch and Accelerate takes, and none inherits what a test has changed in this one.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -35,10 +36,24 @@ def in_processes(count: int, function: Callable[..., Any], *arguments: Any, meth
         function: at the top level of a module, so that it can be found by name.
         arguments: picklable.
         method: "fork" copies this process, where it has the imports and nothing that a test has changed.
+    Raises:
+        ProcessRaisedException: the function raised an error.
+        ProcessExitedException: a signal ended a process; its notes hold what the process wrote last, and where it was.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_work, (count, folder, function, arguments), nprocs=count, start_method=method)
+        try:
+            mp.start_processes(_work, (count, folder, function, arguments), nprocs=count, start_method=method)
+        except mp.ProcessExitedException as error:
+            for text in _written(folder):
+                error.add_note(text[-4000:])
+            raise
+        finally:
+            sys.stderr.writelines(_written(folder))
         return [torch.load(Path(folder) / f"{number}.pt", weights_only=False) for number in range(count)]
+
+
+def _written(folder: str) -> list[str]:
+    return [path.read_text(errors="replace") for path in sorted(Path(folder).glob("*.stderr"))]
 
 
 def run_script(folder: Path, *command: str) -> subprocess.CompletedProcess:
@@ -75,6 +90,8 @@ def take_terminal_signals() -> dict[int, Any]:
 
 
 def _work(number: int, count: int, folder: str, function: Callable[..., Any], arguments: tuple) -> None:
+    os.dup2(os.open(Path(folder) / f"{number}.stderr", os.O_WRONLY | os.O_CREAT), 2)
+    faulthandler.enable()  # an abort says where
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=count)

@@ -19,6 +19,7 @@ from tars import jpeg, write_tar
 from torch.utils.data import ConcatDataset, DataLoader
 
 from common.data.broken import BrokenSample, TooManyBroken
+from common.data.folder import open_folder
 from common.data.hugging_face import open_hugging_face
 from common.data.karpathy import open_karpathy
 from common.data.loader import Loader, default_processes
@@ -533,3 +534,34 @@ def test_scenes_are_drawn_by_the_trainer_on_a_cpu_and_by_other_processes_beside_
         trainer = SimpleNamespace(device=torch.device(device), process_index=0, num_processes=1)
         inputs.batches_from(0, config, training, trainer)
     assert made == [(on_cpu, False), (None, True)]
+
+
+@pytest.mark.parametrize("role", ["train", "test"])
+def test_pictures_with_a_text_beside_each_are_read_as_those_of_a_shard(tmp_path, role):
+    texts = [
+        b"one\n",
+        b"two\nand more\r\n\r\n",
+        "drei \u00fc".encode("utf-16"),
+        b" \n",
+        "caf\u00e9".encode("latin-1"),
+        None,
+    ]
+    names = [f"{'a/b/' * (number % 2)}{number}" for number in range(len(texts))]
+    members = {name: {"jpg": jpeg(number)} for number, name in enumerate(names)}
+    for name, text in zip(names, texts):
+        members[name] |= {} if text is None else {"txt": text}
+    write_tar(tmp_path / "x-000.tar", members)
+    for name, files_of_one in members.items():
+        (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        for suffix, content in files_of_one.items():
+            (tmp_path / "x" / f"{name}.{suffix}").write_bytes(content)
+    (tmp_path / "x" / "notes.txt").write_text("no picture has this name")
+    options = {"role": role, "max_broken_share": 1.0}
+    pairs = open_folder(tmp_path / "x", **options)
+    good, broken = read_all(pairs)
+    assert sorted(good) == sorted(read_all(open_shards("x-000.tar", root=tmp_path, **options))[0])
+    assert [pairs.image_id(index) for index in range(len(pairs))] == ["0.jpg", "2.jpg", "a/b/1.jpg"] + (
+        ["a/b/3.jpg"] if role == "test" else []
+    )
+    assert {fault.key for fault in broken} == {"4.jpg", "a/b/5.jpg"} | ({"a/b/3.jpg"} if role == "train" else set())
+    assert all("caption" in fault.reason for fault in broken)

@@ -16,6 +16,7 @@ PromptAverage = Literal["scores", "embeddings", "normalized_mean", "plain_mean",
 CAPTION_FILES = {
     "karpathy": "a JSON file of captions, e.g. dataset_coco.json",
     "tsv": "a table of path and caption, e.g. captions.tsv",
+    "folder": "a folder of pictures with NAME.txt beside each, e.g. train",
     "hugging_face": "a folder, files, or a name on the hub",
 }
 _PHOTOGRAPHS = ("shards", *CAPTION_FILES)
@@ -25,7 +26,7 @@ _PHOTOGRAPHS = ("shards", *CAPTION_FILES)
 TAKEN_BY = {
     **dict.fromkeys(("val", "val_share", "test", "second_test"), _PHOTOGRAPHS),
     **dict.fromkeys(("min_word_count", "max_words", "augmentation"), _PHOTOGRAPHS),
-    "images": tuple(CAPTION_FILES),
+    "images": ("karpathy", "tsv", "hugging_face"),
     "image_column": ("tsv", "hugging_face"),
     "caption_column": ("tsv", "hugging_face"),
     "stream_buffer": ("hugging_face",),
@@ -86,12 +87,14 @@ class DataConfig:
     chooses another source resets such keys, and the names of files, folders and columns.
     """
 
-    # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption; Hugging Face sets
+    # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption;
+    # pictures with a text beside each; Hugging Face sets
     source: Source = "scenes"
     root: str = path_setting(decides="nothing")  # folder that the names below start from
     # scenes: "" = train, or train_crowded and train_referring, which stand for COCO and RefCOCO+ (without boxes);
-    # shards: braces and globs, e.g. "{00000..01287}.tar", "" = "*train*.tar"; karpathy, tsv: a file; hugging_face: a
-    # folder, files, or a name on the hub. karpathy and hugging_face: "#split" may follow, else the role's own split
+    # shards: braces and globs, e.g. "{00000..01287}.tar", "" = "*train*.tar"; karpathy, tsv: a file; folder: a folder;
+    # hugging_face: a folder, files, or a name on the hub. karpathy and hugging_face: "#split" may follow, else the
+    # role's own split
     train: str = path_setting(decides="nothing")
     # as train; ranked during training. "": shards "*val*.tar"; karpathy, hugging_face as data.train
     val: str = path_setting(decides="nothing")

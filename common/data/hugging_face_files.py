@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 from common.base.arguments import expanded
 from common.base.files import printable
 from common.data.decoding import refuse_split
-from common.data.labelled import PICTURE_EXTENSIONS
-from common.data.shard_paths import check_opens, expand_shards, files_below
+from common.data.shard_paths import PICTURE_EXTENSIONS, check_opens, expand_shards, files_below
 
 FILE_KINDS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json"}
 

@@ -23,12 +23,11 @@ from common.data.class_names import in_label_order, label_order, read_class_name
 from common.data.decoding import row_of
 from common.data.picture_files import missing_picture
 from common.data.pictures import Pictures, table_of
-from common.data.shard_paths import check_opens, files_below
+from common.data.shard_paths import PICTURE_EXTENSIONS, check_opens, files_below
 from common.data.shards import open_shards
 
 _PARTS = {"test", "val", "train"}  # folders of a set that are no classes
 _OF_THE_SYSTEM = ("thumbs.db", "desktop.ini")  # Windows leaves them in folders of pictures
-PICTURE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 CLASS_NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_templates.txt"
 
 

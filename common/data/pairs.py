@@ -177,6 +177,8 @@ def _reader(source: str) -> Callable[..., Pairs]:
         from common.data.karpathy import open_karpathy as reader
     elif source == "tsv":
         from common.data.tsv import open_tsv as reader
+    elif source == "folder":
+        from common.data.folder import open_folder as reader
     else:
         from common.data.hugging_face import open_hugging_face as reader
     return reader
@@ -226,7 +228,7 @@ def _shard_index() -> Path:
 def _name_and_split(data: DataConfig, role: str, root: Path) -> tuple[str, str | None]:
     # the name and the split behind the #; one file often holds the splits of all roles
     text = getattr(data, role)
-    if not text and data.source != "tsv":
+    if not text and data.source not in ("tsv", "folder"):
         text = data.train if (root / data.train).exists() else data.train.partition("#")[0]
     if not text:
         raise ValueError(f"data.source = {data.source} needs data.{role}; expected: {CAPTION_FILES[data.source]}")

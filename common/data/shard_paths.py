@@ -1,12 +1,15 @@
 """The files that a pattern names: braces, globs, folders."""
 
 import glob
+import itertools
 import os
 import re
 import stat
 from pathlib import Path
 
 from common.base.arguments import expanded, some
+
+PICTURE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -59,10 +62,18 @@ def expand_shards(
         if missing:
             raise FileNotFoundError(
                 f"no shards for pattern {item!r} with root {str(folder)!r}: {len(missing)} of {len(names)} names "
-                f"found nothing, looked for {some(missing, 3)}"
-                + ("" if folder.is_dir() else "; the root folder does not exist")
+                f"found nothing, looked for {some(missing, 3)}" + _what_is_there(folder)
             )
     return [Path(file) for file in sorted(shards)]
+
+
+def _what_is_there(folder: Path) -> str:
+    if not folder.is_dir():
+        return "; the root folder does not exist"
+    items = itertools.chain(folder.glob("*"), folder.glob("*/*"))
+    if any(path.suffix.lower() in PICTURE_EXTENSIONS for path in items):
+        return "; there are picture files: data.source = folder reads them with NAME.txt beside each, tsv with a table"
+    return ""
 
 
 def _files_of(folder: Path, name: str, key: str) -> list[Path]:
