@@ -26,6 +26,7 @@ from common.run.checkpoint import (
     set_aside_later,
     write_published,
 )
+from common.run.sources import run_checkpoint
 
 
 def train(model, optimizer, steps):
@@ -332,8 +333,12 @@ def test_folders_that_are_no_checkpoints_are_named(tmp_path):
 
 def test_a_user_may_name_a_checkpoint_its_folder_or_the_run(tmp_path):
     saved(tmp_path / "run/checkpoints", 1, 2)
-    for path, step in (("run", 2), ("run/checkpoints", 2), ("run/checkpoints/step-00000001", 1)):
+    one = "run/checkpoints/step-00000001"
+    for path, step in (("run", 2), ("run/checkpoints", 2), (one, 1), (f"{one}/model.safetensors", 1)):
         assert named_checkpoint(tmp_path / path).state["step"] == step
+        assert run_checkpoint(str(tmp_path / path)).state["step"] == step
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / one / "model.safetensors").read_bytes())
+    assert run_checkpoint(str(tmp_path / "model.safetensors")) is None  # nothing beside it says what it is
     saved(tmp_path / "seeds/seed3/checkpoints", 1)
     (tmp_path / "README.md").touch()
     for name, message in (

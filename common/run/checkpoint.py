@@ -252,7 +252,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def named_checkpoint(path: Path, key: str = "checkpoint") -> Checkpoint:
-    """The checkpoint of a path: its folder, a run (its last whole checkpoint) or a name on the hub.
+    """The checkpoint of a path: its folder or its weights, a run (its last whole checkpoint) or a name on the hub.
 
     Raises:
         CheckpointError: no such folder, or one of several seeds; as `open_checkpoint` and `last_checkpoint`.
@@ -262,6 +262,7 @@ def named_checkpoint(path: Path, key: str = "checkpoint") -> Checkpoint:
         for name in (*PUBLISHED, SUMS):
             file = find_file(str(path), (name,), key)
         path = file.parent
+    path = folder_of_weights(path)
     # a run, its folder of checkpoints, or one checkpoint
     for folder in (path / "checkpoints", path):
         checkpoint = last_checkpoint(folder)
@@ -274,6 +275,11 @@ def named_checkpoint(path: Path, key: str = "checkpoint") -> Checkpoint:
         expected = f"one of them, as in {path / seeds[0]}" if seeds else "the folder of a run or of a checkpoint"
         raise CheckpointError(f"{key} = {path}: {what}; expected {expected}")
     return open_checkpoint(path)
+
+
+def folder_of_weights(path: Path) -> Path:
+    """The folder of a checkpoint's model.safetensors, which says what the tensors are; other paths as they are."""
+    return path.parent if path.name == PUBLISHED[0] and (path.parent / PUBLISHED[1]).is_file() else path
 
 
 def last_checkpoint(folder: Path) -> Checkpoint | None:

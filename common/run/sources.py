@@ -7,14 +7,14 @@ from typing import Any
 
 from common.base.settings import ModelConfig, StemConfig, TextStemConfig
 from common.data.text_files import find_file
-from common.run.checkpoint import SUMS, Checkpoint, named_checkpoint, saved_step
+from common.run.checkpoint import SUMS, Checkpoint, folder_of_weights, named_checkpoint, saved_step
 
 SIDES = ("image", "text")
 
 
 def run_checkpoint(name: str) -> Checkpoint | None:
     """The checkpoint of a name; None if it is no run, checkpoint or published model of this repository."""
-    path = Path(name).expanduser()
+    path = folder_of_weights(Path(name).expanduser())
     if not path.exists() and not path.is_absolute() and len(path.parts) == 2:  # a hub name
         try:
             file = find_file(name, ("open_clip_config.json", "config.json", "state.json"), "weights")
