@@ -266,7 +266,7 @@ def test_other_words_and_class_tokens_are_named(tmp_path, public):
     weights = initial._of_checkpoint(type(last_checkpoint(first.checkpoints))(path.parent, state), None)
     assert weights.tokenizer == other.fingerprint
     config = config_of("euclip", f"model.text.init={first.folder}")
-    with pytest.raises(WeightsError, match=r"model\.text\.init = .* has another tokenizer"):
+    with pytest.raises(WeightsError, match=r"model\.text\.init = .* another tokenizer than data\.tokenizer = words"):
         InitialWeights({"text": ("model.text.init", weights)}).start_(model_of("euclip", config)[0], config, WORDS)
 
 

@@ -165,8 +165,8 @@ class InitialWeights:
             tower = bare_tower(getattr(model, f"{side}_tower"))
             if side == "text" and weights.tokenizer not in (None, tokenizer.fingerprint):
                 raise WeightsError(
-                    f"{key} = {weights.source} has another tokenizer ({weights.tokenizer[:8]}) than data.tokenizer and "
-                    f"data.vocabulary give ({tokenizer.fingerprint[:8]}); expected both as in the config of that run"
+                    f"{key} = {weights.source} has another tokenizer than data.tokenizer = {config.data.tokenizer}, "
+                    f"data.vocabulary = {config.data.vocabulary!r}; expected both as in the config of that run"
                 )
             # what the weights lack (a projection, positions of another length) keeps its random values
             # a projection outside of its tower is of use only with that of the other side
