@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import datasets
 import numpy as np
@@ -17,7 +18,7 @@ from tars import jpeg, pair, write_tar
 
 from common.base.config import load_config, load_row
 from common.base.provenance import ROOT
-from common.base.settings import DataConfig, MixedSet
+from common.base.settings import DataConfig, MixedSet, Source
 from common.data import pairs as pairs_module
 from common.data.batches import TrainingView, training_batches
 from common.data.broken import TooManyBroken
@@ -162,6 +163,15 @@ def write_tables(root, size=SIZE):
     return "tsv", {role: f"{role}.tsv" for role in ("train", "val", "test")}
 
 
+def write_folder(root, size=SIZE):
+    for role, count in (("train", NUM_SAMPLES), ("val", 3), ("test", 4)):
+        (root / role).mkdir()
+        for number in range(count):
+            (root / role / f"id{number}.jpg").write_bytes(jpeg(number, size))
+            (root / role / f"id{number}.txt").write_text("\n".join(captions_of(number)))
+    return "folder", {role: role for role in ("train", "val", "test")}
+
+
 def write_hugging_face(root, size=SIZE):
     def rows(count):
         return datasets.Dataset.from_dict({
@@ -175,7 +185,7 @@ def write_hugging_face(root, size=SIZE):
     return "hugging_face", {"train": "saved"}
 
 
-WRITERS = [write_shards, write_karpathy, write_tables, write_hugging_face]
+WRITERS = [write_shards, write_karpathy, write_tables, write_folder, write_hugging_face]
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
@@ -322,6 +332,14 @@ def test_one_file_serves_all_roles_unless_another_is_named(tmp_path):
     [
         ("karpathy", {}, "data.source = karpathy needs data.train; expected: a JSON file of captions"),
         ("tsv", {}, "data.source = tsv needs data.train; expected: a table of path and caption"),
+        (
+            "folder",
+            {},
+            "data.source = folder needs data.train; expected: a folder of pictures with NAME.txt beside each",
+        ),
+        ("folder", {"train": "nothing"}, "nothing: no such folder; expected pictures with NAME.txt beside each"),
+        ("folder", {"train": "train#val"}, "train has no splits; split is 'val'"),
+        ("folder", {"train": ".", "images": "x"}, "data.images = 'x' has no effect with data.source = folder"),
         ("hugging_face", {}, "data.source = hugging_face needs data.train; expected: a folder, files"),
         (
             "tsv",
@@ -359,7 +377,7 @@ def test_training_decodes_large_jpegs_at_a_fraction_and_ranking_in_full(tmp_path
 
 
 def test_a_source_that_is_unknown_lists_the_known_ones(tmp_path):
-    with pytest.raises(ValueError, match="expected one of: scenes, shards, karpathy, tsv, hugging_face"):
+    with pytest.raises(ValueError, match=f"expected one of: {', '.join(get_args(Source))}"):
         load_config(DataConfig, [], ["source=webdataset"])
 
 
@@ -637,6 +655,7 @@ READERS = ("karpathy", "tsv", "shards", "hugging_face", "clip_tokenizer", "bert_
 SCENES = """
 import sys
 from pathlib import Path
+from typing import get_args
 import contrastive_basics.train, euclip.train, geomm.train, oblique_topology.train
 import contrastive_basics.pretrain, geomm.finetune, geomm.pretrain
 from euclip.config import Config

@@ -12,24 +12,22 @@ from common.data.text_files import read_text
 
 
 def open_folder(folder: Path, *, split: str | None = None, role: str = "train", **options: Any) -> Pictures:
-    """The images below a folder, sorted by path; their paths are their ids.
+    """The images below a folder, sorted by path, which is their id. Each line of a text is a caption.
 
-    As in a shard, in training the text is one caption, and in the other roles each of its lines is one. An image
-    without a text is broken.
+    An image without a text is broken.
     """
     refuse_split(folder, split)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; expected pictures with NAME.txt beside each")
     paths = [path for path in files_below(folder) if path.suffix.lower() in PICTURE_EXTENSIONS]
-    rows = [_row(path, path.relative_to(folder).as_posix(), role) for path in paths]
+    rows = [_row(path, path.relative_to(folder).as_posix()) for path in paths]
     entries, broken = pictures_of(rows, folder, role)
     return pictures_in_files(entries, broken, folder, folder, folder.resolve().name, role=role, **options)
 
 
-def _row(picture: Path, name: str, role: str) -> Row:
+def _row(picture: Path, name: str) -> Row:
     try:
-        text = read_text(picture.with_suffix(".txt")).strip()
+        lines = [line.strip() for line in read_text(picture.with_suffix(".txt")).split("\n")]
     except (OSError, ValueError) as error:
         return Row(name, fault=f"missing caption: {error}")
-    lines = [text] if role == "train" else [line.strip() for line in text.split("\n")]
     return Row(name, name, [line for line in lines if line] or [""])
