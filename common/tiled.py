@@ -111,8 +111,8 @@ def tiled_contrastive_loss(
     check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
     logit_scale = as_scale(logit_scale, image_embeddings)
-    if tile < 1:
-        raise ValueError(f"tile = {tile}; expected: at least 1")
+    if not isinstance(tile, int) or tile < 1:
+        raise ValueError(f"tile = {tile!r}; expected: a whole number, at least 1")
     if bf16_product and not geometry.is_inner_product:
         raise ValueError(
             f"bf16_product (optim.loss_bf16_product) is for an inner product, as sphere and oblique are; got "

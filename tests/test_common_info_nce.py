@@ -437,6 +437,7 @@ def test_distances_that_overflow_are_a_divergence_and_no_mask(tile):
     ("images", "texts", "geometry", "scale", "message"),
     [
         (torch.eye(3), torch.eye(3), Sphere, 2.0, "a loss takes a geometry, such as Sphere.. of .*, not <class"),
+        (torch.eye(3), torch.eye(3), "sphere", 2.0, "a loss takes a geometry, such as Sphere.. of .*, not 'sphere'"),
         (torch.eye(3), torch.eye(3), Sphere(), LogitScale(), r"logit_scale is a LogitScale; .*, logit_scale\(\)"),
         (np.eye(3), torch.eye(3), Sphere(), 2.0, r"image_embeddings is a ndarray of shape \(3, 3\); expected a tensor"),
         (torch.eye(3), torch.ones(3), Sphere(), 2.0, r"text_embeddings is a Tensor of shape \(3,\); expected a tensor"),

@@ -385,7 +385,8 @@ def test_mistakes_are_named(loss):
             r"text keys \(11, 16\) must be shaped as embeddings \(12, 16\)",
             lambda: loss(images, texts, Sphere(), scale, distillation=keys),
         ),
-        ("tile = 0; expected: at least 1", lambda: tiled_contrastive_loss(images, texts, Sphere(), scale, tile=0)),
+        ("tile = 0; expected: a whole", lambda: tiled_contrastive_loss(images, texts, Sphere(), scale, tile=0)),
+        ("tile = 2.5; expected: a whole", lambda: tiled_contrastive_loss(images, texts, Sphere(), scale, tile=2.5)),
         (r"alpha must lie in \[0, 1\], got 1.5", lambda: Distillation(images, texts, 1.5)),
     )
 
