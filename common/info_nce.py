@@ -191,7 +191,7 @@ def nt_xent(
 
 def check_geometry(geometry: Geometry) -> None:
     """Raises ValueError for a function, class or name: losses take the geometry itself, which has more digits."""
-    if inspect.isclass(geometry) or not hasattr(geometry, "directions"):
+    if inspect.isroutine(geometry) or inspect.isclass(geometry) or type(geometry) is str:
         raise ValueError(f"a loss takes a geometry, such as Sphere() of common/geometry.py, not {geometry!r}")
 
 

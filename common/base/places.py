@@ -13,8 +13,8 @@ DISTRIBUTION = "contrastive-vision-language-geometry"
 def papers() -> list[str]:
     """The four papers and, in a checkout, folders of your own beside them, made from docs/template."""
     folders = [] if is_installed() else sorted(file.parent for file in ROOT.glob("*/evaluate.py"))
-    own = [folder.name for folder in folders if (folder / "configs").is_dir()]
-    return [*PAPERS, *(name for name in own if name not in PAPERS)]
+    local = [folder.name for folder in folders if (folder / "configs").is_dir()]
+    return [*PAPERS, *(name for name in local if name not in PAPERS)]
 
 
 def is_installed() -> bool:

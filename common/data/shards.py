@@ -84,7 +84,7 @@ def _check_unique_ids(pictures: Pictures) -> None:
 
 
 def _one_caption_per_line(rows: pa.Table) -> pa.Table:
-    """Splits texts of several lines; captions of a `KEY.json` stay as they are."""
+    # Splits texts of several lines; captions of a `KEY.json` stay as they are
     if not pc.any(pc.match_substring(pc.list_flatten(rows["captions"]), "\n")).as_py():
         return rows
     captions = [

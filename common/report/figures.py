@@ -105,7 +105,7 @@ def _leading(columns: list[Column]) -> list[Column]:
 
 
 def _across(table: Table, columns: Sequence[Column]) -> int:
-    """As many test sets with all their columns as fit, if they have equally many, else up to 4 panels."""
+    # As many test sets with all their columns as fit, if they have equally many, else up to 4 panels
     sources = (named(stand_in(table, column) or "") for column in columns)
     sizes = [len(list(group)) for _, group in groupby(sources)]
     if 1 < sizes[0] <= 4 and len(set(sizes)) == 1:
@@ -114,13 +114,13 @@ def _across(table: Table, columns: Sequence[Column]) -> int:
 
 
 def _kind(row: Row, method: Mapping | None) -> int:
-    """0 = without the method."""
+    # 0 = without the method
     patterns = method["kinds"] if method else ()
     return next((n for n, pattern in enumerate(patterns, 1) if re.search(pattern, row.method)), 0)
 
 
 def _labels(rows: Sequence[Row], method: Mapping | None) -> list[str]:
-    """By row; a row with the method has the label of the same row without it."""
+    # By row; a row with the method has the label of the same row without it
     names = [row.ran or row.method for row in rows]
     name_of = dict(zip((row.method for row in rows), names))
     plain = [re.sub(method["pair"], "", row.method) if method and "pair" in method else "" for row in rows]
@@ -297,7 +297,7 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
 def _mean_and_interval(
     values: Sequence[float], whole: float | None, log: bool
 ) -> tuple[float, float | None, float | None]:
-    """Mean, low, high."""
+    # Mean, low, high
     mean = sum(values) / len(values)
     low = high = None
     if len(values) > 1:
@@ -378,7 +378,7 @@ def relative(heat: np.ndarray) -> np.ndarray:
 
 
 def _faded(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
-    """(height, width, 3) in [0, 1]: the picture where the heat is largest, nearly mid-grey where there is none."""
+    # (height, width, 3) in [0, 1]: the picture where the heat is largest, nearly mid-grey where there is none
     heat = relative(np.asarray(heat, dtype=float))
     rows, columns = (np.arange(size) * count // size for size, count in zip(picture.shape[:2], heat.shape))
     left = _FADED + (1 - _FADED) * heat[rows][:, columns, None]

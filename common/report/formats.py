@@ -289,7 +289,7 @@ def format_measured(cell: Measured | None, unit: str, with_seeds: bool = True) -
 
 
 def _decimals(mean: float, half: float) -> int | None:
-    """Two digits of the half-width, at most four of the mean; None outside [1e-4, 1e4)."""
+    # Two digits of the half-width, at most four of the mean; None outside [1e-4, 1e4)
     if not 1e-4 <= abs(mean) < 1e4:
         return None
     of_mean = 3 - math.floor(math.log10(abs(mean)) + 1e-6)  # 0.09999999 is 0.1

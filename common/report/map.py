@@ -268,7 +268,7 @@ def describe(space: Space, test_set: TestSet) -> dict[str, Any]:
 
 
 def _walks(space: Space, walks: Walks, paths: torch.Tensor) -> dict[str, Any]:
-    """For every point the nearest caption, None if the filter leaves none, and whether the root is nearer."""
+    # For every point the nearest caption, None if the filter leaves none, and whether the root is nearer
     geometry, captions = space.geometry, []
     for points in paths:
         similarity = geometry.similarity(points, space.texts)
@@ -348,7 +348,7 @@ def write_map(content: dict[str, Any], test_set: str, path: str | Path) -> Path:
 
 
 def _first_picture(models: Sequence[dict[str, Any]], test_set: TestSet) -> int:
-    """The image whose walks meet the most true captions, less the untrue ones, in the worst model."""
+    # The image whose walks meet the most true captions, less the untrue ones, in the worst model
     holds = test_set.holds.numpy()
 
     def score(model: dict[str, Any], row: int) -> int:

@@ -332,13 +332,13 @@ def _place(entry: Entry) -> tuple:
 
 
 def _breakable(text: str) -> Markup:
-    """Escaped text that may break after '/' and '_' and before an interval, but not in "1.2 ± 0.3" or "[1, 2]"."""
+    # Escaped text that may break after '/' and '_' and before an interval, but not in "1.2 ± 0.3" or "[1, 2]"
     text = re.sub(r"([/_])(?=[A-Za-z0-9])", r"\1<wbr>", str(escape(text)))
     return Markup(re.sub(r"^-?[\d.]+ ± [\d.]+|\[-?[\d.]+, -?[\d.]+\]", r'<span class="whole">\g<0></span>', text))
 
 
 def _prose(text: str) -> Markup:
-    """Escaped sentences: `code` as such, and no line that begins with a percent sign."""
+    # Escaped sentences: `code` as such, and no line that begins with a percent sign
     return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", str(escape(text))).replace(" %", "&nbsp;%"))
 
 

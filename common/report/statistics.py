@@ -109,7 +109,7 @@ class SharedSpread:
         return self._weighted_variance(weights, 1.0, 1.0)
 
     def _weighted_variance(self, weights: np.ndarray, few: float, many: np.ndarray | float) -> np.ndarray:
-        """`few` multiplies what has the freedom of the seeds, `many` what has that of the rows."""
+        # `few` multiplies what has the freedom of the seeds, `many` what has that of the rows
         seeds = self.values.shape[-1]
         counted = np.where(self.pooled, weights, 0)
         alike = counted.sum(axis=-1) ** 2 / np.maximum(self.pooled.sum(axis=-1), 2)  # what all rows have of the weights
@@ -151,11 +151,9 @@ def shared_spread(values: np.ndarray) -> SharedSpread:
 
 
 def _brown_forsythe(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each row: p of the test that its spread is that of the other pooled rows; is it greater; is the row pooled.
-
-    Deviations are from the median over seeds, after each seed's median over rows is subtracted. With fewer than three
-    rows p is 1.
-    """
+    # For each row: p of the test that its spread is that of the other pooled rows; is it greater; is the row pooled.
+    # Deviations are from the median over seeds, after each seed's median over rows is subtracted. With fewer than three
+    # rows p is 1.
     pooled = np.ptp(values, axis=-1) > 0
     p_values, noisier = np.ones(pooled.shape), np.zeros(pooled.shape, dtype=bool)
     rows, seeds = values.shape[-2:]
@@ -185,11 +183,9 @@ def _brown_forsythe(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def _is_quiet(values: np.ndarray, pooled: np.ndarray) -> np.ndarray:
-    """Whether a row's variance is too small for that of the other pooled rows, by the F test at `QUIET`; (..., rows).
-
-    Brown and Forsythe's test cannot see it: it takes from each row what a seed does to all of them, which for such a
-    row is noise of the others.
-    """
+    # Whether a row's variance is too small for that of the other pooled rows, by the F test at `QUIET`; (..., rows).
+    # Brown and Forsythe's test cannot see it: it takes from each row what a seed does to all of them, which for such a
+    # row is noise of the others.
     freedom = values.shape[-1] - 1
     variances = values.var(axis=-1, ddof=1)
     counted = np.where(pooled, variances, 0)

@@ -402,7 +402,7 @@ def plan_of(table: Table, earlier: Sequence[Table], planned: int = 0) -> tuple[i
 
 
 def _extends(table: Table, other: Table) -> bool:
-    """Whether a table has the numbers of the other's runs; one seed or a constant is no sign."""
+    # Whether a table has the numbers of the other's runs; one seed or a constant is no sign
     cells = {(row.method, key): cell for row in table.rows for key, cell in row.ours.items() if cell is not None}
     return any(
         then

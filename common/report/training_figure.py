@@ -122,7 +122,7 @@ def _blocks(runs: Sequence[str], series: Mapping[tuple[str, str], Sequence]) -> 
 
 
 def _mean_and_range(seeds: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float, float, float]]:
-    """Step, mean, low, high, at the steps that all seeds have."""
+    # Step, mean, low, high, at the steps that all seeds have
     values: dict[float, list[float]] = {}
     for step, value in (point for points in seeds for point in points):
         values.setdefault(step, []).append(value)

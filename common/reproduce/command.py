@@ -249,10 +249,8 @@ def _near(command: Command, paper: str, known: list[str]) -> list[Command]:
 
 
 def _best(command: Command, paper: str, known: list[str]) -> dict[str, tuple[str, ...]]:
-    """The best settings of the command's rows; of an experiment, which names its rows only as it trains, of all rows.
-
-    A row without a search is an error: it would stand beside rows whose settings were chosen.
-    """
+    # The best settings of the command's rows; of an experiment, which names its rows only as it trains, of all rows.
+    # A row without a search is an error: it would stand beside rows whose settings were chosen.
     rows = command.rows or known
     best = best_settings(paper, command.scale, rows or None, _roots(command))
     missing = [row for row in rows if row not in best]
@@ -367,7 +365,7 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
 
 
 def _trained_rows(printed: dict[str, Any], part: str, scale: str = "") -> list[str]:
-    """Config names of a table's rows (at one scale, "" = any); none if two share a config."""
+    # Config names of a table's rows (at one scale, "" = any); none if two share a config
     table = printed["tables"].get(part, {})
     rows = [*table.get("rows", []), *table.get("beyond", [])]
     rows = [row for row in rows if not scale or scale in row.get("scales", [scale])]
@@ -378,13 +376,11 @@ def _trained_rows(printed: dict[str, Any], part: str, scale: str = "") -> list[s
 def _rows_of_names(
     names: Iterable[str], known: list[str], part: str, paper: str, printed: dict[str, Any]
 ) -> tuple[tuple[str, ...], tuple[Path, ...]]:
-    """The rows that a user names, and the files of custom rows.
-
-    Args:
-        names: of configs, or paths of YAML files.
-        known: rows that the part trains.
-        printed: all tables; a row of another table is no custom row.
-    """
+    # The rows that a user names, and the files of custom rows.
+    # Args:
+    #     names: of configs, or paths of YAML files.
+    #     known: rows that the part trains.
+    #     printed: all tables; a row of another table is no custom row.
     rows, custom_files, others = [], [], {row for table in printed["tables"] for row in _trained_rows(printed, table)}
     for row in names:
         file = next((file for file in (ROOT / paper / "configs" / f"{row}.yaml", Path(row)) if file.is_file()), None)

@@ -323,11 +323,9 @@ def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[]
 
 
 def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFiles) -> str:
-    """ "current" (evaluated by this code on these test sets), "trained" (to be evaluated), "diverged", "unfinished" or
-    "stale" (trained by files that have changed since).
-
-    If run.test is false the validation sets count.
-    """
+    # "current" (evaluated by this code on these test sets), "trained" (to be evaluated), "diverged", "unfinished" or
+    # "stale" (trained by files that have changed since).
+    # If run.test is false the validation sets count.
     if stale_files(files):
         return "stale"
     if not config.run.test:

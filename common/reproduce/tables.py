@@ -279,7 +279,7 @@ def ran_as(template: str, config: Any) -> str:
 
 
 def _ran(source: dict[str, Any], runs: Runs) -> dict[str, str]:
-    """Method -> our name, of printed rows with an `ours`, also of their further runs "<method>, <field>"."""
+    # Method -> our name, of printed rows with an `ours`, also of their further runs "<method>, <field>"
     return {
         method: ran_as(row["ours"], seeds[0].config) + method.removeprefix(row["method"])
         for row in source.get("rows", ())
@@ -383,7 +383,7 @@ _VALIDATION = ("mean_recall", "acc1", "knn_acc1", "accuracy")  # figures of a va
 
 
 def _last_validation(run: RowRun) -> dict[str, float]:
-    """Metric -> value of the last validation, over all its data; empty without one."""
+    # Metric -> value of the last validation, over all its data; empty without one
     if run.files is None or not run.files.log.is_file():
         return {}
     records = [record for record in read_log(run.files.log) if record["event"] == "evaluate"]

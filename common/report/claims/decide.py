@@ -153,7 +153,7 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
 
 
 def _outside_regime(claim: Claim, ours: Mapping[Cell, OurCell], scale: str) -> Verdict | None:
-    """The verdict on runs outside the regime, or in an unknown one; None if they are inside."""
+    # The verdict on runs outside the regime, or in an unknown one; None if they are inside
     missing = [cell for cell in cells(*claim.regime) if cell not in ours]
     if missing:
         return Verdict(NOT_RUN, f"the regime of the runs is unknown: {_named(missing, ours)}", scale=scale)
@@ -185,12 +185,9 @@ def _by_numbers(
 
 
 def _means(conditions: Sequence[Condition], ours: Mapping[Cell, OurCell]) -> list[Margin]:
-    """The mean of the comparisons for each table and unit, if there are more than three; else none.
-
-    Comparisons such as a < 0.25 * b, which are no differences, have a mean for each task.
-
-    Alternatives ("or") have no mean, nor have comparisons that equal numbers satisfy.
-    """
+    # The mean of the comparisons for each table and unit, if there are more than three; else none.
+    # Comparisons such as a < 0.25 * b, which are no differences, have a mean for each task.
+    # Alternatives ("or") have no mean, nor have comparisons that equal numbers satisfy.
     strict = [margin for margin in margins(all_of(conditions)) if not margin.allows]
     is_measured = all(cell in ours for margin in strict for cell in margin.cells)
     if len(strict) <= _MEAN_OF or not is_measured or any(map(has_alternatives, conditions)):
@@ -205,7 +202,7 @@ def _means(conditions: Sequence[Condition], ours: Mapping[Cell, OurCell]) -> lis
 
 
 def _with_ties(verdict: Verdict, whole: Condition, findings: Mapping[Margin, Finding]) -> Verdict:
-    """The verdict as a tie, where all comparisons are within x and those with a threshold hold."""
+    # The verdict as a tie, where all comparisons are within x and those with a threshold hold
     strict = [finding for margin, finding in findings.items() if not margin.allows]
     others_hold = all(finding.verdict == HOLDS for margin, finding in findings.items() if margin.allows)
     kind = {HOLDS: HOLDS_BY_LITTLE, UNDECIDED: NO_DIFFERENCE}.get(verdict.verdict)
@@ -251,7 +248,7 @@ def _why_open(
 
 
 def _weigh(margin: Margin, claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], scale: str) -> Finding:
-    """An estimate, or a verdict that needs none, before the chance to err is shared."""
+    # An estimate, or a verdict that needs none, before the chance to err is shared
     missing = [cell for cell in margin.cells if cell not in ours]
     if missing:
         needed = {printed.needs[c.table, c.row]: None for c in missing if (c.table, c.row) in printed.needs}
@@ -286,7 +283,7 @@ def _weigh(margin: Margin, claim: Claim, printed: PaperTables, ours: Mapping[Cel
 
 
 def _settle(margin: Margin, errors: tuple[float, float], finding: Finding) -> tuple[bool | None, float | None, Finding]:
-    """Answer, how clear it is, and finding, at the errors that the whole claim leaves to this margin."""
+    # Answer, how clear it is, and finding, at the errors that the whole claim leaves to this margin
     if finding.estimate is None:
         answer = {HOLDS: True, FAILS: False}.get(finding.verdict)
         return answer, None if answer is None else finding.margin, finding
@@ -311,10 +308,8 @@ def _settle(margin: Margin, errors: tuple[float, float], finding: Finding) -> tu
 
 
 def _seeds_needed(margin: Margin, finding: Finding) -> tuple[float, str]:
-    """Seeds that would show a difference of x, also as text; 0 without x.
-
-    x is the margin of equivalence; of a comparison with a threshold, the distance of equal numbers from it.
-    """
+    # Seeds that would show a difference of x, also as text; 0 without x.
+    # x is the margin of equivalence; of a comparison with a threshold, the distance of equal numbers from it.
     bound, of_margin = finding.bound, finding.estimate
     difference = bound.within or bound.least or abs(margin.at_equality)
     if finding.unit != "points" or not difference > 0:
@@ -340,10 +335,8 @@ def seeds_for(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], 
 
 
 def _unlike(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> str:
-    """Which key of the protocol keeps the cells of a margin from being compared; empty if none does.
-
-    An average over test sets is fine if each set is compared with itself: within a protocol the slopes must cancel.
-    """
+    # Which key of the protocol keeps the cells of a margin from being compared; empty if none does.
+    # An average over test sets is fine if each set is compared with itself: within a protocol the slopes must cancel.
     groups: list[list[Cell]] = []  # of one protocol each
     for cell in slopes:
         alike = (g for g in groups if first_difference(used[g[0]].protocol, used[cell].protocol) is None)
@@ -362,7 +355,7 @@ def _unlike(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> str:
 
 
 def _unit_of(units: Iterable[str]) -> str:
-    """Of a difference: points for percent, empty where units are mixed."""
+    # Of a difference: points for percent, empty where units are mixed
     distinct = set(units)
     unit = distinct.pop() if len(distinct) == 1 else ""
     return "points" if unit == "percent" else unit

@@ -185,7 +185,7 @@ def _comparison(left: ast.expr, sign: ast.cmpop, right: ast.expr, text: str) -> 
 
 
 def _choices(node: ast.expr, text: str) -> Iterator[ast.Call]:
-    """Checks that a value is of the language; yields its calls of min and max, outer ones first."""
+    # Checks that a value is of the language; yields its calls of min and max, outer ones first
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             if not abs(number) <= _MAX_NUMBER:
@@ -213,7 +213,7 @@ def _choices(node: ast.expr, text: str) -> Iterator[ast.Call]:
 
 
 def _resolved(compare: ast.Compare, text: str) -> Condition:
-    """The least of several numbers is greater if all are, the greatest if one is."""
+    # The least of several numbers is greater if all are, the greatest if one is
     (sign,), sides = compare.ops, [compare.left, *compare.comparators]
     greater, lesser = sides if isinstance(sign, ast.Gt | ast.GtE) else reversed(sides)
     difference = ast.BinOp(greater, ast.Sub(), lesser)
@@ -233,7 +233,7 @@ def _resolved(compare: ast.Compare, text: str) -> Condition:
 
 
 def _logic(kind: str, parts: list[Condition]) -> Condition:
-    """Without parts in parts, repeated ones, and constants that decide nothing (they would share the error)."""
+    # Without parts in parts, repeated ones, and constants that decide nothing (they would share the error)
     flat = [sub for part in parts for sub in (part.parts if getattr(part, "kind", "") == kind else [part])]
     distinct = list(dict.fromkeys(flat))
     kept = [part for part in distinct if _constant_answer(part) is not (kind == "and")] or distinct[:1]
@@ -287,12 +287,12 @@ def _slopes(node: ast.expr, numbers: Mapping[Cell, float]) -> dict[Cell, float]:
 
 
 def _point(node: ast.expr) -> dict[Cell, float]:
-    """Numbers for the cells of a value between which nothing cancels by chance."""
+    # Numbers for the cells of a value between which nothing cancels by chance
     return {cell: math.sqrt(2 + number) for number, cell in enumerate(dict.fromkeys(_named(node)))}
 
 
 def _named(node: ast.expr) -> Iterator[Cell]:
-    """The cells of a value, with repeats."""
+    # The cells of a value, with repeats
     if isinstance(node, ast.Subscript):
         yield _cell(node)
     else:

@@ -151,14 +151,14 @@ def pictures_of(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> f
 
 
 def _block(cell: OurCell) -> tuple:
-    """Runs of one block share their seeds and what they were trained on."""
+    # Runs of one block share their seeds and what they were trained on
     return cell.trained_on, tuple(sorted(cell.number.seeds))
 
 
 def _over_seeds(
     slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell], wholes: Mapping[Cell, float]
 ) -> tuple[Callable[[float], float], float, float, str]:
-    """Half-width over seeds by its chance to err, seed_variance, freedom and basis, see `Estimate`."""
+    # Half-width over seeds by its chance to err, seed_variance, freedom and basis, see `Estimate`
     first = next(iter(used.values()))
     blocks: dict[tuple, np.ndarray] = {}
     for cell, our_cell in used.items():
@@ -203,7 +203,7 @@ def _over_seeds(
 
 
 def _whole(cell: OurCell) -> float:
-    """What the shares of a cell's column are of; 0 where they are no shares."""
+    # What the shares of a cell's column are of; 0 where they are no shares
     whole = SHARE_OF.get(cell.unit, 0.0)
     values = [value for number in (cell.number, *cell.column.values()) for value in number.values]
     return whole if min(values) >= 0 and max(values) <= whole else 0.0

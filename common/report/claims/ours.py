@@ -45,7 +45,7 @@ def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dic
 
 
 def _of_seeds(number: Measured, seeds: Sequence[int]) -> Measured:
-    """A number of some seeds only; unchanged if it has none of them."""
+    # A number of some seeds only; unchanged if it has none of them
     places = [place for place, seed in enumerate(number.seeds) if seed in seeds]
     if not 0 < len(places) < len(number.seeds):
         return number

@@ -324,7 +324,7 @@ _PLURAL = {
 
 
 def _digits(finding: Finding) -> int:
-    """Decimals that show the margin and its interval with two digits, and no end of it as 0."""
+    # Decimals that show the margin and its interval with two digits, and no end of it as 0
     low, high = finding.interval or (finding.margin, finding.margin)
     size = (high - low) / 2 or abs(finding.margin or 0.0)
     size = min(size, abs(low), abs(high)) if low and high else size
