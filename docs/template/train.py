@@ -36,7 +36,7 @@ def train(
         geometry = run.bare_model.geometry
         for step in run.steps():
             image_embeddings, text_embeddings, logit_scale = step.embed(step.images, step.token_ids)
-            loss = geometry_loss(image_embeddings, text_embeddings, geometry, logit_scale, tile=config.optim.loss_tile)
+            loss = geometry_loss(image_embeddings, text_embeddings, geometry, logit_scale, **config.optim.tiles)
             step.backward(loss)
             step.diagnose(image_embeddings, text_embeddings, chance=info_nce_chance(len(image_embeddings)))
             step.update()
