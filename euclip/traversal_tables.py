@@ -255,7 +255,7 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
         panels = [
             Distributions(
                 model,
-                "captions met on a walk",
+                f"captions met on a walk (seed {command.seeds[0]})",
                 {
                     label.removeprefix(f"{model}, "): walked.by_row[label][0].scores["captions"]
                     for label, row in ROWS.items()

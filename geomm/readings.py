@@ -228,7 +228,10 @@ def gains(
         },
         values=of_gain,
         intervals=intervals,
-        notes=[f"The best cosine has the highest recall on validation data: {rows[best].label}."] if best else [],
+        notes=[
+            *([f"The best cosine has the highest recall on validation data: {rows[best].label}."] if best else []),
+            "The complete graph joins the centres of the default hierarchy, also beside other hierarchies.",
+        ],
     )
 
 

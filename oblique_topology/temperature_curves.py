@@ -20,10 +20,10 @@ DECIDES = "nothing"
 COLUMNS = {
     "final_t": ("final t", "log units", None),
     "final_multiplier": ("final multiplier e^t", "multiplier", None),
-    "converged": ("t has converged at", "steps", "lower"),
-    "settled": ("t stands still from", "steps", "lower"),
-    "converged_multiplier": ("e^t has converged at", "steps", "lower"),
-    "settled_multiplier": ("e^t stands still from", "steps", "lower"),
+    "converged": ("t has converged at", "steps", None),
+    "settled": ("t stands still from", "steps", None),
+    "converged_multiplier": ("e^t has converged at", "steps", None),
+    "settled_multiplier": ("e^t stands still from", "steps", None),
 }
 
 

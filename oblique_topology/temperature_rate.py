@@ -40,7 +40,7 @@ SETTINGS = {
 }
 COLUMNS = {
     "final_t": ("final t", "log units", None),
-    "converged": ("t has converged at", "steps", "lower"),
+    "converged": ("t has converged at", "steps", None),
     "i2t_recall_at_1": ("i2t R@1", "percent", "higher"),
     "t2i_recall_at_1": ("t2i R@1", "percent", "higher"),
 }

@@ -73,12 +73,13 @@ def plot_table(table: Table, path: str | Path, method: Mapping | None = None, ti
     sizes = [1.2 + of_a_row * max(len(of), 0.6 * sum(label.count("\n") + 1 for label in of)) for of in heights]
     figure = Figure(figsize=(width, sum(sizes) + 1.3), layout="constrained")
     grid = figure.add_gridspec(len(lines), across, height_ratios=sizes)
+    of_several = method if len({_kind(row, method) for rows in rows_of for row in rows}) > 1 else None
     drawn: dict[str, object] = {}
     for number, (line, rows, labels, of_line) in enumerate(zip(lines, rows_of, labels_of, heights)):
         at, first = [of_line.index(label) for label in labels], None
         for place, column in enumerate(line):
             panel = first = figure.add_subplot(grid[number, place], sharey=first)
-            drawn |= _draw_column(panel, table, column, rows, at, method)
+            drawn |= _draw_column(panel, table, column, rows, at, of_several)
             if place:
                 panel.tick_params(labelleft=False)
             else:
@@ -137,20 +138,18 @@ def _draw_column(
 ) -> dict[str, object]:
     drawn = {}
     kinds = [_kind(row, method) for row in rows]
-    names = [method["without"], *method["kinds"].values()] if method else []
+    names = [method["without"], *method["kinds"].values()] if method else ["ours"]
     for row, at, kind in zip(rows, heights, kinds):
         cell = row.ours.get(column.key)
         if cell is not None:
-            several = len(set(kinds)) > 1
-            look, name = (look_of(kind), names[kind]) if several else (look_of(0), "ours")
-            color, marker = look["color"], look["marker"]
+            color, marker = look_of(kind)["color"], look_of(kind)["marker"]
             # side by side at one height
             together = sorted(other for other, where in zip(kinds, heights) if where == at)
             height = at + 0.28 * (together.index(kind) - (len(together) - 1) / 2)
             low, high = cell.interval or (cell.mean, cell.mean)
             (ends,) = panel.plot([low, high], [height, height], color=color, linewidth=2.2, solid_capstyle="butt")
             (dot,) = panel.plot([cell.mean], [height], color=color, marker=marker, markersize=6, linestyle="none")
-            drawn[name] = dot
+            drawn[names[kind]] = dot
             if cell.interval is not None:
                 drawn["interval"] = ends if color == COLORS[0] else drawn.get("interval", ends)
             if cell.chance is not None:

@@ -133,7 +133,7 @@ def _mean_and_range(seeds: Sequence[Sequence[tuple[float, float]]]) -> list[tupl
 _PANELS = (
     ("loss", "loss (nats)"),
     ("logit_scale", "logit scale (multiplier)"),
-    ("i2t_recall_at_1", "i2t R@1 (percent)"),
-    ("t2i_recall_at_1", "t2i R@1 (percent)"),
-    ("acc1", "accuracy, zero-shot or kNN (percent)"),
+    ("i2t_recall_at_1", "validation i2t R@1 (percent)"),
+    ("t2i_recall_at_1", "validation t2i R@1 (percent)"),
+    ("acc1", "validation accuracy, zero-shot or kNN\n(percent)"),
 )

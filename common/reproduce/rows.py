@@ -107,7 +107,8 @@ def paper_tables(paper: str) -> dict[str, Any]:
 def words_of_plot(paper: str, table_id: str) -> dict[str, Any]:
     """The arguments `method` and `title` of `plot_table` from a paper_tables.yaml."""
     printed = paper_tables(paper)
-    return {"method": printed["paper"].get("method"), "title": printed["tables"].get(table_id, {}).get("title", "")}
+    title = printed["tables"].get(table_id, {}).get("title") or printed["paper"].get("titles", {}).get(table_id, "")
+    return {"method": printed["paper"].get("method"), "title": title}
 
 
 @dataclass(frozen=True)
