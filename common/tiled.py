@@ -21,6 +21,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
@@ -111,7 +112,7 @@ def tiled_contrastive_loss(
     check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
     logit_scale = as_scale(logit_scale, image_embeddings)
-    if not isinstance(tile, int) or tile < 1:
+    if not isinstance(tile, Integral) or tile < 1:
         raise ValueError(f"tile = {tile!r}; expected: a whole number, at least 1")
     if bf16_product and not geometry.is_inner_product:
         raise ValueError(

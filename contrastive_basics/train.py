@@ -57,7 +57,7 @@ def train(
             step.update()
             if memory is not None:  # after the loss: a pair must not meet its own key
                 memory.update_(model, method.ema_momentum)
-                with whole_weights(model):
+                with whole_weights(model):  # under FSDP2: unsharded, outside of the forward pass
                     memory.insert_batch(step.images, step.token_ids, step.ids)
         run.evaluate(MODELS)
 

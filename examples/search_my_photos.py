@@ -14,7 +14,7 @@ the images. All files stay in outputs/; nothing is uploaded.
 import base64
 import io
 import json
-import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,9 +26,9 @@ from common.base.arguments import Parser
 from common.base.config import load_row
 from common.base.files import printable, shown, write_atomically
 from common.base.places import ROOT, outputs
+from common.data.folder import captions_beside
 from common.data.pairs import open_training_pairs
 from common.data.shard_paths import PICTURE_EXTENSIONS, files_below
-from common.data.text_files import read_text
 from common.data.tsv import open_tsv
 from common.run.folder import only_run_in, run_files
 from common.run.inputs import feature_cache
@@ -52,8 +52,9 @@ def captioned(source: Path) -> dict[Path, list[str]]:
         folder, captions = pairs.images, {pairs.path(row).resolve(): pairs.captions(row) for row in range(len(pairs))}
     for path in files_below(folder.resolve()):
         if path.suffix.lower() in PICTURE_EXTENSIONS:
-            beside = path.with_suffix(".txt")
-            captions.setdefault(path, read_text(beside).splitlines() if os.path.lexists(beside) else [])
+            with suppress(FileNotFoundError):
+                captions.setdefault(path, captions_beside(path))
+            captions.setdefault(path, [])
     captions = {path: [" ".join(text.split()) for text in texts] for path, texts in captions.items()}
     return {path: [text for text in texts if text] for path, texts in captions.items()}
 

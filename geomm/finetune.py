@@ -46,9 +46,19 @@ def validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
     return {f"{run.config.data.task}_val": metrics}, {"accuracy": "accuracy"}
 
 
+def start_from_run_(model: Any, config: TaskConfig) -> list[tuple[str, str, dict[str, Any]]]:
+    """Fills a new model from the run that its row names, then copies it into its momentum encoders."""
+    events = []
+    if config.start.run:
+        events.append(("start", f"started from {config.start.run}", start_(model, config)))
+    model.start_momentum_()
+    return events
+
+
 SETUP = Setup(
     PAPER,
     build_model=lambda config, training: build_task_model(config, training.tokenizer),
+    start=start_from_run_,
     open_training=open_task_training,
     validate=validate,
 )
@@ -62,10 +72,6 @@ def finetune(
     # data, model, optimiser, as the last checkpoint left them if the run resumes
     with opened(SETUP, config, items, files, resume, accelerator, label) as run:
         model = run.bare_model
-        if run.is_fresh:
-            if config.start.run:
-                run.journal.announce("start", f"started from {config.start.run}", **start_(model, config))
-            model.start_momentum_()
         steps_per_epoch = max(1, len(items) // config.optim.global_batch_size)
         for step in run.steps():
             model.update_momentum_encoders(method.ema_momentum)

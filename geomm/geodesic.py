@@ -13,7 +13,7 @@ depends on it, and the gradient points along the line to that centre for every p
     knn            the query is a node of the graph: the shortest path through one of its nearest centres
     knn_local      knn, and the direct angle to the rows of the query's cluster (or of all attached clusters)
     nearest_local  nearest, and the direct angle to the rows of the query's cluster
-    <reading>_st   the value of nearest, nearest_local or knn_local with the gradient of the cosine
+    <reading>_st   straight-through: the value of nearest, nearest_local or knn_local, the gradient of the cosine
     angle_st       no graph: the direct angle to all rows, with the gradient of the cosine; a control
 """
 

@@ -33,6 +33,7 @@ from common.methods.tcl import Tcl
 from common.oblique import Oblique
 from common.pool import image_and_text_pools
 from common.run.checkpoint import named_checkpoint
+from common.scalars import clamp_scalars_
 from geomm.config import Config
 from geomm.grouping import Grouping
 from geomm.mafa import Discriminator, Mafa
@@ -146,6 +147,7 @@ def start_(model: QueueClip, config: Config) -> dict[str, Any]:
     taken = {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(prefixes))}
     facts |= fill_(model, taken, OF_TOWERS, f"start.run = {start.run}")
     model.logit_scale.log_logit_scale += math.log(start.scale_factor)
+    clamp_scalars_(model.logit_scale.scalars())
     return facts
 
 

@@ -88,7 +88,7 @@ class GeodesicCandidates:
 
     @property
     def tile(self) -> int:
-        """Queries at once: all if one matrix product is enough, else as many as have their distances in the cache."""
+        """Queries at once: all if one product is enough, else as many as have their distances in the CPU cache."""
         return len(self.columns) if self.is_linear else max(1, LOGITS_AT_ONCE // len(self.rows))
 
     @property
@@ -425,7 +425,7 @@ class GeodesicPool(nn.Module):
 
 
 class _Similarity(torch.autograd.Function):
-    """Similarities that save only themselves for the backward pass: S = cos(D / 4) has the slope -sqrt(1 - S^2) / 4.
+    """Similarities that save no distances for the backward pass: S = cos(D / 4) has the slope -sqrt(1 - S^2) / 4.
 
     Gradients of columns are summed into routes, (batch, num_clusters), and routes go back to their first centres. At
     the direct angle cos(D) = 8 S^4 - 8 S^2 + 1 is the inner product, and the slope has no pole at D = 0.

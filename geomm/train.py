@@ -31,7 +31,6 @@ from common.reproduce.rows import PaperCode, started
 from common.run.checkpoint import Checkpoint, named_checkpoint
 from common.run.folder import RunFiles
 from common.run.inputs import TrainingData, open_training_data
-from common.run.journal import Journal
 from common.run.launch import run_or_explain, train_main
 from common.run.training import Run, Setup, opened
 from geomm.config import Config
@@ -46,7 +45,7 @@ DEFAULT_ROW = "clip_geo.yaml"
 
 
 def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> TrainingData:
-    """The run's data, with the token ids of the run that it starts from; the discriminator must have the same ids.
+    """The run's data, with the tokenizer of the run that it starts from, which the discriminator must share.
 
     TCL, and ALBEF with method.two_views, use two views of each image. MAFA orders its batches by its features.
 
@@ -74,9 +73,23 @@ def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> Tr
     return replace(training, order=order, view=view)
 
 
+def start_from_others_(model: QueueClip, config: Config) -> list[tuple[str, str, dict[str, Any]]]:
+    """Fills a new model from the runs and the BERT that its row names, then copies it into its momentum encoders."""
+    events = []
+    if config.start.run or config.start.bert:
+        names = " and ".join(filter(None, (config.start.bert, config.start.run)))
+        events.append(("start", f"started from {names}", start_(model, config)))
+    if config.start.discriminator_run:
+        facts = start_discriminator_(model, config)
+        events.append(("discriminator", f"discriminator from {config.start.discriminator_run}", facts))
+    model.start_momentum_()
+    return events
+
+
 SETUP = Setup(
     PAPER,
     build_model=lambda config, training: build_model(config, training.tokenizer, training.order),
+    start=start_from_others_,
     open_training=open_data,
 )
 
@@ -89,8 +102,6 @@ def train(
     # data, model, optimiser, as the last checkpoint left them if the run resumes
     with opened(SETUP, config, pairs, files, resume, accelerator, label) as run:
         model, order = run.bare_model, run.training.order
-        if run.is_fresh:
-            start_from_others_(model, config, run.journal)
         grouping = getattr(model, "grouping", None)
         if grouping is not None:
             order.follow(grouping)  # the epoch in which the run begins or resumes
@@ -100,13 +111,13 @@ def train(
         for step in run.steps():
             ids = step.ids if method.targets == "ids" else None
 
-            # Alg. 2: a new graph every graph_update_interval steps; then the loss on the columns as they will be
+            # Alg. 2: a graph every graph_update_interval steps; the loss then sees this step's keys among the columns
             for name, pool in (("image", model.image_pool), ("text", model.text_pool)):
                 if pool.rebuild(step.number) and accelerator.is_main_process:
                     run.journal.log.write("graph", step=step.number + 1, pool=name, **pool_report(pool))
             model.update_momentum_encoders(method.ema_momentum)
             alpha = distillation_weight(step.number, steps_per_epoch, method.distillation)
-            if grouping is not None:
+            if grouping is not None:  # MAFA smooths its targets and has no distillation
                 alpha = smoothing_at(step.number, steps_per_epoch, method.smoothing)
             masked, more = mask(step.batch.token_ids) if isinstance(model, Albef) else ((), {})
             if step.batch.second_views is not None:  # of the momentum encoders
@@ -130,19 +141,8 @@ def train(
         run.evaluate(MODELS)
 
 
-def start_from_others_(model: QueueClip, config: Config, journal: Journal) -> None:
-    """Fills a new model from the runs and the BERT that its row names, then copies it into its momentum encoders."""
-    if config.start.run or config.start.bert:
-        names = " and ".join(filter(None, (config.start.bert, config.start.run)))
-        journal.announce("start", f"started from {names}", **start_(model, config))
-    if config.start.discriminator_run:
-        facts = start_discriminator_(model, config)
-        journal.announce("discriminator", f"discriminator from {config.start.discriminator_run}", **facts)
-    model.start_momentum_()
-
-
 def set_factor_(run: Run, inputs: Sequence[Any], more: Mapping[str, Any], step: int) -> dict[str, Any]:
-    """Multiplies the logit scale at the step of the first graph, see geomm/softness.py; call on every process.
+    """Sets the factor of both pools at the step of the first graph, see geomm/softness.py; call on every process.
 
     Args:
         inputs, more: arguments of the model; a match computes the step's embeddings once before the loss.
@@ -160,7 +160,7 @@ def set_factor_(run: Run, inputs: Sequence[Any], more: Mapping[str, Any], step: 
 
 
 def of_the_pools(model: QueueClip, losses: Losses, ids: torch.Tensor | None) -> dict[str, float]:
-    """Statistics of a step's queries and candidates by direction; plain queues have none."""
+    """Statistics of this process's queries by direction (the main process's are logged); plain queues have none."""
     queries = {
         "i2t": (losses.image_embeddings, model.text_pool.open(losses.text_keys, ids)),
         "t2i": (losses.text_embeddings, model.image_pool.open(losses.image_keys, ids)),

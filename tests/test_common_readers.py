@@ -318,7 +318,7 @@ def test_a_cell_may_hold_a_list_of_captions_as_pandas_and_json_write_it(tmp_path
 # --- what is broken --------------------------------------------------------------------------------------------------
 
 TYPED = (arrow, json_lines)  # Arrow itself refuses a column of several types
-TABLES = (table_of_tabs, table_of_commas, texts_beside)  # which hold nothing but text, a row for each caption
+TABLES = (table_of_tabs, table_of_commas, texts_beside)  # which hold nothing but text
 ROWS = (*TABLES, rows_of_a_list)
 FAULTS = [  # picture (None leaves it out, ... leaves it as it is), captions, reason, layouts that cannot have it
     (jpeg(2)[:-200], ..., "image cannot be decoded: OSError, image file is truncated", ()),
@@ -566,9 +566,16 @@ def test_the_texts_of_a_folder_of_pictures_lie_beside_them_whatever_their_encodi
         if text is not None:
             (folder / f"{number}.txt").write_bytes(text)
     (tmp_path / "notes.txt").write_text("no picture has this name")
+    for name in ("0.png", "._2.JPG", ".thumbnails/2.JPG"):  # of one name with 0.JPG, and of the system
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(jpeg(0))
     pairs = open_folder(tmp_path, role=role, max_broken_share=1.0)
     expected = {"0.JPG": ["one"], "2.JPG": ["drei \u00fc"], "a/b/1.JPG": ["two", "and more"], "a/b/3.JPG": [""]}
-    faults = {"4.JPG": "is no text in UTF-8", "a/b/5.JPG": "missing caption: .*No such file"}
+    faults = {
+        "0.png": "caption is that of another image: 0.JPG",
+        "4.JPG": "caption cannot be decoded: .* is no text in UTF-8",
+        "a/b/5.JPG": "missing caption: no file 5.txt beside it",
+    }
     if role == "train":  # elsewhere an empty caption is a text to rank
         del expected["a/b/3.JPG"]
         faults["a/b/3.JPG"] = "empty caption"

@@ -13,8 +13,9 @@ ROWS = {
     "oblique_topology/configs/table2_multi.yaml": [],
     "contrastive_basics/configs/negatives_queue.yaml": [],
     "contrastive_basics/configs/vision_moco_v2.yaml": [],
-    "geomm/configs/albef_geo.yaml": ["start.row=", "method.queue_size=24"],
+    "geomm/configs/albef_geo.yaml": ["method.queue_size=24"],
 }
+STARTS = {"geomm/configs/albef_geo.yaml": "geomm/configs/towers.yaml"}  # row -> the one whose weights it starts from
 QUICK = ("euclip/configs/table4_euclip.yaml", "geomm/configs/albef_geo.yaml")
 STEPS = 4  # the queue of albef_geo is full after two
 FEW = [f"optim.steps={STEPS}", "run.log_every=1", f"run.evaluate_every={STEPS}", "run.save_every=2", "data.num_test=16"]
@@ -26,7 +27,8 @@ def command(row, folder, *more):
     vision = "/vision_" in row
     module = f"{row.split('/')[0]}.{'pretrain' if vision else 'train'}"
     few = ["optim.warmup_share=0.25"] if vision else ["optim.warmup_steps=1", "data.num_val=8", "data.num_labelled=8"]
-    return module, "--config", row, "--scale", "smoke", *FEW, *few, *ROWS[row], "--output-dir", str(folder), *more
+    few += [*ROWS.get(row, []), *([f"start.run={folder.parent / 'start'}"] if row in STARTS else [])]
+    return module, "--config", row, "--scale", "smoke", *FEW, *few, "--output-dir", str(folder), *more
 
 
 @pytest.mark.parametrize("rows", [QUICK, pytest.param(ROWS.keys() - set(QUICK), marks=pytest.mark.slow)])
@@ -35,7 +37,8 @@ def test_sharded_runs_train_evaluate_and_resume(rows, tmp_path):
     folders = {row: tmp_path / row.replace("/", "-") for row in sorted(rows)}
     whole = [command(row, folder / "sharded") for row, folder in folders.items()]
     half = [command(row, folder / "bf16", *HALF) for row, folder in folders.items() if "/vision_" not in row]
-    in_processes(2, train, *((*run, "run.test=false") for run in whole))
+    starts = [command(STARTS[row], folder / "start") for row, folder in folders.items() if row in STARTS]
+    in_processes(2, train, *((*run, "run.test=false") for run in (*starts, *whole)))
     unbroken = {row: losses(folder / "sharded") for row, folder in folders.items()}
     for folder in folders.values():
         shutil.rmtree(folder / "sharded" / "checkpoints" / f"step-{STEPS:08}")

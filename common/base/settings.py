@@ -16,7 +16,7 @@ PromptAverage = Literal["scores", "embeddings", "normalized_mean", "plain_mean",
 CAPTION_FILES = {
     "karpathy": "a JSON file of captions, e.g. dataset_coco.json",
     "tsv": "a table of path and caption, e.g. captions.tsv",
-    "folder": "a folder of pictures with NAME.txt beside each, e.g. train",
+    "folder": "a folder of images with NAME.txt beside each, e.g. train",
     "hugging_face": "a folder, files, or a name on the hub",
 }
 _PHOTOGRAPHS = ("shards", *CAPTION_FILES)
@@ -26,7 +26,7 @@ _PHOTOGRAPHS = ("shards", *CAPTION_FILES)
 TAKEN_BY = {
     **dict.fromkeys(("val", "val_share", "test", "second_test"), _PHOTOGRAPHS),
     **dict.fromkeys(("min_word_count", "max_words", "augmentation"), _PHOTOGRAPHS),
-    "images": ("karpathy", "tsv", "hugging_face"),
+    "images": tuple(name for name in CAPTION_FILES if name != "folder"),
     "image_column": ("tsv", "hugging_face"),
     "caption_column": ("tsv", "hugging_face"),
     "stream_buffer": ("hugging_face",),
@@ -88,7 +88,7 @@ class DataConfig:
     """
 
     # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption;
-    # pictures with a text beside each; Hugging Face sets
+    # images with a text beside each; Hugging Face sets
     source: Source = "scenes"
     root: str = path_setting(decides="nothing")  # folder that the names below start from
     # scenes: "" = train, or train_crowded and train_referring, which stand for COCO and RefCOCO+ (without boxes);

@@ -1,5 +1,6 @@
-"""Captioned images of a folder: NAME.txt beside NAME.jpg, also in the folders below."""
+"""Captioned images of a folder: NAME.txt beside NAME.jpg, a caption per line, also in the folders below."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,43 @@ from common.data.text_files import read_text
 
 
 def open_folder(folder: Path, *, split: str | None = None, role: str = "train", **options: Any) -> Pictures:
-    """The images below a folder, sorted by path, which is their id. Each line of a text is a caption.
+    """The images below a folder, without hidden ones, sorted by path, which is their id.
 
-    An image without a text is broken.
+    An image without a text is broken, and so is a second one of the same name: both would have one text.
     """
     refuse_split(folder, split)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder; expected pictures with NAME.txt beside each")
-    paths = [path for path in files_below(folder) if path.suffix.lower() in PICTURE_EXTENSIONS]
-    rows = [_row(path, path.relative_to(folder).as_posix()) for path in paths]
+        raise FileNotFoundError(f"{folder}: no such folder; expected images with NAME.txt beside each")
+    rows, first_of = [], {}
+    for file in files_below(folder):
+        name = file.relative_to(folder)
+        if file.suffix.lower() in PICTURE_EXTENSIONS and not any(part.startswith(".") for part in name.parts):
+            first = first_of.setdefault(name.with_suffix(""), name)
+            rows.append(_row(folder, name, first))
     entries, broken = pictures_of(rows, folder, role)
-    return pictures_in_files(entries, broken, folder, folder, folder.resolve().name, role=role, **options)
+    return pictures_in_files(entries, broken, folder, folder, folder.absolute().name, role=role, **options)
 
 
-def _row(picture: Path, name: str) -> Row:
+def captions_beside(image: Path) -> list[str]:
+    """The lines of NAME.txt beside NAME.jpg that are not empty.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it cannot be read.
+    """
+    text = image.with_suffix(".txt")
+    if not os.path.lexists(text):
+        raise FileNotFoundError(f"no file {text.name} beside it")
+    return [line for line in map(str.strip, read_text(text).split("\n")) if line]
+
+
+def _row(folder: Path, name: Path, first: Path) -> Row:
+    place = name.as_posix()
+    if name != first:
+        return Row(place, fault=f"caption is that of another image: {first.as_posix()}")
     try:
-        lines = [line.strip() for line in read_text(picture.with_suffix(".txt")).split("\n")]
-    except (OSError, ValueError) as error:
-        return Row(name, fault=f"missing caption: {error}")
-    return Row(name, name, [line for line in lines if line] or [""])
+        return Row(place, place, captions_beside(folder / name) or [""])
+    except FileNotFoundError as error:
+        return Row(place, fault=f"missing caption: {error}")
+    except ValueError as error:
+        return Row(place, fault=f"caption cannot be decoded: {error}")

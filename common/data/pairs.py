@@ -167,8 +167,19 @@ def _open_photographs(
     if data.source == "hugging_face":
         stream_buffer = data.stream_buffer if role == "train" and not is_ranked else 0
         options |= {"stream_buffer": stream_buffer, "seed": seed, "key": key, "is_ranked": is_ranked}
+    if data.source == "folder" and role != "train":
+        _check_apart(root / data.train, root / name, f"data.{role} = {name!r}")
     opened = _reader(data.source)(name if data.source == "hugging_face" else root / name, **options)
     return _not_the_training_set(opened, data, role)
+
+
+def _check_apart(training: Path, other: Path, key: str) -> None:
+    # a folder is read with those below it: the images of one set would be in the other, too
+    training, other = training.resolve(), other.resolve()
+    if training.is_relative_to(other) or other.is_relative_to(training):
+        raise ValueError(
+            f"{key}: {other} and the folder of data.train, {training}, are not apart; expected: two folders"
+        )
 
 
 def _reader(source: str) -> Callable[..., Pairs]:

@@ -72,7 +72,7 @@ def _what_is_there(folder: Path) -> str:
         return "; the root folder does not exist"
     items = itertools.chain(folder.glob("*"), folder.glob("*/*"))
     if any(path.suffix.lower() in PICTURE_EXTENSIONS for path in items):
-        return "; there are picture files: data.source = folder reads them with NAME.txt beside each, tsv with a table"
+        return f"; {folder} holds images: data.source = folder reads them with NAME.txt beside each, tsv with a table"
     return ""
 
 

@@ -31,7 +31,7 @@ class Step:
     """Call `backward` and `update` once, in this order; `diagnose` between them.
 
     number: updates made before. batch: of this process.
-    values: for the log; numbers after `update`.
+    values: for the log, read by `update`; scalars as in the loss.
     """
 
     def __init__(self, run: "Run", number: int, batch: Any, learning_rate: float) -> None:

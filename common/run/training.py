@@ -8,12 +8,12 @@
             step.update()
         run.evaluate(MODELS)
 
-When the loop asks for the next step, the last one is logged, validated and saved, with what the loop does after
+When the loop asks for the next step, the one before is logged, validated and saved, with what the loop did after
 `update` (keys into a queue, a momentum encoder).
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,7 +104,7 @@ class Run:
                 step = self.step(number, batch)
                 yield step
                 done = number + 1
-                # the loop asks for the next step: the last one is complete
+                # the loop asks for the next step: this one is complete
                 if self.average is not None:
                     self.average.update_parameters(self.bare_model)
                 self.journal.step_done(done, batch, step.values)
@@ -146,7 +146,7 @@ class Run:
         return self.setup.build_encoder(self.evaluated_model, self.config, self.training, self.accelerator.device)
 
     def evaluate(self, models: TrainedModels) -> None:
-        """Writes validation.json; with run.test also evaluation.json and hits.json. Call on every process."""
+        """Writes validation.json if it validates, with run.test evaluation.json and hits.json. On every process."""
         self.save_validation()
         sets, steps = self.training.evaluation_sets, self.num_steps
         if self.config.run.test:
@@ -221,6 +221,8 @@ class Setup:
     """How the runs of a train.py are made: the parts that differ between papers.
 
     build_model: (config, training) -> model with weights drawn from the run's seed.
+    start: (model, config) fills the model of a fresh run from other runs, before it is wrapped or sharded; returns
+        events of the log: name, text, facts.
     open_training: (config, data_set, checkpoint or None) -> see `Training`.
     set_rates: (optimizer, step, config.optim) -> learning rate of the step, for the log.
     prepare: (accelerator, model, optimizer) -> both as Accelerate wraps them.
@@ -231,6 +233,7 @@ class Setup:
 
     paper: str
     build_model: Callable[[Any, Any], nn.Module]
+    start: Callable[[Any, Any], Sequence[tuple[str, str, Mapping[str, Any]]]] = lambda model, config: ()
     open_training: Callable[..., Training] = open_training_data
     build_optimizer: Callable[[nn.Module, Any], torch.optim.Optimizer] = build_optimizer
     set_rates: Callable[[torch.optim.Optimizer, int, Any], float] = set_rate
@@ -258,7 +261,7 @@ def opened(
     training = setup.open_training(config, data_set, checkpoint)
 
     # model and optimiser; weights go in before the model is wrapped or sharded, the optimiser's state after
-    model, started_from = _initial_model(setup, config, training, initial, checkpoint)
+    model, events = _initial_model(setup, config, training, initial, checkpoint)
     optimizer = setup.build_optimizer(model, config.optim)
     if checkpoint is not None:
         checkpoint.load_model(model, is_online=True)
@@ -278,8 +281,8 @@ def opened(
     save_dependencies(files, is_fresh=checkpoint is None)
     num_steps = setup.num_steps(config)
     journal = Journal(files, config, training, accelerator, checkpoint, label, num_steps)
-    if started_from and checkpoint is None:
-        journal.announce("initial_weights", start_text(started_from), **started_from)
+    for event, text, facts in events:
+        journal.announce(event, text, **facts)
     if average is not None and checkpoint is None:
         text = f"evaluations and model.safetensors: moving average of the weights, decay {config.optim.ema}"
         journal.announce("ema", text, decay=config.optim.ema)
@@ -326,13 +329,16 @@ def opened(
 
 def _initial_model(
     setup: Setup, config: Any, training: Training, initial: InitialWeights, checkpoint: Checkpoint | None
-) -> tuple[nn.Module, dict[str, Any]]:
+) -> tuple[nn.Module, list[tuple[str, str, Mapping[str, Any]]]]:
+    # And what a fresh run announces.
     torch.manual_seed(config.run.seed)  # the seed draws the weights, whatever opening the data has drawn
     model = setup.build_model(config, training)
-    started_from = initial.start_(model, config, training.tokenizer) if initial.of else {}
-    if checkpoint is None:
-        initial.load_stems_(model, config)
-    return model, started_from
+    facts = initial.start_(model, config, training.tokenizer) if initial.of else {}  # of a resumed run, to lock them
+    if checkpoint is not None:
+        return model, []
+    initial.load_stems_(model, config)
+    events = [("initial_weights", start_text(facts), facts)] if facts else []
+    return model, [*events, *setup.start(model, config)]
 
 
 def _code_facts(provenance: dict[str, str], checkpoint: Checkpoint | None) -> dict[str, str]:
