@@ -167,7 +167,7 @@ def _open_photographs(
     if data.source == "hugging_face":
         stream_buffer = data.stream_buffer if role == "train" and not is_ranked else 0
         options |= {"stream_buffer": stream_buffer, "seed": seed, "key": key, "is_ranked": is_ranked}
-    if data.source == "folder" and role != "train":
+    if data.source == "folder" and role != "train" and data.train:  # "" where a mixture names its sets
         _check_apart(root / data.train, root / name, f"data.{role} = {name!r}")
     opened = _reader(data.source)(name if data.source == "hugging_face" else root / name, **options)
     return _not_the_training_set(opened, data, role)
