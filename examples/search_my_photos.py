@@ -28,7 +28,7 @@ from common.base.files import printable, shown, write_atomically
 from common.base.places import ROOT, outputs
 from common.data.folder import captions_beside
 from common.data.pairs import open_training_pairs
-from common.data.shard_paths import PICTURE_EXTENSIONS, files_below
+from common.data.shard_paths import images_below
 from common.data.tsv import open_tsv
 from common.run.folder import only_run_in, run_files
 from common.run.inputs import feature_cache
@@ -50,11 +50,10 @@ def captioned(source: Path) -> dict[Path, list[str]]:
         if pairs.broken_at_open:
             print(f"rows that cannot be used: {len(pairs.broken_at_open)}; the first: {pairs.broken_at_open[0]}")
         folder, captions = pairs.images, {pairs.path(row).resolve(): pairs.captions(row) for row in range(len(pairs))}
-    for path in files_below(folder.resolve()):
-        if path.suffix.lower() in PICTURE_EXTENSIONS:
-            with suppress(FileNotFoundError):
-                captions.setdefault(path, captions_beside(path))
-            captions.setdefault(path, [])
+    for path in images_below(folder.resolve()):
+        with suppress(FileNotFoundError):
+            captions.setdefault(path, captions_beside(path))
+        captions.setdefault(path, [])
     captions = {path: [" ".join(text.split()) for text in texts] for path, texts in captions.items()}
     return {path: [text for text in texts if text] for path, texts in captions.items()}
 

@@ -69,7 +69,10 @@ def test_shards_that_are_not_there_are_named(tmp_path):
         expand_shards("{00000..00009}.tar", tmp_path)
     for part in ("'{00000..00009}.tar'", repr(str(tmp_path)), "9 of 10", str(tmp_path / "00001.tar"), "and 6 more"):
         assert part in str(error.value)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.JPG").touch()
     refused(
+        ("holds images: data.source = folder reads them", lambda: expand_shards("*val*.tar", tmp_path)),
         (r"no shards for pattern '\*val\*\.tar'", lambda: expand_shards("*val*.tar", tmp_path)),
         ("the root folder does not exist", lambda: expand_shards("*.tar", tmp_path / "nowhere")),
         error=FileNotFoundError,

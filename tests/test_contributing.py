@@ -55,6 +55,11 @@ def test_the_steps_of_the_page_train_a_row(tmp_path):
     metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())["evaluations"]["test"]["metrics"]
     assert 0 <= metrics["mean_recall"] <= 1
 
+    # every setting of a loss in tiles arrives
+    tiled = run_script(tmp_path, *smoke[:-1], str(tmp_path / "tiled"), "optim.loss_tile=4", "optim.loss_kernel=triton")
+    assert tiled.returncode == 1
+    assert "optim.loss_kernel" in tiled.stderr
+
     # the folder is known like those of the papers
     again = run_script(tmp_path, "scripts/evaluate.py", "run", "--json", "data.num_labelled=8")
     assert json.loads(again.stdout)["evaluations"]["test"]["metrics"] == metrics, again.stderr

@@ -102,6 +102,9 @@ def test_what_a_run_starts_from_is_what_it_takes(finetuned):
     model = build_model(config, parent.tokenizer)
     start_(model, config)
     torch.testing.assert_close(model.logit_scale(), parent.model.logit_scale() / 2)
+    start_(model, config_of("tcl_oblique_halved", f"start.run={finetuned.files.folder}", "start.scale_factor=1000"))
+    (scalar,) = model.logit_scale.scalars()
+    assert scalar.value().item() == pytest.approx(scalar.maximum)
 
 
 def test_a_run_of_other_sizes_is_refused(finetuned):

@@ -5,6 +5,8 @@ import zlib
 from pathlib import Path
 
 from common.base.files import read_repository_yaml
+from common.base.places import PAPERS
+from common.reproduce.rows import words_of_plot
 
 ROOT = Path(__file__).resolve().parents[1]
 # checksum of the values of each table, as they were compared with the papers; whoever corrects a cell renews it
@@ -76,3 +78,13 @@ def test_captions_of_the_oblique_papers_small_tables_were_ranked_over_4999():
 
     assert all(is_multiple(value, 4999) for value in values)
     assert sum(is_multiple(value, 5000) for value in values) == 1
+
+
+def test_plots_of_tables_that_a_paper_does_not_have_are_titled_where_such_a_table_is_committed():
+    for paper in PAPERS:
+        printed = read_repository_yaml(ROOT / paper / "paper_tables.yaml")
+        for table_id, title in printed["paper"].get("titles", {}).items():
+            assert table_id not in printed["tables"]
+            assert list((ROOT / "results" / paper).glob(f"*/*/{table_id}.json"))
+            assert words_of_plot(paper, table_id)["title"] == title
+    assert words_of_plot("euclip", "stability")["title"].startswith("Loss at the end")

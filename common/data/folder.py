@@ -8,7 +8,7 @@ from common.data.decoding import refuse_split
 from common.data.picture_files import pictures_in_files
 from common.data.pictures import Pictures
 from common.data.rows import Row, pictures_of
-from common.data.shard_paths import PICTURE_EXTENSIONS, files_below
+from common.data.shard_paths import images_below
 from common.data.text_files import read_text
 
 
@@ -21,11 +21,9 @@ def open_folder(folder: Path, *, split: str | None = None, role: str = "train", 
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; expected images with NAME.txt beside each")
     rows, first_of = [], {}
-    for file in files_below(folder):
+    for file in images_below(folder):
         name = file.relative_to(folder)
-        if file.suffix.lower() in PICTURE_EXTENSIONS and not any(part.startswith(".") for part in name.parts):
-            first = first_of.setdefault(name.with_suffix(""), name)
-            rows.append(_row(folder, name, first))
+        rows.append(_row(folder, name, first_of.setdefault(name.with_suffix(""), name)))
     entries, broken = pictures_of(rows, folder, role)
     return pictures_in_files(entries, broken, folder, folder, folder.absolute().name, role=role, **options)
 

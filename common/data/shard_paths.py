@@ -25,6 +25,14 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(files)
 
 
+def images_below(folder: Path) -> list[Path]:
+    """The image files below a folder by their extension, sorted, without hidden ones, which other programs leave."""
+    visible = (
+        file for file in files_below(folder) if not any(p.startswith(".") for p in file.relative_to(folder).parts)
+    )
+    return [file for file in visible if file.suffix.lower() in PICTURE_EXTENSIONS]
+
+
 _BRACES = re.compile(r"\{([^{}]*)\}")  # innermost pair
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 

@@ -145,9 +145,9 @@ class Encoder:
         if not given.pictures:
             raise ValueError("pictures is empty; expected at least one")
         embeddings, readable = self._images(given)
-        if first := _why_unreadable(given, readable, most=1):
-            count = int((~readable).sum())
-            raise ValueError(f"{count} of {len(given)} pictures cannot be read; the first: {first[0]}")
+        if not readable.all():
+            count, reasons = int((~readable).sum()), _why_unreadable(given, readable, most=1)
+            raise ValueError(f"{count} of {len(given)} pictures cannot be read; the first: {''.join(reasons)}")
         return embeddings
 
     @torch.no_grad()

@@ -376,11 +376,8 @@ def _trained_rows(printed: dict[str, Any], part: str, scale: str = "") -> list[s
 def _rows_of_names(
     names: Iterable[str], known: list[str], part: str, paper: str, printed: dict[str, Any]
 ) -> tuple[tuple[str, ...], tuple[Path, ...]]:
-    # The rows that a user names, and the files of custom rows.
-    # Args:
-    #     names: of configs, or paths of YAML files.
-    #     known: rows that the part trains.
-    #     printed: all tables; a row of another table is no custom row.
+    # The rows that a user names (configs, or paths of YAML files), and the files of custom rows. `known` are those that
+    # the part trains; a row of another table of `printed` is no custom row.
     rows, custom_files, others = [], [], {row for table in printed["tables"] for row in _trained_rows(printed, table)}
     for row in names:
         file = next((file for file in (ROOT / paper / "configs" / f"{row}.yaml", Path(row)) if file.is_file()), None)

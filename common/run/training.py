@@ -146,7 +146,7 @@ class Run:
         return self.setup.build_encoder(self.evaluated_model, self.config, self.training, self.accelerator.device)
 
     def evaluate(self, models: TrainedModels) -> None:
-        """Writes validation.json if it validates, with run.test evaluation.json and hits.json. On every process."""
+        """Writes validation.json if the run validates; evaluation.json, hits.json with run.test. On every process."""
         self.save_validation()
         sets, steps = self.training.evaluation_sets, self.num_steps
         if self.config.run.test:
@@ -330,10 +330,11 @@ def opened(
 def _initial_model(
     setup: Setup, config: Any, training: Training, initial: InitialWeights, checkpoint: Checkpoint | None
 ) -> tuple[nn.Module, list[tuple[str, str, Mapping[str, Any]]]]:
-    # And what a fresh run announces.
+    # The model, and what a fresh run announces.
     torch.manual_seed(config.run.seed)  # the seed draws the weights, whatever opening the data has drawn
     model = setup.build_model(config, training)
-    facts = initial.start_(model, config, training.tokenizer) if initial.of else {}  # of a resumed run, to lock them
+    # also where a checkpoint follows: it locks parameters
+    facts = initial.start_(model, config, training.tokenizer) if initial.of else {}
     if checkpoint is not None:
         return model, []
     initial.load_stems_(model, config)
