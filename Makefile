@@ -18,6 +18,9 @@ SCALE   = demo
 SEEDS   = 1
 DATA    =
 WEIGHTS =
+PLAN    =
+NEAR    =
+SEARCHED =
 ROWS    =
 RUNS    =
 SET     =
@@ -46,7 +49,7 @@ typed     = '$(subst ','\'',$(value $1))'
 option    = $(if $(value $1),--$2 $(call typed,$1))
 REPRODUCE = $(PY) scripts/reproduce.py
 OPTIONS   = --scale $(call typed,SCALE) --seeds $(call typed,SEEDS) --output $(call typed,OUTPUT) \
-            $(call option,PLAN,plan) $(if $(value NEAR),--near) $(if $(value SEARCHED),--searched) $(call option,DATA,data) $(call option,WEIGHTS,weights) \
+            $(call option,PLAN,plan) $(if $(filter-out 0,$(value NEAR)),--near) $(if $(filter-out 0,$(value SEARCHED)),--searched) $(call option,DATA,data) $(call option,WEIGHTS,weights) \
             $(call option,ROWS,rows) $(call option,RESULTS,results) $(call option,FORMATS,formats) $(call option,SET,set)
 
 .DEFAULT_GOAL := help
@@ -116,13 +119,14 @@ device-work: $(DEV_READY) ## what a step of each row asks of a GPU, counted with
 	$(PY) scripts/device_work.py
 
 report: $(RUN_READY) ## pages of everything that was reproduced: an index, and one for each paper
-	$(PY) -m common.report.page --results results $(call typed,OUTPUT)/results --output $(call typed,OUTPUT)/report.html
+	$(PY) -m common.report.page --results results $(call typed,OUTPUT)/results $(if $(value RESULTS),$(call typed,RESULTS)) --output $(call typed,OUTPUT)/report.html
 
 compare: $(RUN_READY) ## models side by side, with paired tests: RUNS="<run, checkpoint or evaluation.json> ..."
+	$(if $(value DATA)$(value WEIGHTS),$(error DATA and WEIGHTS have no effect here; use SET="data.source=shards data.root=..."))
 	@$(PY) scripts/compare.py $(call typed,RUNS) $(call option,SET,set) $(call option,OUTPUT,output)
 
 seeds: $(RUN_READY) ## seeds that a difference of x takes, for each claim of PAPER at SCALE; prints no difference
-	@$(PY) -m common.report.seeds $(call typed,PAPER) --scale $(call typed,SCALE) --results results $(call typed,OUTPUT)/results
+	@$(PY) -m common.report.seeds $(call typed,PAPER) --scale $(call typed,SCALE) --results results $(call typed,OUTPUT)/results $(if $(value RESULTS),$(call typed,RESULTS))
 
 search: $(RUN_READY) ## settings by validation numbers: ROWS="<row> <row>" SET="section.key=value,value,..."
 	$(if $(filter command,$(origin SEEDS)),$(error SEEDS has no effect: a search has seeds of its own, which no table uses))
@@ -131,6 +135,7 @@ search: $(RUN_READY) ## settings by validation numbers: ROWS="<row> <row>" SET="
 	    $(call option,WEIGHTS,weights) $(call option,RESULTS,results)
 
 map: $(RUN_READY) ## the embedding space of runs as one HTML page: RUNS="<run or checkpoint> ..."
+	$(if $(value DATA)$(value WEIGHTS),$(error DATA and WEIGHTS have no effect here; use SET="data.source=shards data.root=..."))
 	@$(PY) scripts/map.py $(call typed,RUNS) $(call option,SET,set) --output $(call typed,OUTPUT)/map.html
 
 rows: ## the rows of PAPER: what each is, and whether it was run

@@ -36,8 +36,10 @@ class MicroBatches:
                 "batches, whose pairs do not meet; expected: 1, with optim.micro_batch_size for a batch in parts"
             )
         if size is not None:
-            normalising = [
-                name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+            normalising = [  # a frozen network normalises by what it has learnt
+                name
+                for name, module in model.named_modules()
+                if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
             ]
             if normalising:
                 raise ValueError(

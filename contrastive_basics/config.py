@@ -68,6 +68,11 @@ class Config:
 
     def __post_init__(self) -> None:
         check_patches(self.data, self.model)
+        if self.method.loss == "late_interaction" and not self.model.image.projection:
+            raise ValueError(
+                "method.loss = late_interaction with model.image.projection = false, which projects the patches; "
+                "expected: true"
+            )
         if self.method.embedding == "class_token":
             self._check_class_tokens()
         if self.method.loss != "in_batch" and self.optim.loss_tile:

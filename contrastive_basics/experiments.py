@@ -310,6 +310,7 @@ def _runs_here(command: Command) -> bool:
     """
     if not command.runs_at(_SCALES, "it is an experiment on a toy world"):
         return False
+    command.refuse_search()
     if command.overrides:
         raise ConfigError(
             f"{command.part} is an experiment on a toy world and has no settings to override, got "

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from common.base.config import ConfigError
 from common.distributed import is_main_process
 from common.report.experiments import Experiment, write_experiment
 from common.report.figures import Curves, plot_curves
@@ -33,11 +32,11 @@ METRICS = {
 }
 DRAWN = ("i2t_recall_at_1", "t2i_recall_at_1", "mean_recall")
 SET_HERE = (
-    "optim.steps=",
-    "optim.global_batch_size=",
-    "optim.warmup_steps=",
-    "method.queue_size=",
-    "method.group_size=",
+    "optim.steps",
+    "optim.global_batch_size",
+    "optim.warmup_steps",
+    "method.queue_size",
+    "method.group_size",
 )
 WARMUP_SHARE = 12  # warm-up is a twelfth of the steps
 
@@ -200,10 +199,8 @@ def negatives(command: Command, code: PaperCode, series: Callable[[Sweep], Serie
     name, caption, panels = series(sweep)
     # a point in two panels is trained once
     points = list(dict.fromkeys(point for of_panel in panels.values() for point in of_panel))
-    chosen = (*SET_HERE, *(["optim.learning_rate="] if any(point.rate for point in points) else []))
-    taken = [text for text in command.overrides if text.startswith(chosen)]
-    if taken:
-        raise ConfigError(f"{taken[0]} cannot be set: {command.part} chooses {', '.join(chosen).replace('=', '')}")
+    chosen = (*SET_HERE, *(["optim.learning_rate"] if any(point.rate for point in points) else []))
+    command.refuse_set(chosen)
     runs = run_rows({point.name: _jobs(command, code, sweep, point) for point in points})
     # columns: all recalls of the test sets that exist; rows: the points
     first = runs[points[0].name][0]

@@ -116,11 +116,12 @@ def open_public(source: str, run: RunConfig, device: torch.device) -> Encoder:
 
 def evaluate_public(encoder: Encoder, config: Config, prefix: str = "") -> dict[str, Any]:
     """Retrieval on every test set of config.data, by role; `prefix` goes before every caption."""
-    rule = CaptionRule(prefix=prefix)
-    sets = open_retrieval_sets(config.data)
-    return read_with(
-        activation_of(encoder), {role: evaluate_retrieval(encoder, pairs, rule) for role, pairs in sets.items()}
-    )
+    rule, gallery = CaptionRule(prefix=prefix), config.data.gallery
+    results = {
+        role: evaluate_retrieval(encoder, pairs, rule, gallery=gallery)
+        for role, pairs in open_retrieval_sets(config.data).items()
+    }
+    return read_with(activation_of(encoder), results)
 
 
 def activation_of(encoder: Encoder) -> str:

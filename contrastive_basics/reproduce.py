@@ -15,7 +15,7 @@ from typing import Any
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common.base.config import to_dict
+from common.base.config import ConfigError, to_dict
 from common.base.provenance import hash_of
 from common.data.pairs import open_retrieval_sets
 from common.distributed import gather_objects, is_main_process, wait_for_everyone
@@ -56,7 +56,9 @@ def table1(command: Command) -> list[Table]:
     Paper scale trains nothing: the table is about published weights, which public.clip and public.flava name.
     """
     source = CODE.printed("table1")
-    options, ours = command.split(PublicConfig)
+    options, command = command.split(PublicConfig)
+    if command.scale == PAPER_SCALE and command.rows:
+        raise ConfigError(f"ROWS={' '.join(command.rows)}: Table 1 trains no row at SCALE={PAPER_SCALE}; leave it out")
     public = options.public
     runs: Runs = {}
     rows = []
@@ -69,7 +71,7 @@ def table1(command: Command) -> list[Table]:
             rows.append(Row(method, paper, {}, f"{status}: needs {row['needs']}"))
             continue
         for prefix in dict.fromkeys(("", public.caption_prefix)):
-            run = _public_run(ours, checkpoint, prefix)
+            run = _public_run(command, checkpoint, prefix)
             name = f"{method}, captions with '{prefix.strip()}'" if prefix else method
             runs[name] = [run]
             pixels = run.evaluations["test"]["protocol"]["preprocessing"]
@@ -80,15 +82,15 @@ def table1(command: Command) -> list[Table]:
             rows.append(Row(name, paper if printed_here else {}, cells, MEASURED, note))
     # then the rows trained here, which have no printed numbers
     configs = _trained_rows(source, command)
-    trained = {} if command.scale == PAPER_SCALE else train_rows(ours, CODE, configs)
+    trained = {} if command.scale == PAPER_SCALE else train_rows(command, CODE, configs)
     for method, seeds in trained.items():
-        taken = replace(ours, overrides=(*ours.overrides, *ours.settings_of(configs[method])))
+        taken = replace(command, overrides=(*command.overrides, *command.settings_of(configs[method])))
         note = note_of(taken, configs[method], CODE)
         rows.append(Row(method, {}, measured_cells(source, seeds, command.scale), MEASURED, note))
     runs |= trained
     table = table_of(command, PAPER, "table1", columns_of(command, source, runs), rows, runs)
     plot_runs(command, PAPER, trained)
-    if command.scale != PAPER_SCALE and not ours.changes and is_main_process():
+    if command.scale != PAPER_SCALE and not command.changes and is_main_process():
         write_experiment(_trained_here(table), command.results)
     return [table]
 

@@ -243,8 +243,8 @@ def known_words(encoder: Encoder) -> Callable[[list[str]], list[bool]]:
 
 def hierarchies(command: Command, code: PaperCode) -> list[Table]:
     """Norms and cones of texts along chains, for Table 4's CLIP, EuCLIP and MERU, with and without entailment."""
-    options, trained = command.split(HierarchyConfig)
-    files, config = options.hierarchies, code.config(MODELS["clip"][1], command.scale, trained.overrides)
+    options, command = command.split(HierarchyConfig)
+    files, config = options.hierarchies, code.config(MODELS["clip"][1], command.scale, command.overrides)
     if files.nouns:
         noun_pool(files.nouns, lambda words: [True] * len(words))  # an unreadable file fails before training
     elif hierarchy_task(config, 1) is None:
@@ -252,18 +252,18 @@ def hierarchies(command: Command, code: PaperCode) -> list[Table]:
             "no test set has hierarchies of captions, and no table of nouns is named; expected one of: "
             "data.second_test=<shards with hierarchies>, hierarchies.nouns=<file>"
         )
-    runs = train_rows(trained, code, {key: config for key, (_, config) in MODELS.items()})
+    runs = train_rows(command, code, {key: config for key, (_, config) in MODELS.items()})
     # on every process, as embedding gathers; only the main process writes
     values: dict[tuple[str, str], list[float]] = {}
     measured_on: dict[str, str] = {}
     for key, seeds in runs.items():
         for run in seeds:
-            config, encoder = load_run(run, trained)
+            config, encoder = load_run(run, command)
             for kind, (what, scores) in measure(encoder, config, files.nouns).items():
                 measured_on[kind] = what
                 for name, value in scores.items():
                     values.setdefault((f"{key}_{kind}", name), []).append(value)
-    of_regime, regime_notes = regime.regime_of_rows({role: runs[key] for role, key in REGIME_ROWS.items()}, trained)
+    of_regime, regime_notes = regime.regime_of_rows({role: runs[key] for role, key in REGIME_ROWS.items()}, command)
     if not is_main_process():
         return []
     complete = {place: of_seeds for place, of_seeds in values.items() if len(of_seeds) == len(command.seeds)}

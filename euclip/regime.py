@@ -214,9 +214,9 @@ def regime_of_rows(
 
     Args:
         runs: row, by the name of its file or the end of it -> one run per seed. "in_regime" is of rows that end with
-            euclip; the table may lack the row without entailment (euclidean_squared) and the cosine (clip).
+            euclip and have entailment; the row without it (euclidean_squared) and the cosine (clip) may be missing.
     """
-    entailed = [row for row in runs if row.endswith("euclip")]
+    entailed = [row for row in runs if row.endswith("euclip") and runs[row][0].config.method.entailment_weight]
     plain = [row for row in runs if row == "euclidean_squared"]
     cosine = [{"recall": math.fsum(map(_recall, seeds)) / len(seeds)} for row, seeds in runs.items() if row == "clip"]
     numbers = {row: [measure(run, command) for run in runs[row]] for row in [*entailed, *plain]}
@@ -238,14 +238,14 @@ def regime_of_rows(
 def regime(command: Command, code: PaperCode) -> list[Table]:
     """Trains the grid, reports which settings are in the paper's regime, and draws recall against steps."""
     command.refuse_search()
-    options, trained = command.split(RegimeConfig)
-    optim = code.config(GEOMETRIES["clip"][1], command.scale, trained.overrides).optim
+    options, command = command.split(RegimeConfig)
+    optim = code.config(GEOMETRIES["clip"][1], command.scale, command.overrides).optim
     is_demo = command.scale == "demo"
     longer = options.regime.longer and not is_demo
     cells = grid(optim.steps, optim.logit_scale_rate, longer, only_corners=is_demo)
     jobs = {
         cell: [
-            Job(code, cell.row, command.scale, seed, (*trained.overrides, *cell.overrides), command.runs)
+            Job(code, cell.row, command.scale, seed, (*command.overrides, *cell.overrides), command.runs)
             for seed in command.seeds
         ]
         for cell in cells
@@ -259,7 +259,7 @@ def regime(command: Command, code: PaperCode) -> list[Table]:
     reasons = []
     for cell in (cell for cell in numbers if cell.geometry == "lambda_01"):
         others = cell._replace(geometry="lambda_0"), cell._replace(geometry="clip", start=CONTROL)
-        if all(other in numbers for other in others):
+        if "entailment_end" in numbers[cell][0] and all(other in numbers for other in others):
             missed = misses(means(numbers[cell]), *(means(numbers[other]) for other in others))
             numbers[cell] = [{**of_seed, "in_regime": float(not missed)} for of_seed in numbers[cell]]
             reasons += [f"{cell.label}: {'; '.join(missed)}."] if missed else []

@@ -65,6 +65,7 @@ SETTINGS = {
 def stability(command: Command, code: PaperCode) -> list[Table]:
     """Trains every setting and reports which runs were unstable."""
     command.refuse_search()
+    command.refuse_set(text for setting in SETTINGS.values() for text in (start_at(setting.start), *setting.overrides))
     jobs = {
         method: [
             Job(

@@ -33,7 +33,8 @@ DEFAULT_ROW = "table4_euclip.yaml"
 def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> TrainingData:
     """The run's data; a missing test set is an error before training."""
     training = open_training_data(config, pairs, checkpoint)
-    check_tests(config, training.evaluation_sets)
+    if config.run.test:
+        check_tests(config, training.evaluation_sets)
     return training
 
 

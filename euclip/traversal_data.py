@@ -179,7 +179,8 @@ class PictureFolder:
     def __init__(self, folder: Path, size: int) -> None:
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder; expected: scenes, a folder of pictures, tar shards")
-        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURE_EXTENSIONS)
+        visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+        files = sorted(path for path in visible if path.suffix.lower() in PICTURE_EXTENSIONS)
         if not files:
             raise ValueError(f"{folder} holds no picture; expected: {', '.join(PICTURE_EXTENSIONS)}")
         self.files = files[:size]

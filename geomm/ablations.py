@@ -32,10 +32,10 @@ def settings_of(table_id: str, config: Config) -> dict[str, list[str]]:
         config: of the default row at the scale.
     """
     method = config.method
-    top, layers = method.branching[0], len(method.branching)
+    (top, *below), layers = method.branching, len(method.branching)
 
     def branching(top: int, layers: int) -> list[str]:
-        sizes = branching_of(top, layers)
+        sizes = (top, *below[: layers - 1], *branching_of(top, layers)[1 + len(below) :])
         return [] if sizes == method.branching else [f"method.branching={list(sizes)}"]
 
     if table_id == "table7a":

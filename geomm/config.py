@@ -80,12 +80,15 @@ def check_graph(method: DistanceConfig, optim: OptimConfig | SgdConfig, full_at:
         full_at: step at whose start the pool is full.
     """
     first = max(full_at, method.geodesic_from_step)
+    without = "method.match_entropy = false and method.scale_factor = 1"
+    if method.distance != "cosine":
+        without = "method.distance = cosine"
     if (method.needs_graph or getattr(method, "scale_factor", 1.0) != 1) and first >= optim.steps:
         raise ValueError(
             f"method.distance = {method.distance} with optim.steps = {optim.steps}: the first graph would be that of "
             f"step {first} (method.geodesic_from_step = {method.geodesic_from_step}, method.queue_size = "
             f"{method.queue_size} full at step {full_at}), and all steps use the cosine; expected: more steps than "
-            f"{first}, a smaller method.queue_size or method.geodesic_from_step, or method.distance = cosine"
+            f"{first}, a smaller method.queue_size or method.geodesic_from_step, or {without}"
         )
 
 
@@ -176,6 +179,11 @@ class Config:
 
     def __post_init__(self) -> None:
         check_patches(self.data, self.model)
+        if self.data.gallery and self.method.base != "clip":
+            raise ValueError(
+                f"data.gallery = {self.data.gallery} with method.base = {self.method.base}, whose matching head ranks "
+                "the whole test set; expected: null"
+            )
         batch, queue = self.optim.global_batch_size, self.method.queue_size
         if queue < batch:
             raise ValueError(

@@ -58,7 +58,9 @@ class Steps:
 
     def rebuild(self) -> float:
         """Seconds for rebuilding both graphs; 0 for the cosine."""
-        step = self.config.method.geodesic_from_step  # before it no graph is built
+        method = self.config.method
+        # the first step that rebuilds a graph also where there is one
+        step = -(-method.geodesic_from_step // method.graph_update_interval) * method.graph_update_interval
         return self._timed(lambda: [pool.rebuild(step) for pool in self.pools])
 
     def __call__(self) -> float:
@@ -121,6 +123,7 @@ def peak_gigabytes(config: Config, seed: int) -> float | None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Steps(config, device)
+        model()  # makes the optimiser's state, which later steps hold beside their activations
         torch.cuda.reset_peak_memory_stats(device)
         model.rebuild()
         model()

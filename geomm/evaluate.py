@@ -43,11 +43,11 @@ def evaluate_all(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict
     results = {}
     for role, pairs in sets.retrieval.items():
         if isinstance(encoder.model, Albef):
-            k_test = min(config.method.k_test, len(pairs))
-            rankings = evaluate_two_stage(encoder, pairs, partial(matching, encoder), k_test)
+            rankings = evaluate_two_stage(encoder, pairs, partial(matching, encoder), config.method.k_test)
             results |= {role: rankings["matched"], f"{role}_contrastive": rankings["contrastive"]}
         else:
-            results[role] = results[f"{role}_contrastive"] = evaluate_retrieval(encoder, pairs)
+            ranked = evaluate_retrieval(encoder, pairs, gallery=config.data.gallery)
+            results[role] = results[f"{role}_contrastive"] = ranked
     return results
 
 

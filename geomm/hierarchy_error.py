@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
+from common.base.config import ConfigError
 from common.data.pairs import open_evaluation_sets
 from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
@@ -79,10 +80,16 @@ def ways_of(num_rows: int) -> dict[str, tuple[str, dict[str, Any]]]:
 def measure(run: RowRun) -> dict[str, dict[str, float]]:
     """Deviations of each graph, and of the plain angle, on the pool of a run."""
     checkpoint = last_checkpoint(run.files.checkpoints)
-    config, encoder = load_encoder(checkpoint, torch.device("cpu"))
-    rows = checkpoint.model_tensors()["text_pool.queue.features"]
-    pairs = open_evaluation_sets(config.data).retrieval["test"]
-    images, readable = reading_features(encoder, config).images(pairs)
+    encoder = load_encoder(checkpoint, torch.device("cpu"))[1]
+    tensors = checkpoint.model_tensors()
+    rows, filled = tensors["text_pool.queue.features"], int(tensors["text_pool.queue.fill_level"])
+    if filled < len(rows):
+        raise ConfigError(
+            f"optim.steps = {run.config.optim.steps} leaves {filled} keys in a pool of {len(rows)}; expected: enough "
+            "steps to fill it"
+        )
+    pairs = open_evaluation_sets(run.config.data).retrieval["test"]
+    images, readable = reading_features(encoder, run.config).images(pairs)
     queries = images[readable][:NUM_QUERIES].float()
     exact = sample_distance(queries, rows, SAMPLE_NEIGHBORS)
     deviations = {"angle": deviation(angles(queries, rows), exact)}
@@ -109,7 +116,8 @@ def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
         caption="Distances over cluster centres beside shortest paths over all keys of a pool.",
         data=f"{first.training_data}; from pictures of {first.evaluations['test']['protocol']['data']}",
         measured_on=first.evaluations["test"]["protocol"]["data"],
-        protocol=f"{NUM_QUERIES} pictures, {config.method.queue_size:,} keys; exact: {SAMPLE_NEIGHBORS} neighbours",
+        protocol=f"{NUM_QUERIES} pictures at most, {config.method.queue_size:,} keys; "
+        f"exact: {SAMPLE_NEIGHBORS} neighbours",
         settings={"rows": {"clip": ROW}, "num_queries": NUM_QUERIES, "sample_neighbors": SAMPLE_NEIGHBORS},
         rows={"angle": "the plain angle", **{key: label for key, (label, _) in ways.items()}},
         columns=COLUMNS,

@@ -126,10 +126,10 @@ def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
 
 def lookalikes(command: Command, code: PaperCode) -> list[Table]:
     """True against false captions, by the cosine and by geodesic distances, for models trained with either."""
-    options, trained = command.split(LookalikesConfig)
-    data = code.config(MODELS["cosine"][0], command.scale, trained.overrides).data
+    options, command = command.split(LookalikesConfig)
+    data = code.config(MODELS["cosine"][0], command.scale, command.overrides).data
     pairs = open_lookalikes(data, options.sugarcrepe)
-    runs = train_rows(trained, code, {name: config for name, (config, _) in MODELS.items()})
+    runs = train_rows(command, code, {name: config for name, (config, _) in MODELS.items()})
     if not is_main_process():
         return []
     measured = {name: [measure(run, pairs) for run in seeds] for name, seeds in runs.items()}

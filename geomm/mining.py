@@ -86,7 +86,7 @@ def precision_at_recall(is_true: np.ndarray, scores: np.ndarray, recall: float) 
 def measure(run: RowRun) -> dict[str, dict[str, float]]:
     """`shares` by kind, of batches of the training set: those of KINDS; grouped from the second epoch on."""
     checkpoint = last_checkpoint(run.files.checkpoints)
-    config, encoder = load_encoder(checkpoint, torch.device("cpu"))
+    encoder, config = load_encoder(checkpoint, torch.device("cpu"))[1], run.config
     training = open_data(config, open_training_pairs(config.data, config.run.seed), checkpoint)
     model = build_model(config, encoder.tokenizer, training.order).eval()
     start_(model, config)
@@ -112,7 +112,9 @@ def of_epoch(model: Mafa, training: TrainingData, epoch: int) -> dict[str, float
     for start in range(first, first + min(order.samples_per_epoch, BATCHES * size), size):
         positions = np.arange(start, start + size)
         batch, indices = training.view.__getitems__(positions.tolist()), order.epochs_and_indices(positions)[1]
-        truth.append(truth_of(training.pairs, order.seed, positions, indices))
+        partners = training.view.partners
+        sources, drawn_at = (indices, positions) if partners is None else partners.of(positions)
+        truth.append(truth_of(training.pairs, order.seed, drawn_at, sources, indices))
         images = training.transform.inputs(batch.images)
         similarity = model.encode_image(images) @ model.encode_text(batch.token_ids).T
         match, rows = model.discriminator(images, batch.token_ids), torch.arange(size)
@@ -124,10 +126,14 @@ def of_epoch(model: Mafa, training: TrainingData, epoch: int) -> dict[str, float
     return shares(truth, hardest, called, probability)
 
 
-def truth_of(pairs: Any, seed: int, positions: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """(batch, batch) bool: whether the training caption of a position (column) is true of an image (row)."""
+def truth_of(pairs: Any, seed: int, drawn_at: np.ndarray, sources: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """(batch, batch) bool: whether the caption of a training position (column) is true of its image (row).
+
+    Args:
+        drawn_at, sources: position that chooses each caption, and the sample that it is of. indices: of the images.
+    """
     statements = []
-    for position, index in zip(positions.tolist(), indices.tolist()):
+    for position, index in zip(drawn_at.tolist(), sources.tolist()):
         statements_of = pairs.statements(index)
         statements.append(statements_of[seed_of(seed_of(seed, position), 1) % len(statements_of)])
     truth = np.zeros((len(indices), len(indices)), dtype=bool)

@@ -26,6 +26,7 @@ from accelerate import Accelerator
 from common.base.config import ConfigError
 from common.data.order import SampleOrder
 from common.data.pairs import Pairs
+from common.data.partners import Partners
 from common.methods.albef import Albef, Losses, QueueClip, distillation_weight
 from common.reproduce.rows import PaperCode, started
 from common.run.checkpoint import Checkpoint, named_checkpoint
@@ -70,6 +71,8 @@ def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> Tr
         raise ConfigError("method.base = mafa with a stream or data.mixture; expected: one set with random access")
     order, view = GroupedOrder(len(pairs), config.optim.global_batch_size, config.run.seed), copy.copy(training.view)
     view.order = order
+    if view.partners is not None:
+        view.partners = Partners(order, config.data.partner_noise, config.data.partners_drawn)
     return replace(training, order=order, view=view)
 
 

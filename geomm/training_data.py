@@ -12,6 +12,7 @@ DECIDES = "evaluation"
 
 def table8(command: Command, code: PaperCode) -> list[Table]:
     """Counts the training set of the pre-training rows, or the sets of its `data.mixture`."""
+    command.refuse_search()
     if not is_main_process():
         return []
     data = code.config("albef.yaml", command.scale, command.overrides).data

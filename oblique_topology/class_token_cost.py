@@ -77,7 +77,7 @@ def counted(config: Config, tokenizer: Any) -> dict[str, float]:
         and without the projections. "kept": bytes saved for the backward pass, with attention weights formed.
     """
     with torch.device("meta"):
-        model = build_model(config, tokenizer)
+        model = build_model(config, tokenizer).eval()  # with all patches
         images = torch.empty(1, *model.image_tower.picture_shape)
         token_ids = torch.zeros(1, config.data.context_length, dtype=torch.long)
     vision, text = forward_flops(model.image_tower, images), forward_flops(model.text_tower, token_ids)
@@ -138,6 +138,7 @@ def class_token_cost(command: Command, code: PaperCode) -> list[Table]:
     Raises:
         ConfigError: for overrides; sizes are those of the rows.
     """
+    command.refuse_search()
     if command.changes:
         raise ConfigError(f"{command.part} takes no settings, got {' '.join(command.changes)}")
     if not is_main_process():

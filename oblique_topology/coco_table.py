@@ -87,4 +87,4 @@ def coco_run(run: RowRun, test: CocoTest) -> RowRun:
         provenance = provenance_of()
         save_evaluations(PAPER, results, files, checkpoint.state["step"], checkpoint.state, provenance)
     wait_for_everyone()
-    return read_run(files, run.config)
+    return replace(read_run(files, run.config), files=run.files, validation=run.validation)

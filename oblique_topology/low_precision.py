@@ -6,13 +6,15 @@ norm of the exact gradient, of both sides together. The error grows with the mul
 harmful is its size. The second question is whether training at a fixed multiplier ends at a higher loss.
 """
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from common.distributed import is_main_process
+from common.base.config import ConfigError
+from common.distributed import is_main_process, world_size
 from common.geometry import Geometry
 from common.info_nce import symmetric_info_nce
 from common.report.figures import Curves, plot_curves
@@ -71,6 +73,8 @@ def gradient_error(
 
 def low_precision(command: Command, code: PaperCode) -> list[Table]:
     """Errors of the gradient by multiplier, and end losses of runs with both products at fixed multipliers."""
+    if world_size() > 1:
+        raise ConfigError(f"{command.part} measures on one process; start it without accelerate launch")
     configs, settings = {"trained": TRAINED}, {}
     for multiplier in TRAINED_AT:
         for product, value in PRODUCTS.items():
@@ -81,6 +85,7 @@ def low_precision(command: Command, code: PaperCode) -> list[Table]:
                 "optim.loss_tile=4096",
                 f"optim.loss_bf16_product={value}",
             )
+    command.refuse_set(itertools.chain(*settings.values()))
     runs = train_rows(command, code, configs, settings)
     if not is_main_process():
         return []

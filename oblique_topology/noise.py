@@ -92,7 +92,9 @@ def noise(command: Command, code: PaperCode) -> list[Table]:
     """The final multiplier by the share of wrong pairs, its four steps judged by Holm's rule, and the figure."""
     rows = rows_of(command.scale)
     configs = {key: row_of(row.topology) for key, row in rows.items()}
-    runs = train_rows(command, code, configs, {key: row.settings for key, row in rows.items()})
+    settings = {key: row.settings for key, row in rows.items()}
+    command.refuse_set(itertools.chain(*settings.values()))
+    runs = train_rows(command, code, configs, settings)
     if not is_main_process():
         return []
     rows = {key: rows[key] for key in runs}

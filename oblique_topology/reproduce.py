@@ -76,6 +76,7 @@ CLIP_TRAINED_HERE = "CLIP [our-impl.], ViT-B/16"
 
 def table1(command: Command) -> list[Table]:
     """Table 1: the properties of the topologies, measured on random points; trains nothing and takes no settings."""
+    command.refuse_search()
     if command.changes:
         raise ConfigError(f"{command.part} takes no settings, got {' '.join(command.changes)}")
     source = CODE.printed("table1")
@@ -98,7 +99,9 @@ def table2(command: Command) -> list[Table]:
 def table4(command: Command) -> list[Table]:
     """Table 4: number of spheres and class tokens at 512 numbers; all rows use towers with class tokens."""
     towers = towers_with_tokens(command)
-    return _table(command, "table4", {row["method"]: towers for row in CODE.printed("table4")["rows"]})
+    return _table(
+        command, "table4", {row["method"]: towers for row in with_custom_rows(command, CODE.printed("table4"))["rows"]}
+    )
 
 
 def towers_with_tokens(command: Command) -> list[str]:
@@ -158,13 +161,13 @@ def table6(command: Command) -> list[Table]:
 def table7(command: Command) -> list[Table]:
     """Table 7: the models of Table 2 on MSCOCO 1K and 5K, CxC and ECCV Caption, if the user provides the files."""
     source = with_custom_rows(command, CODE.printed("table7"))
-    options, trained = command.split(CocoConfig)
+    options, command = command.split(CocoConfig)
     files = options.coco
     configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
     runs: Runs = {}
     if files.test:
         test = open_coco(files)
-        trained_runs = train_rows(trained, CODE, configs)
+        trained_runs = train_rows(command, CODE, configs)
         runs = {method: [coco_run(run, test) for run in seeds] for method, seeds in trained_runs.items()}
 
     def status(row: Mapping[str, Any]) -> str:
@@ -172,7 +175,7 @@ def table7(command: Command) -> list[Table]:
         return NOT_CHOSEN if left_out else f"not run: needs {row.get('needs', NEEDED)}"
 
     ours = {
-        method: (measured_cells(source, seeds, command.scale), _note(trained, configs[method]))
+        method: (measured_cells(source, seeds, command.scale), _note(command, configs[method]))
         for method, seeds in runs.items()
     }
     rows = printed_rows(source, ours, status)

@@ -7,6 +7,7 @@ far enough by itself. "Converged" is the paper's rule (`temperature.converged_st
     make reproduce-temperature_rate ... SET="temperature_rate.faster=false"    only the weights' rate, which claims read
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -83,10 +84,12 @@ def temperature_rate(command: Command, code: PaperCode) -> list[Table]:
     """Final t, convergence and recall by topology, start and rate, and the curves of t."""
     if not command.runs_at(tuple(SETTINGS), "there a run of so many steps takes hours"):
         return []
+    command.refuse_search()
     options, command = command.split(RateConfig)
     rows = rows_of(command.scale, options.temperature_rate.faster)
     configs = {key: row_of(topology, start) for key, (topology, start, _) in rows.items()}
     settings = {key: (*SETTINGS[command.scale], f"optim.logit_scale_rate={rate}") for key, (_, _, rate) in rows.items()}
+    command.refuse_set(itertools.chain(*settings.values()))
     runs = train_rows(command, code, configs, settings)
     if not is_main_process():
         return []

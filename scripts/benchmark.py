@@ -31,7 +31,7 @@ import torch
 
 from common.base.arguments import Parser, accepted
 from common.base.config import ConfigError
-from common.base.provenance import ROOT, git_revision, hardware
+from common.base.provenance import CHANGED, ROOT, git_revision, hardware
 from common.run.launch import run_or_explain
 from scripts.benchmarks.comparison import Row, Skipped, measure
 from scripts.benchmarks.data import shard_bytes, shards, shards_2_workers
@@ -182,7 +182,7 @@ class Progress:
         for line in path.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):  # the last line may be cut
                 content = json.loads(line)
-                if content["setting"] == self.setting:
+                if content["setting"] == self.setting and not self.setting["git_revision"].endswith(CHANGED):
                     self.rows[content["row"]["name"]] = Row(**content["row"])
 
     def write(self, row: Row) -> None:

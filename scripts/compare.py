@@ -48,7 +48,7 @@ from common.reproduce.tables import measured_cell, trained_on
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import evaluate_checkpoint, hits_beside
 from common.run.evaluation_files import read_evaluations
-from common.run.folder import RunFiles, RunName
+from common.run.folder import RunFiles, RunName, settings_of_all_seeds
 from common.run.launch import run_or_explain
 from common.run.named_models import models_of
 
@@ -69,6 +69,8 @@ class Model:
 def opened(text: str, overrides: Sequence[str]) -> list[Model]:
     """The models that a word of the command names, several where it is a pattern."""
     path = Path(text).expanduser()
+    if path.name == "evaluation.json" and (path.parent / "config.yaml").is_file():
+        return [_of_run(path.parent, overrides)]
     if path.is_file() and path.suffix == ".json":
         return [_of_file(path, overrides)]
     named = [path] if path.exists() else [*path.parent.glob(path.name)] or [path]
@@ -109,7 +111,7 @@ def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
         content, results = evaluate_checkpoint(models_of(checkpoint), checkpoint, overrides)
         hits = {role: result.hits for role, result in results.items()}
         label += f", step {content['step']}" if step else ""
-    settings = {key: value for key, value in config.items() if key != "run"}
+    settings = settings_of_all_seeds(config)
     # not by the folder's name: it has another hash for every seed
     line = hash_of([content["paper"], content["step"], label, settings])
     return _model(label, line, config["run"]["seed"], content, hits)

@@ -174,6 +174,8 @@ def main() -> None:
     if options.pictures < 2:
         raise ValueError(f"--pictures {options.pictures}; expected at least 2")
     names = [name for text in options.runs for name in shlex.split(text)]
+    if not names:
+        raise ConfigError("RUNS names no run; expected: folders of runs, or checkpoints")
     spaces: list[Space] = []
     for text in names:
         name, config, encoder, geometry = opened(text, shlex.split(options.set))

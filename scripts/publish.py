@@ -27,7 +27,7 @@ from common.data.text import tokenizer_from_json
 from common.evaluation.protocol import HEADLINES
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint, write_published
 from common.run.evaluation_files import read_evaluations
-from common.run.folder import RunFiles, RunName
+from common.run.folder import RunFiles, RunName, settings_of_all_seeds
 from common.run.launch import run_or_explain
 
 
@@ -80,9 +80,7 @@ def _measured(run: Path, step: int) -> list[dict[str, Any]]:
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    # Without the section that holds the seed.
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return {key: value for key, value in content.items() if key != "run"}
+    return settings_of_all_seeds(yaml.safe_load(file.read_text(encoding="utf-8")))
 
 
 def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], licence: str, name: str) -> str:

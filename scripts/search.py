@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
 
     folder, rows = ROOT / given.paper, list(dict.fromkeys(shlex.split(given.rows)))
-    for row in rows:
+    for row in rows or [""]:
         if row not in rows_of(folder):
             raise ConfigError(f"ROWS={row}: no row of {given.paper}; {accepted(row, rows_of(folder))}")
     try:

@@ -72,7 +72,8 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     run: RunConfig = field(default_factory=RunConfig)
     dropout: float = setting(0.1, at_least=0.0, below=1.0)
-    fault: Literal["none", "killed", "stuck"] = "none"  # of the loader from step 12 on: 8 are loaded ahead
+    fault: Literal["none", "killed", "stuck"] = "none"  # of the loader
+    fault_step: int = setting(0, at_least=0)  # the first without samples; 8 steps are loaded ahead
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Trigger:
     """What happens when the run reaches a point.
 
     signal: SIGKILL or one of those that ask a run to stop.
-    point: one of IN_A_STEP or IN_A_SAVE.
+    point: one of IN_A_STEP or IN_A_SAVE; of a paper's script "logged".
     step: updates made when the point is reached (of a save: those that it saves).
     times: how often, so long one after the other that a second Ctrl-C is one.
     """
@@ -162,11 +163,12 @@ def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None
     lock = only_run_in(files) if accelerator.is_main_process else nullcontext()
     with lock, interrupted_with_saved_step(files):
         pairs = open_training_pairs(data, run.seed)
-        checkpoint = checkpoint_to_resume(files, resume, config, pairs.fingerprint)
+        whole = replace(config, fault="none", fault_step=0)  # a run goes on from one with a fault, and the reverse
+        checkpoint = checkpoint_to_resume(files, resume, whole, pairs.fingerprint)
         order = SampleOrder(len(pairs), optim.global_batch_size, run.seed)
         tokenizer, transform = build_tokenizer(data, pairs), image_transform(data)
         view = TrainingView(pairs, order, transform, tokenizer, data.context_length)
-        view = view if config.fault == "none" else FaultyView(view, config.fault, 12)
+        view = view if config.fault == "none" else FaultyView(view, config.fault, config.fault_step)
 
         torch.manual_seed(run.seed)
         model = Learner(tokenizer.vocabulary_size, data.context_length, config.dropout)
@@ -182,7 +184,7 @@ def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None
 
         positions = BatchPositions(order, first_step, optim.steps, accelerator.process_index, accelerator.num_processes)
         batches = training_batches(view, positions, run.num_workers, False, pairs.name, run.data_timeout)
-        state = {"config": to_dict(replace(config, fault="none")), "data_fingerprint": pairs.fingerprint}
+        state = {"config": to_dict(whole), "data_fingerprint": pairs.fingerprint}
 
         def save(step: int) -> None:
             checkpoints.save_checkpoint(
@@ -291,6 +293,7 @@ def in_child(
     take_terminal_signals()
     multiprocessing.set_start_method("fork", force=True)  # for loader workers, as in a run that nobody forked
     os.environ.update(variables)
+    os.fsync = lambda descriptor: None  # a kill loses nothing that the system has
     torch.set_num_threads(1)
     Path(folder).mkdir(parents=True, exist_ok=True)
     output = os.open(f"{folder}/output-{os.environ.get('RANK', '0')}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -300,6 +303,14 @@ def in_child(
         config = load_config(Config, [], [*SIZES, *overrides])
         run_or_explain(lambda: train(config, RunFiles(Path(folder)), True, trigger))
     else:
+        write = RunLog.write
+
+        def written(log, event, **values):
+            write(log, event, **values)
+            if trigger is not None and event == "train":
+                trigger.reached("logged", values["step"])
+
+        RunLog.write = written
         sys.argv = ["train.py", "--scale", "smoke", "--output-dir", folder, "--resume", "auto", *overrides]
         run_or_explain(importlib.import_module(script).main)
 

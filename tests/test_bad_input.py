@@ -96,7 +96,7 @@ def retrieval(files, role="test"):
     return json.loads(files.evaluation.read_text())["evaluations"][role]
 
 
-def test_a_few_broken_samples_are_replaced_and_each_is_named_with_its_reason_in_workers_too(data):
+def test_a_few_broken_samples_are_replaced_and_each_is_named_with_its_reason_in_workers_too(data, monkeypatch):
     samples = {key.replace("k004", "k\udcfc4"): members for key, members in with_faults(*FAULTS).items()}  # Latin-1 ü
     shard = write_tar(data / "train.tar", samples)
     files = run(data, "data.max_broken_share=0.2")
@@ -108,6 +108,7 @@ def test_a_few_broken_samples_are_replaced_and_each_is_named_with_its_reason_in_
         assert any(line.startswith(f"{shard} [{key}]: {reason}") for line in first_epoch), key
     assert {line.partition("[")[2].partition("]")[0] for _, line in broken(files)} == reasons.keys()
     assert retrieval(files)["protocol"]["num_images"] == 12
+    monkeypatch.setattr("common.run.training.evaluate_and_save", lambda *arguments: None)
     in_workers = run(data, "data.max_broken_share=0.2", "run.num_workers=2", name="workers")
     assert (broken(in_workers), logged(in_workers)) == (broken(files), logged(files))
 
@@ -133,7 +134,7 @@ def test_a_set_without_one_good_picture_is_named_not_searched_for_ever(data):
     assert str(error.value).endswith("no JPEG, PNG or WebP, it starts with b'no picture'")
 
 
-def test_a_cut_shard_trains_on_its_complete_samples_and_the_log_opens_with_the_cut(data, capsys):
+def test_a_cut_shard_trains_on_its_complete_samples_and_the_log_opens_with_the_cut(data, capsys, not_evaluated):
     shard = write_tar(data / "train-1.tar", {f"second_{key}": members for key, members in GOOD.items()})
     in_a_picture = index_shard(shard).rows["image"][20].as_py()[0] + 100
     shard.write_bytes(shard.read_bytes()[:in_a_picture])
@@ -200,7 +201,7 @@ def test_a_replaced_sample_leaves_all_others_where_they_were(data):
     assert changed == 2  # once in each of two epochs
 
 
-def test_names_that_are_no_utf8_train_resume_and_evaluate_as_any_other(data):
+def test_names_that_are_no_utf8_train_resume_and_evaluate_as_any_other(data, monkeypatch):
     plain = run(data, "run.save_every=3", "run.evaluate_every=3", "data.val=test.tar")
     old = data.with_name("\udcdcbung")  # Latin-1
     data.rename(old)
@@ -215,6 +216,7 @@ def test_names_that_are_no_utf8_train_resume_and_evaluate_as_any_other(data):
     assert yaml.safe_load(files.config.read_text())["data"]["root"] == str(old)
 
     shutil.rmtree(files.checkpoints / "step-00000007")
+    monkeypatch.setattr("common.run.training.evaluate_and_save", lambda *arguments: None)
     run(old, *settings, name="l\udce4uft", resume=True)
     assert logged(files) == logged(plain)
     checkpoint = named_checkpoint(files.folder)

@@ -17,7 +17,7 @@ from scripts.benchmarks import comparison, loss
 from scripts.benchmarks.comparison import Comparison, Row, Skipped, Usage, measure
 from scripts.benchmarks.data import loaders, write_shards
 from scripts.benchmarks.loss import check_that_the_matrix_fits, usage_in_new_process
-from scripts.benchmarks.training import SMALL, TOY, VIT_B_32, open_clips_clip, our_clip, our_loss
+from scripts.benchmarks.training import SMALL, TOY, open_clips_clip, our_clip, our_loss
 
 
 class Clock:
@@ -67,27 +67,12 @@ def test_memory_is_measured_once_and_a_long_row_as_often_as_it_says(monkeypatch)
     assert measure("x", long, 7).repeats == 2
 
 
-def row_with(kind, ratio, goal):
-    return Row("name", "what", kind, goal, 2.0, 1.0, 1234.5, ratio, ratio - 0.1, ratio + 0.1, 7)
-
-
 @pytest.mark.parametrize(
     ("kind", "ratio", "met"),
     [("time", 1.5, True), ("time", 1.6, False), ("throughput", 1.5, True), ("throughput", 1.4, False)],
 )
-def test_a_verdict_follows_the_median_and_the_table_shows_it(kind, ratio, met):
-    row = row_with(kind, ratio, 1.5)
-    assert row.met == met
-    text = benchmark.markdown(benchmark.machine(), [row], {"other": "no CUDA device"}, quick=False)
-    line = next(line for line in text.splitlines() if line.startswith("| name"))
-    sign = "≤" if kind == "time" else "≥"
-    assert line == (
-        f"| name | what | {kind} | {sign} 1.5 | {ratio:.2f} ({ratio - 0.1:.2f} to {ratio + 0.1:.2f}, 7 repeats) | "
-        f"{'met' if met else 'not met'} | 2.000 s | 1.000 s | 1,234 |"
-    )
-    assert "| other | | | | | skipped: no CUDA device | | | |" in text
-    assert f"torch {torch.__version__.partition('+')[0]}" in text
-    assert "mean nothing" not in text
+def test_a_verdict_follows_the_median(kind, ratio, met):
+    assert Row("name", "what", kind, 1.5, 2.0, 1.0, 1234.5, ratio, ratio - 0.1, ratio + 0.1, 7).met == met
 
 
 def training_flops(model, *inputs):
@@ -97,17 +82,16 @@ def training_flops(model, *inputs):
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("towers", [SMALL, VIT_B_32], ids=["small", "vit_b_32"])
-def test_our_clip_and_open_clips_have_the_same_weights_and_ours_spares_what_nobody_reads(towers):
+def test_our_clip_and_open_clips_have_the_same_weights_and_ours_spares_what_nobody_reads():
     with torch.device("meta"):
-        ours, theirs = our_clip(towers), open_clips_clip(towers)
-        images = torch.zeros(1, 3, towers.image_size, towers.image_size)
-        token_ids = torch.zeros(1, towers.context_length, dtype=torch.long)
+        ours, theirs = our_clip(SMALL), open_clips_clip(SMALL)
+        images = torch.zeros(1, 3, SMALL.image_size, SMALL.image_size)
+        token_ids = torch.zeros(1, SMALL.context_length, dtype=torch.long)
     # one class token is a row there and a table of one row here
     shapes = [sorted(tuple(weight.squeeze().shape) for weight in model.parameters()) for model in (ours, theirs)]
     assert shapes[0] == shapes[1]
     # of pictures the last block works on the class token alone: out-projection and MLP of the patches are spared
-    width, patches = towers.image_width, (towers.image_size // towers.patch_size) ** 2
+    width, patches = SMALL.image_width, (SMALL.image_size // SMALL.patch_size) ** 2
     spared = training_flops(theirs, images, token_ids) - training_flops(ours, images, token_ids)
     attention = 2 * 2 * (patches + 1) * width
     assert spared == 3 * patches * (2 * 9 * width**2 + attention)
@@ -162,7 +146,7 @@ ALIKE = {f"loss_{kind}_{geometry}" for kind in ("time", "limit") for geometry in
 
 
 @pytest.mark.parametrize("left_out", [ALIKE, pytest.param(set(), marks=pytest.mark.slow)], ids=["alike", "none"])
-def test_every_row_runs_at_toy_size_and_is_written_twice(left_out, tmp_path, monkeypatch, capsys):
+def test_every_row_runs_at_toy_size_and_is_written_twice(left_out, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert benchmark.default_rows() == [*benchmark.BENCHMARKS]
     assert left_out <= benchmark.BENCHMARKS.keys()
@@ -184,22 +168,10 @@ def test_every_row_runs_at_toy_size_and_is_written_twice(left_out, tmp_path, mon
         assert row["met"] == (row["ratio"] <= row["goal"] if less_is_better else row["ratio"] >= row["goal"])
     assert set(content["machine"]["versions"]) == set(benchmark.PACKAGES)
     table = place.with_suffix(".md").read_text()
-    assert "these figures mean nothing" in table
     assert all(f"| {name} |" in table for name in benchmark.BENCHMARKS)
-    assert f"-> {place}.json" in capsys.readouterr().out
 
 
-def test_a_run_of_some_rows_does_not_go_to_the_committed_results(tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark, "ROOT", tmp_path)
-    clock = Clock(monkeypatch, [1.0] * 9, [1.0] * 9)
-    rows = {name: lambda quick, folder: clock.compare("time") for name in ("row0", "row1")}
-    monkeypatch.setattr(benchmark, "BENCHMARKS", rows)
-    run_main(monkeypatch, "--only", "row1", "--repeats", "1")
-    assert len(list((tmp_path / "outputs" / "benchmark").iterdir())) == 2
-    assert not (tmp_path / "results").exists()
-
-
-def test_an_interrupted_run_continues_after_its_last_row(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_continues_after_its_last_row(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "ROOT", tmp_path)
     clock, calls = Clock(monkeypatch, [1.0] * 9, [1.0] * 9), []
 
@@ -217,7 +189,6 @@ def test_an_interrupted_run_continues_after_its_last_row(tmp_path, monkeypatch, 
     assert not (tmp_path / "results").exists()
     run_main(monkeypatch, "--repeats", "1")
     assert calls == ["row0", "row1", "row1"]
-    assert "before: row0: time ratio 1.00" in capsys.readouterr().out
     (written,) = (tmp_path / "results" / "benchmark").glob("*.json")
     assert [row["name"] for row in json.loads(written.read_text())["rows"]] == ["row0", "row1"]
     assert not kept.exists()
@@ -236,17 +207,15 @@ def test_rows_of_a_fresh_run_other_repeats_and_another_revision_are_measured_aga
         change = []
     run_main(monkeypatch, "--repeats", "1", "--only", "row0", *change)
     assert calls == ["row0", "row0"]
+    assert len(list((tmp_path / "outputs" / "benchmark").glob("*.md"))) == 1
+    assert not (tmp_path / "results").exists()  # these are not all rows
 
 
-def test_with_a_gpu_a_whole_run_has_its_rows_the_most_telling_first(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert benchmark.default_rows()[: len(benchmark.GPU_ROWS)] == list(benchmark.GPU_ROWS)
-    assert sorted(benchmark.default_rows()) == sorted(name for name in benchmark.BENCHMARKS if "gpu" in name)
-
-
-def test_the_class_of_a_machine_with_a_gpu_is_its_name(monkeypatch):
+def test_with_a_gpu_a_whole_run_has_its_rows_the_most_telling_first_and_the_machine_its_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    assert benchmark.default_rows()[: len(benchmark.GPU_ROWS)] == list(benchmark.GPU_ROWS)
+    assert sorted(benchmark.default_rows()) == sorted(name for name in benchmark.BENCHMARKS if "gpu" in name)
     assert benchmark.machine_class(2) == "nvidia-h100-80gb-hbm3"
 
 

@@ -85,9 +85,6 @@ def test_arguments_are_passed_on_with_the_name_of_the_command(capsys, monkeypatc
     status, text = printed(capsys, monkeypatch, "export", "--help")
     assert status == 0
     assert text.startswith("usage: vlgeometry export [-h] --model MODEL")
-    status, text = printed(capsys, monkeypatch, "pretrain", "--help")
-    assert status == 0
-    assert text.startswith("usage: vlgeometry pretrain [-h] [--config CONFIG]")
 
 
 @pytest.mark.parametrize(

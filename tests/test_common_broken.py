@@ -1,6 +1,9 @@
 """common/data/broken.py: what is counted, when a run stops, and what the message says."""
 
+from functools import partial
+
 import pytest
+from refusals import refused
 
 from common.data.broken import BrokenSample, BrokenSamples, TooManyBroken, readable_items
 
@@ -19,9 +22,8 @@ def test_the_counter_stops_clearly_above_the_share_and_only_after_enough_samples
     assert counter.by_reason == {"missing caption": 13, "empty caption": 12, "shard is cut": 2}
     with pytest.raises(TooManyBroken) as error:
         counter.check()
-    for part in ("27 of 152", "17.76%", "10.00%", "max_broken_share", "13 x missing caption", "and 21 more"):
+    for part in ("27 of 152", "17.76%", "10.00%", "max_broken_share", "13 x missing caption", "a.tar [k0]: missing"):
         assert part in str(error.value)
-    assert "a.tar [k0]: missing caption" in str(error.value)
 
 
 def test_a_share_of_nothing_stops_at_the_first_broken_sample():
@@ -29,8 +31,8 @@ def test_a_share_of_nothing_stops_at_the_first_broken_sample():
     counter.saw(5000)
     counter.check()
     counter.record(BrokenSample("a.tar", "k", "x"))
-    with pytest.raises(TooManyBroken, match="1 of 5001"):
-        counter.check()
+    refused(("1 of 5001", counter.check), error=TooManyBroken)
+    refused(*(("max_share", partial(BrokenSamples, share)) for share in (-0.1, float("nan"))))
 
 
 def test_the_counter_lists_a_sample_once():
@@ -39,13 +41,6 @@ def test_the_counter_lists_a_sample_once():
         counter.record(BrokenSample("a.tar", "k", "missing caption"))
     counter.record(BrokenSample("b.tar", "", "shard is cut: at byte 7"))
     assert (counter.count, len(counter.samples)) == (4, 2)
-    assert BrokenSamples().share == 0.0
-
-
-@pytest.mark.parametrize("options", [{"max_share": -0.1}, {"max_share": float("nan")}])
-def test_impossible_limits_are_refused(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        BrokenSamples(**options)
 
 
 class Some:

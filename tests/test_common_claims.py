@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,8 @@ from refusals import refused
 from scipy import stats
 from test_common_report_tables import made_up_table
 
-from common.base.config import SCALES
 from common.report.claims.decide import audit, measured, measured_at_every_scale
-from common.report.claims.expressions import Cell, ExpressionError, Logic, Margin, margins, parse
+from common.report.claims.expressions import Cell, ExpressionError, Logic, margins, parse
 from common.report.claims.ours import our_cells
 from common.report.claims.read import FAILS, HOLDS, ClaimError, load_claims, load_paper_tables
 from common.report.claims.show import (
@@ -37,7 +37,6 @@ from common.report.claims.verdict import NEEDS, NOT_RUN, ONE_SEED, UNCHECKED, UN
 from common.report.conclusions import load_conclusions
 from common.report.experiments import Experiment, collect_experiments, read_experiment, write_experiment
 from common.report.formats import write_table
-from common.report.page import write_page
 from common.report.table import Column, Row, Table, measured_over_seeds
 from common.reproduce.command import Command, _write_claims
 
@@ -80,6 +79,10 @@ def entry(holds_if, name="C1", **more):
     """One claim as YAML (JSON is YAML)."""
     content = {"id": name, "claim": f"Sentence {name}.", "where": "A, Table t", "kind": "cells", "holds_if": holds_if}
     return {key: value for key, value in (content | more).items() if value is not None}
+
+
+def of_experiment(measured_side):
+    return entry(None, kind="experiment", no_numbers="a figure", measured=measured_side)
 
 
 def load(tmp_path, *entries):
@@ -125,12 +128,6 @@ def margin(name):
     return parse(f't["{name}"]["x"] > 0')
 
 
-def answers_of(condition, given_):
-    """The condition's answer where its margins, in the order of the text, have these."""
-    by_margin = dict(zip(margins(condition), given_))
-    return decide(condition, lambda comparison, *_: (by_margin[comparison], 0.0)).answer
-
-
 @pytest.mark.parametrize(
     ("text", "rule"),
     [("A and B", lambda a, b, c: a and b), ("A or B", lambda a, b, c: a or b),
@@ -140,8 +137,9 @@ def test_an_answer_of_three_values_is_right_however_the_open_parts_turn_out(text
     condition = parse(re.sub("[ABC]", lambda match: f"t['{match[0]}']['x'] > 0", text))
     for given_ in itertools.product((True, False, None), repeat=3):
         filled = itertools.product(*([value] if value is not None else [True, False] for value in given_))
-        outcomes = {rule(*answers) for answers in filled}
-        assert answers_of(condition, given_) is (outcomes.pop() if len(outcomes) == 1 else None)
+        outcomes, by_margin = {rule(*answers) for answers in filled}, dict(zip(margins(condition), given_))
+        answer = decide(condition, lambda comparison, *_, of=by_margin: (of[comparison], 0.0)).answer
+        assert answer is (outcomes.pop() if len(outcomes) == 1 else None)
 
 
 def test_the_error_is_shared_where_one_part_would_be_enough():
@@ -213,7 +211,7 @@ _PIECES = ['t["a"]["x"]', "1", "2.5", "+", "-", "*", "/", "**", "//", ">", "<", 
            "@"]  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(_PIECES), max_size=25).map(" ".join) | st.text(max_size=40))
 def test_any_text_gives_a_condition_of_known_parts_or_an_expression_error(text):
     try:
@@ -221,7 +219,6 @@ def test_any_text_gives_a_condition_of_known_parts_or_an_expression_error(text):
     except ExpressionError:
         return
     for comparison in margins(condition):
-        assert isinstance(comparison, Margin)
         assert math.isfinite(comparison.value(defaultdict(lambda: 1.25)))
 
 
@@ -260,7 +257,7 @@ def conditions(depth):
     return leaf | st.tuples(inner, st.sampled_from(["and", "or"]), inner).map(lambda p: f"({p[0]}) {p[1]} ({p[2]})")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(conditions(1), st.lists(st.integers(-4, 4), min_size=4, max_size=4))
 def test_margins_and_logic_agree_with_python(text, numbers):
     """The resolved condition is true where Python says so of the same text (evaluated here, in the test, alone)."""
@@ -287,7 +284,6 @@ def test_margins_and_logic_agree_with_python(text, numbers):
 def test_a_spread_becomes_the_comparisons_of_all_pairs():
     condition = parse("max(t['a']['x'], t['b']['x'], t['c']['x']) - min(t['a']['x'], t['b']['x'], t['c']['x']) < 2")
     comparisons = list(margins(condition))
-    assert condition.kind == "and"
     assert len(comparisons) == 6  # of nine pairs three are of a cell with itself
     assert comparisons[0].text == 't["a"]["x"] - t["b"]["x"] < 2'
 
@@ -314,7 +310,6 @@ def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
         ({"holds_if": 't["a"]["z"] > 1'}, r'names no column of t; expected: "x", "y", "s"'),
         ({"holds_if": f"{A_X} > > 1"}, r"holds_if, column \d+: invalid syntax"),
         ({"holds_if": f"{A_X} == 1"}, r"holds_if, column 16: only > >= < <= compare"),
-        ({"holds_if": "1 > 2"}, "refers to no cell"),
         ({"holds_if": f"{A_Y} >= {A_Y}"}, "refers to no cell"),  # no number could change it
         ({"holds_if": 5}, "an expression or a list of expressions is needed, got 5"),
         ({"holds_if": None}, "'no_numbers', why there is none"),
@@ -324,7 +319,6 @@ def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
         ({"kind": "figure"}, "kind is 'figure'; expected: cells, experiment, test"),
         ({"kind": "experiment"}, "kind is experiment but the measured side refers to no experiment"),
         ({"kind": "test"}, "kind test is decided by 'test'"),
-        ({"holds_if": None, "audit": f"{A_X} > 1", "kind": "test"}, "kind test needs 'test', 'needs' or 'not_run_yet'"),
         ({"test": "tests/test_x.py::test_y"}, "go with kind test only"),
         ({"holds_if": None, "audit": f"{A_X} > 1", "kind": "test", "test": "rm -rf"}, "expected: tests/<file>.py::"),
         ({"holds_if": None, "no_numbers": "x", "kind": "test", "test": "tests/a.py::b", "shows": "maybe"}, "shows is"),
@@ -332,12 +326,10 @@ def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
         ({"holds_if": None, "audit": f"{A_X} > 1", "measured": 'experiment["e"]["v"] > 1'}, "refers to an experiment"),
         ({"holds_if": 't["{row}"]["x"] > 1'}, r"\{row\} is not a name of 'for'; expected: none"),
         ({"for": {"row": ["a"]}}, "'for' gives row, which no expression uses"),
-        ({"for": {"row": "a"}}, "'for' gives lists by name"),
         ({"for": {"row": list(range(300))}, "holds_if": 't["a"]["x"] > {row}'}, "makes 300 expressions"),
         ({"expects": "x"}, "unknown keys expects; expected: about, after_the_data, audit"),
         ({"holds_if": None, "audit": f"{A_X} > 1", "needs": "x", "after_the_data": A_X + " > 2"}, "needs the earlier"),
         ({"claim": ""}, "claim is ''; a text is needed"),
-        ({"where": None}, "where is None"),
         ({"needs": "x", "not_run_yet": "y"}, "either 'needs' or 'not_run_yet'"),
         ({"id": "a b"}, "an id consists of letters"),
         ({"exact": "so"}, "exact is 'so'; expected: by construction, parity check"),
@@ -347,9 +339,9 @@ def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
 )  # fmt: skip
 def test_what_is_wrong_in_a_claim_is_named_with_file_and_claim(tmp_path, change, message):
     content = entry(f"{A_X} > {B_X}") | change
-    with pytest.raises(ClaimError, match=message) as caught:
-        load(tmp_path, {key: value for key, value in content.items() if value is not None})
-    assert str(caught.value).startswith(f"no_paper/claims.yaml, claim {content['id']}")
+    stated = {key: value for key, value in content.items() if value is not None}
+    message = f"(?s)^no_paper/claims.yaml, claim {content['id']}.*{message}"
+    refused((message, lambda: load(tmp_path, stated)), error=ClaimError)
 
 
 def test_doubles_a_missing_id_and_broken_files_are_named(tmp_path):
@@ -358,14 +350,10 @@ def test_doubles_a_missing_id_and_broken_files_are_named(tmp_path):
         ("claim number 2 has no id", lambda: load(tmp_path, entry(f"{A_X} > 1"), {"claim": "x"})),
         error=ClaimError,
     )
-    for broken, message in (
-        ("claims: [", "is no YAML"),
-        ("- a", "a list under the key 'claims'"),
-        ("", "a list under"),
-    ):
+    for broken, message in (("claims: [", "is no YAML"), ("- a", "a list under the key 'claims'")):
         folder = folder_with(tmp_path, broken)
-        with pytest.raises(ClaimError, match=f"no_paper/claims.yaml.*{message}"):
-            load_claims(folder / "claims.yaml", load_paper_tables(folder / "paper_tables.yaml"))
+        of_file = partial(load_claims, folder / "claims.yaml", load_paper_tables(folder / "paper_tables.yaml"))
+        refused((f"(?s)no_paper/claims.yaml.*{message}", of_file), error=ClaimError)
 
 
 @pytest.mark.parametrize(
@@ -378,8 +366,7 @@ def test_doubles_a_missing_id_and_broken_files_are_named(tmp_path):
 )
 def test_a_broken_table_of_the_paper_is_named(tmp_path, old, new, message):
     folder = folder_with(tmp_path, "claims: []", TABLES.replace(old, new))
-    with pytest.raises(ClaimError, match=message):
-        load_paper_tables(folder / "paper_tables.yaml")
+    refused((message, lambda: load_paper_tables(folder / "paper_tables.yaml")), error=ClaimError)
 
 
 def test_for_stands_for_all_combinations_and_a_list_for_all_its_expressions(tmp_path):
@@ -387,7 +374,6 @@ def test_for_stands_for_all_combinations_and_a_list_for_all_its_expressions(tmp_
     (claim,), _ = load(tmp_path, entry(texts, **{"for": {"row": ["a", "b"], "column": ["x", "y", "s"]}}))
     assert len(claim.audit) == 7
     assert claim.audit_text[-2:] == ("for every row of: a; b", "for every column of: x; y; s")
-    assert claim.sources == ("t",)
 
 
 # ---- audit ----------------------------------------------------------------------------------------------------------
@@ -419,8 +405,7 @@ def test_the_audit_puts_the_printed_numbers_in(tmp_path, expression, verdict):
 
 
 def test_an_audit_without_numbers_says_why(tmp_path):
-    content = entry(None, kind="experiment", measured='experiment["e"]["v"] > 1', no_numbers="a figure")
-    (claim,), printed = load(tmp_path, content)
+    (claim,), printed = load(tmp_path, of_experiment('experiment["e"]["v"] > 1'))
     assert (audit(claim, printed).verdict, audit(claim, printed).reason) == (UNCHECKED, "a figure")
 
 
@@ -430,22 +415,13 @@ A, B = (52.0, 55.0, 51.0), (48.0, 52.5, 46.0)
 
 
 def test_cells_that_share_seeds_and_data_are_compared_in_pairs(tmp_path):
-    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": cell(A)}, "b": {"x": cell(B)}}))
     expected = stats.ttest_rel(A, B).confidence_interval(0.95)
+    for b in (cell(B[::-1], seeds=(2, 1, 0)), cell(B)):  # by seed and not by place
+        outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": cell(A)}, "b": {"x": b}}))
+        assert outcome.decisive.interval == pytest.approx((expected.low, expected.high), abs=0.05)  # of the arcsine
     assert outcome.verdict == HOLDS
-    assert outcome.decisive.interval == pytest.approx((expected.low, expected.high), abs=0.05)  # shares: of the arcsine
-    assert outcome.margin == pytest.approx(np.mean(A) - np.mean(B))
-    assert outcome.decisive.basis == "3 seeds, paired"
-    assert (outcome.decisive.unit, outcome.scale) == ("points", "demo")
     assert evidence(outcome) == "margin +3.8 ± 3.1 points; 3 seeds, paired"
     assert headline(outcome) == "holds at demo scale on these pictures"
-
-
-def test_pairs_go_by_seed_and_not_by_place(tmp_path):
-    turned = cell(B[::-1], seeds=(2, 1, 0))
-    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": cell(A)}, "b": {"x": turned}}))
-    expected = stats.ttest_rel(A, B).confidence_interval(0.95)
-    assert outcome.decisive.interval == pytest.approx((expected.low, expected.high), abs=0.05)
 
 
 @pytest.mark.parametrize("why", ["other seeds", "other training data", "more seeds"])
@@ -463,40 +439,35 @@ def test_other_cells_are_compared_by_welch(tmp_path, why):
 
 
 @pytest.mark.parametrize(
-    ("expression", "verdict"),
+    ("expression", "verdict", "reason"),
     [
-        (f"{A_X} < {B_X}", FAILS),
-        (f"{A_X} > {B_X} and {A_Y} > {B_Y}", FAILS),
-        (f"{A_X} > {B_X} or {A_Y} > {B_Y}", HOLDS),
-        (f"{A_X} > {B_X} + 3.9", UNDECIDED),
-        (f"{A_X} > {B_X} and {A_X} > {B_X} + 3.9", UNDECIDED),
-        (f"{A_X} > 40", HOLDS),
-        (f"max({A_X}, {B_X}) - min({A_X}, {B_X}) < 10", HOLDS),
-        (f"max({A_X}, {B_X}) - min({A_X}, {B_X}) < 0.1", FAILS),
-        (f"approximately({A_X}, {B_X}, 10)", HOLDS),
-        (f"approximately({A_X}, {B_X}, 4)", UNDECIDED),
-        (f"{A_X} > 1.01 * {B_X}", HOLDS),
-        (f"{A_X} > 2 * {B_X}", FAILS),
-        (f't["c"]["x"] > {A_X}', NEEDS),
-        (f't["d"]["x"] > {A_X}', NOT_RUN),
-        (f'u["a"]["x"] > {A_X}', NOT_RUN),
-        (f't["c"]["x"] > {A_X} and u["a"]["x"] > {A_X}', NEEDS),
-        (f'{A_X} > {B_X} or t["c"]["x"] > 1', HOLDS),
-        (f'{A_X} < {B_X} and t["c"]["x"] > 1', FAILS),
-        (f'{A_X} < {B_X} or t["d"]["x"] > 1', NOT_RUN),
-        ('t["a"]["s"] > 1', NOT_RUN),
+        (f"{A_X} < {B_X}", FAILS, ""),
+        (f"{A_X} > {B_X} and {A_Y} > {B_Y}", FAILS, ""),
+        (f"{A_X} > {B_X} or {A_Y} > {B_Y}", HOLDS, ""),
+        (f"{A_X} > {B_X} + 3.9", UNDECIDED, ""),
+        (f"{A_X} > {B_X} and {A_X} > {B_X} + 3.9", UNDECIDED, ""),
+        (f"{A_X} > 40", HOLDS, ""),
+        (f"max({A_X}, {B_X}) - min({A_X}, {B_X}) < 10", HOLDS, ""),
+        (f"max({A_X}, {B_X}) - min({A_X}, {B_X}) < 0.1", FAILS, ""),
+        (f"approximately({A_X}, {B_X}, 10)", HOLDS, ""),
+        (f"approximately({A_X}, {B_X}, 4)", UNDECIDED, ""),
+        (f"{A_X} > 1.01 * {B_X}", HOLDS, ""),
+        (f"{A_X} > 2 * {B_X}", FAILS, ""),
+        (f't["c"]["x"] > {A_X}', NEEDS, "published weights"),
+        (f't["d"]["x"] > {A_X}', NOT_RUN, "t, d"),
+        (f'u["a"]["x"] > {A_X}', NOT_RUN, "u, a"),
+        (f't["c"]["x"] > {A_X} and u["a"]["x"] > {A_X}', NEEDS, "published weights"),
+        (f'{A_X} > {B_X} or t["c"]["x"] > 1', HOLDS, ""),
+        (f'{A_X} < {B_X} and t["c"]["x"] > 1', FAILS, ""),
+        (f'{A_X} < {B_X} or t["d"]["x"] > 1', NOT_RUN, "t, d"),
+        ('t["a"]["s"] > 1', NOT_RUN, "t, column s"),
     ],
 )  # fmt: skip
-def test_measured_verdicts_of_hand_made_tables(tmp_path, expression, verdict):
+def test_measured_verdicts_of_hand_made_tables(tmp_path, expression, verdict, reason):
     a, b = cell((52.0, 55.0, 51.0)), cell((48.2, 51.0, 47.1))  # +3.9 in pairs, give or take 0.2
     below, above = cell((10.0, 10.5, 10.2)), cell((30.0, 31.0, 30.5))
-    ours = table({"a": {"x": a, "y": below}, "b": {"x": b, "y": above}})
-    outcome = verdict_of(tmp_path, expression, ours)
-    assert outcome.verdict == verdict
-    reasons = {'t["c"]': "published weights", 't["d"]': "t, d", 'u["a"]': "u, a", 't["a"]["s"]': "t, column s"}
-    for reference, reason in reasons.items():
-        if verdict in (NEEDS, NOT_RUN) and reference in expression and not ("u[" in expression and "c" in expression):
-            assert outcome.reason == reason
+    outcome = verdict_of(tmp_path, expression, table({"a": {"x": a, "y": below}, "b": {"x": b, "y": above}}))
+    assert (outcome.verdict, outcome.reason if reason else "") == (verdict, reason)
 
 
 def test_a_product_has_the_interval_of_its_linear_part(tmp_path):
@@ -515,28 +486,18 @@ def test_one_seed_decides_nothing(tmp_path):
     assert (mixed.verdict, mixed.reason) == (ONE_SEED, "one seed on one side")
 
 
-def test_shares_near_their_end_have_intervals_that_stay_within_it(tmp_path):
-    ours = table({"a": {"x": cell((99.0, 99.9, 99.6))}, "b": {"x": cell((0.4, 0.0, 0.1))}})
-    (low, high) = verdict_of(tmp_path, f"{A_X} > {B_X}", ours).decisive.interval
-    assert 95 < low < 99.3 < high <= 100
-    assert "[" in effect(verdict_of(tmp_path, f"{A_X} > 99.9", ours).decisive)
-
-
-def test_rows_of_a_column_lend_each_other_their_spread_and_one_of_another_spread_stays_apart(tmp_path):
+def test_rows_of_a_column_share_their_spread_and_one_of_another_spread_stays_apart(tmp_path):
     generator = np.random.default_rng(0)
     draws = {name: tuple(generator.normal(place, 1, 4)) for name, place in zip("abcdef", (50, 47, 40, 55, 60, 45))}
     ours = table({name: {"s": cell(values)} for name, values in draws.items()})
     text = 't["a"]["s"] > t["b"]["s"]'
     pooled = verdict_of(tmp_path, text, ours).decisive
-    paired = verdict_of(tmp_path, text, table({name: {"s": cell(draws[name])} for name in "ab"})).decisive
-    assert (pooled.basis, paired.basis) == ("4 seeds, pooled over 6 rows", "4 seeds, paired")
+    assert pooled.basis == "4 seeds, pooled over 6 rows"
     rest = np.array(list(draws.values()))
     rest = rest - rest.mean(axis=1, keepdims=True)
     rest = rest - rest.mean(axis=0)
     half_width = stats.t.ppf(0.975, 15) * math.sqrt((rest**2).sum() / 15 * 2 / 4)
     assert pooled.interval == pytest.approx((pooled.margin - half_width, pooled.margin + half_width))
-    expected = stats.ttest_rel(draws["a"], draws["b"]).confidence_interval(0.95)
-    assert paired.interval == pytest.approx((expected.low, expected.high))
     loud = {**draws, "b": tuple(20 * np.array(draws["b"]))}
     apart = verdict_of(tmp_path, text, table({name: {"s": cell(values)} for name, values in loud.items()})).decisive
     assert re.fullmatch(r"4 seeds, paired; stays apart: b \(Brown-Forsythe p \S+\)", apart.basis)
@@ -548,13 +509,7 @@ def test_rows_of_an_experiment_are_pooled_where_it_names_its_columns(tmp_path):
     values = {
         f"{row}_v": tuple(np.random.default_rng([1, k]).normal(k, 1, 3)) for k, row in enumerate(("p", "q", "r", "s"))
     }
-    content = entry(
-        None,
-        kind="experiment",
-        no_numbers="a figure",
-        measured='experiment["memory"]["q_v"] > experiment["memory"]["p_v"]',
-    )
-    (claim,), printed = load(tmp_path, content)
+    (claim,), printed = load(tmp_path, of_experiment('experiment["memory"]["q_v"] > experiment["memory"]["p_v"]'))
     for columns, basis in (((), "3 seeds, paired"), (("v",), "3 seeds, pooled over 4 rows")):
         measured_ = experiment(seeds=(0, 1, 2), values=values, units={}, columns=columns)
         assert measured(claim, printed, our_cells([], [measured_])["demo"], "demo").decisive.basis == basis
@@ -562,8 +517,7 @@ def test_rows_of_an_experiment_are_pooled_where_it_names_its_columns(tmp_path):
 
 def test_a_share_of_runs_is_decided_by_mistake_as_rarely_as_it_may_be(tmp_path):
     """Runs that all end alike have no spread: by t three of three would decide."""
-    content = entry(None, kind="experiment", no_numbers="text", measured='experiment["memory"]["q_v"] > 0.5')
-    (claim,), printed = load(tmp_path, content)
+    (claim,), printed = load(tmp_path, of_experiment('experiment["memory"]["q_v"] > 0.5'))
 
     def verdict(successes, runs):
         values = {"q_v": tuple(float(run < successes) for run in range(runs))}
@@ -572,14 +526,13 @@ def test_a_share_of_runs_is_decided_by_mistake_as_rarely_as_it_may_be(tmp_path):
 
     assert [verdict(0, runs).verdict for runs in (3, 5, 6)] == [UNDECIDED, UNDECIDED, FAILS]
     assert verdict(6, 6).verdict == HOLDS
-    for runs in (4, 6, 9, 12):
+    for runs in (4, 6, 9):
         decided = [count for count in range(runs + 1) if verdict(count, runs).verdict != UNDECIDED]
         assert sum(math.comb(runs, count) for count in decided) / 2**runs <= 0.05  # where the share is a half
 
 
 def test_two_shares_of_runs_divide_the_chance_to_err(tmp_path):
-    comparison = 'experiment["memory"]["q_v"] > experiment["memory"]["p_v"]'
-    (claim,), printed = load(tmp_path, entry(None, kind="experiment", no_numbers="text", measured=comparison))
+    (claim,), printed = load(tmp_path, of_experiment('experiment["memory"]["q_v"] > experiment["memory"]["p_v"]'))
     values = {"q_v": (1.0,) * 6, "p_v": (0.0,) * 5 + (1.0,)}
     made = experiment(seeds=tuple(range(6)), values=values, units=dict.fromkeys(values, "share of runs"))
     verdict = measured(claim, printed, our_cells([], [made])["demo"], "demo")
@@ -595,7 +548,6 @@ def test_the_interval_of_a_share_of_runs_is_exact():
         # the shares at which as many or more, and as few or fewer, have a chance of 2.5 %
         assert stats.binom.cdf(successes, runs, high) == pytest.approx(0.025)
         assert low == 0 if successes == 0 else stats.binom.sf(successes - 1, runs, low) == pytest.approx(0.025)
-        assert "exact" in row.ours["r"].interval_kind
 
 
 def test_near_is_what_its_seeds_leave_near(tmp_path):
@@ -628,9 +580,16 @@ def test_a_threshold_chosen_after_the_data_is_named_beside_the_verdict_by_the_ea
 def test_an_interval_that_begins_at_0_does_not_hold_a_strict_claim(tmp_path):
     outcome = verdict_of(tmp_path, f"{A_X} > 0", table({"a": {"x": cell((0.5, 0.0, 2.0))}}))
     assert (outcome.verdict, outcome.decisive.interval[0]) == (UNDECIDED, 0)
-    ties = table({name: {"x": cell((7.0, 7.0))} for name in "ab"})
-    assert verdict_of(tmp_path, f"{A_X} > {B_X}", ties).verdict == FAILS
-    assert verdict_of(tmp_path, f"{A_X} >= {B_X}", ties).verdict == HOLDS
+    ties = table({name: {"s": cell((7.0, 7.0))} for name in "ab"})  # steps: a count may be the same by its nature
+    assert verdict_of(tmp_path, f"{A_X} > {B_X}".replace('"x"', '"s"'), ties).verdict == FAILS
+    assert verdict_of(tmp_path, f"{A_X} >= {B_X}".replace('"x"', '"s"'), ties).verdict == HOLDS
+
+
+def test_shares_whose_seeds_tie_by_chance_decide_nothing(tmp_path):
+    for of_b, verdict in (((0.2, 0.2), UNDECIDED), ((0.2, 0.3), HOLDS), ((0.0, 0.0), HOLDS)):
+        rows = {"a": {"x": cell((50.0, 50.0))}, "b": {"x": cell(of_b)}}
+        outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", table(rows))
+        assert outcome.verdict == verdict, of_b
 
 
 def test_nothing_is_decided_at_smoke_scale(tmp_path):
@@ -643,14 +602,12 @@ def test_cells_of_unlike_protocols_are_not_compared_and_the_key_is_named(tmp_pat
     other = {**PROTOCOL, "preprocessing": {"size": 64}}
     tables = [table({"a": {"x": cell(A)}}), table({"b": {"x": cell(B, protocol=other)}})]
     outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", *tables)
-    assert outcome.verdict == UNLIKE
-    assert outcome.reason == f"preprocessing.size is 32 for {A_X} but 64 for {B_X}"
-    may_differ = {**PROTOCOL, "unreadable_images": 3}
-    tables[1] = table({"b": {"x": cell(B, protocol=may_differ)}})
+    assert (outcome.verdict, outcome.reason) == (UNLIKE, f"preprocessing.size is 32 for {A_X} but 64 for {B_X}")
+    tables[1] = table({"b": {"x": cell(B, protocol={**PROTOCOL, "unreadable_images": 3})}})
     assert verdict_of(tmp_path, f"{A_X} > {B_X}", *tables).verdict == HOLDS
 
 
-def test_an_average_over_test_sets_is_fine_where_each_set_is_compared_with_itself(tmp_path):
+def test_an_average_over_test_sets_is_fine_where_every_set_is_compared_with_itself(tmp_path):
     other = {**PROTOCOL, "data": "second", "fingerprint": "11"}
     ours = table({
         "a": {"x": cell(A), "y": cell((62.0, 63.0, 61.0), "second (11)", other)},
@@ -662,8 +619,7 @@ def test_an_average_over_test_sets_is_fine_where_each_set_is_compared_with_itsel
     assert outcome.decisive.interval == pytest.approx((expected.low, expected.high), abs=0.05)
     assert outcome.decisive.data == ("test (00)", "second (11)")
     crossed = verdict_of(tmp_path, f"{A_X} > {B_Y}", ours)
-    assert crossed.verdict == UNLIKE
-    assert 'data is "test"' in crossed.reason
+    assert (crossed.verdict, 'data is "test"' in crossed.reason) == (UNLIKE, True)
     assert verdict_of(tmp_path, f"mean({A_X} - {B_X}, {A_Y}) > 0", ours).verdict == HOLDS  # against a number
 
 
@@ -673,14 +629,11 @@ def test_two_comparisons_that_share_the_error_need_more_than_one_does(tmp_path):
     single = verdict_of(tmp_path, f"{A_X} > {B_X}", ours)
     both = verdict_of(tmp_path, [f"{A_X} > {B_X}", f"{A_Y} > {B_Y}"], ours)
     assert (single.verdict, both.verdict) == (FAILS, UNDECIDED)
-    assert (both.holding, both.of) == (1, 2)
     # the interval is the one that left it open, so that it does not contradict the verdict
     assert both.decisive.interval[0] < 0 < both.decisive.interval[1]
     assert both.decisive.basis == "3 seeds, paired, 97.5 % as one of 2"
-    assert evidence(both).startswith("open margin −1.57 ")
-    missing = 't["d"]["x"] > 1'
-    assert evidence(verdict_of(tmp_path, [f"{A_Y} > {B_Y}", missing], ours)) == "1 of 2 comparisons hold so far"
-    assert evidence(verdict_of(tmp_path, [missing, 't["d"]["y"] > 1'], ours)) == ""
+    missing = verdict_of(tmp_path, [f"{A_Y} > {B_Y}", 't["d"]["x"] > 1'], ours)
+    assert evidence(missing) == "1 of 2 comparisons hold so far"
 
 
 def test_scales_are_judged_apart_and_the_more_telling_one_comes_first(tmp_path):
@@ -704,16 +657,6 @@ def test_of_several_runs_of_a_table_the_one_with_most_seeds_counts_and_of_equal_
     key = Cell("t", "a", "x")
     assert our_cells([many, few], [])["demo"][key].number.values == (2.0, 2.0)
     assert our_cells([many, last, few], [])["demo"][key].number.values == (3.0, 3.0)
-    assert our_cells([many], [])["photos"] == {}
-    assert our_cells([], []).keys() == set(SCALES)
-
-
-def test_a_number_of_the_paper_never_fills_a_cell_of_ours():
-    rows = [Row("a", {"x": 99.0}, {}, "not run"), Row("b", {"x": 98.0}, {"x": cell(B)}, "measured")]
-    content = replace(table({"b": {"x": cell(B)}}), rows=rows)
-    ours = our_cells([content], [])["demo"]
-    assert list(ours) == [Cell("t", "b", "x")]
-    assert ours[Cell("t", "b", "x")].number.values == B
 
 
 def test_what_cannot_be_run_and_what_a_test_decides(tmp_path):
@@ -745,55 +688,39 @@ def experiment(**changes):
     return Experiment(**(content | changes))
 
 
-def test_a_sentence_takes_the_mean_of_an_experiments_value_or_names_the_known_ones(tmp_path):
+def test_a_sentence_takes_an_experiments_mean_a_cell_as_its_table_shows_it_and_verdicts_that_are_alike(tmp_path):
     write_experiment(experiment(), tmp_path / "results")
-    file = tmp_path / "no_paper" / "conclusions.yaml"
-    file.parent.mkdir()
-    file.write_text("- text: '{experiments/demo/memory | v} GB'\n")
-    assert [one.text for one in load_conclusions(file.parent, tmp_path / "results")] == ["1.1 GB"]
+    page, *_ = write_table(made_up_table(), tmp_path / "results/no_paper/table0/demo")
     verdicts = "{C1: holds, C2: 'undecided; on the mean: holds', C3: undecided, C4: 'undecided; on the mean: holds'}"
-    file.write_text(f"- {{claims: {verdicts}, scale: demo, text: A.}}\n")
-    (one,) = load_conclusions(file.parent, tmp_path / "results")
-    assert one.lead == (
+    folder = tmp_path / "no_paper"
+    folder.mkdir()
+    (folder / "conclusions.yaml").write_text(
+        "- text: '{experiments/demo/memory | v} GB'\n- text: '{table0/demo/table0 | first | i2t_r1 | ±} (2 seeds)'\n"
+        f"- {{claims: {verdicts}, scale: demo, text: A.}}\n"
+    )
+    value, shown, judged_ = load_conclusions(folder, tmp_path / "results")
+    assert value.text == "1.1 GB"
+    assert f"| {shown.text}" in page.read_text()
+    assert judged_.lead == (
         "Holds (C1, scale demo); could not be shown, on the mean holds (C2, C4, scale demo); could not be shown "
         "(C3, scale demo)"
     )
-    page, *_ = write_table(made_up_table(), tmp_path / "results/no_paper/table0/demo")
-    cell = "table0/demo/table0 | first | i2t_r1"
-    file.write_text(f"- text: '{{{cell}}} in {{{cell} | ±}} (2 seeds)'\n")
-    (one,) = load_conclusions(file.parent, tmp_path / "results")
-    number, _, whole = one.text.partition(" in ")
-    assert number == "12.0"
-    assert f"| {whole}" in page.read_text()  # as the table shows it
-    file.write_text(f"- text: '{{{cell} | ± | +}}'\n")
-    with pytest.raises(ValueError, match=r"no '± \| \+'; expected one of: ±"):
-        load_conclusions(file.parent, tmp_path / "results")
-    file.write_text("- text: '{experiments/demo/memory | x}'\n")
-    with pytest.raises(ValueError, match="no 'x'; expected one of: v, w"):
-        load_conclusions(file.parent, tmp_path / "results")
-    assert experiment().row_of("v_") == ("v_", "")  # no column, and nothing that a column would follow
 
 
 def test_an_experiment_is_written_and_read_and_decides_a_claim(tmp_path):
     path = write_experiment(experiment(), tmp_path / "results")
     assert path == tmp_path / "results/no_paper/experiments/demo/memory.json"
     assert collect_experiments([tmp_path / "results", tmp_path / "nowhere"]) == [experiment()]
-    content = entry(
-        None, kind="experiment", no_numbers="a figure", measured='experiment["memory"]["v"] < experiment["memory"]["w"]'
-    )
-    (claim,), printed = load(tmp_path, content)
+    (claim,), printed = load(tmp_path, of_experiment('experiment["memory"]["v"] < experiment["memory"]["w"]'))
     (outcome,) = measured_at_every_scale(claim, printed, our_cells([], collect_experiments([tmp_path / "results"])))
     assert outcome.verdict == HOLDS
     assert evidence(outcome) == "margin +1.9 ± 0.6 GB; 2 seeds, paired"
     (missing,) = measured_at_every_scale(claim, printed, our_cells([], []))
     assert missing.reason == "experiment memory"
-    assert claim.sources == ("memory",)
 
 
 def test_an_experiment_just_run_counts_before_a_committed_one_with_more_seeds(tmp_path, monkeypatch, capsys):
-    bound = entry(
-        None, kind="experiment", no_numbers="a figure", measured='experiment["memory"]["v"] < experiment["memory"]["w"]'
-    )
+    bound = of_experiment('experiment["memory"]["v"] < experiment["memory"]["w"]')
     folder_with(tmp_path, json.dumps({"claims": [bound]}))
     monkeypatch.setattr("common.reproduce.command.ROOT", tmp_path)
     command = Command("memory", "demo", (0, 1), (), tmp_path / "outputs", tmp_path / "outputs" / "results")
@@ -811,13 +738,10 @@ def test_an_experiment_just_run_counts_before_a_committed_one_with_more_seeds(tm
     write_experiment(committed, command.results)
     elsewhere = replace(command, results=tmp_path / "results")  # the committed one is measured again
     assert verdict(elsewhere) == FAILS
-    text = (tmp_path / "results/no_paper/memory/demo/memory_claims.md").read_text(encoding="utf-8")
-    assert "does not hold at demo scale" in text
 
 
 def test_a_command_tells_the_claims_of_the_experiments_that_it_measured(tmp_path, monkeypatch, capsys):
-    bound = entry(None, kind="experiment", no_numbers="a figure", measured='experiment["memory"]["v"] > 0')
-    folder_with(tmp_path, json.dumps({"claims": [bound]}))
+    folder_with(tmp_path, json.dumps({"claims": [of_experiment('experiment["memory"]["v"] > 0')]}))
     monkeypatch.setattr("common.reproduce.command.ROOT", tmp_path)
     command = Command("table9", "demo", (0, 1), (), tmp_path, tmp_path / "results")  # a part of another name
     for made_by, is_judged in (("make something-else", False), (command.text("no_paper"), True)):
@@ -831,7 +755,6 @@ def test_a_command_tells_the_claims_of_the_experiments_that_it_measured(tmp_path
     ("make", "message"),
     [
         (lambda path: path.write_text("{"), "memory.json is broken"),
-        (lambda path: path.write_text("[]"), "its format is not"),
         (lambda path: path.write_text(path.read_text().replace('"caption"', '"captions"')), r"'caption'.*'captions'"),
         (lambda path: path.write_text(path.read_text().replace("1.2", "NaN")), "one finite value for each"),
         (lambda path: path.write_text(path.read_text().replace('_version": 1', '_version": 9')), "version"),
@@ -840,22 +763,16 @@ def test_a_command_tells_the_claims_of_the_experiments_that_it_measured(tmp_path
 def test_a_broken_experiment_is_named(tmp_path, make, message):
     path = write_experiment(experiment(), tmp_path)
     make(path)
-    with pytest.raises(ValueError, match=f"{re.escape(str(tmp_path))}.*{message}"):
-        read_experiment(path)
+    refused((f"{re.escape(str(tmp_path))}.*{message}", lambda: read_experiment(path)))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"name": "../x"}, "names a file"),
-        ({"seeds": (0, 0)}, "distinct seeds"),
-        ({"values": {"v": (1.0,)}}, "one finite value for each"),
-        ({"units": {"q": "GB"}}, "units of unknown values"),
-    ],
-)
-def test_an_experiment_checks_itself(changes, message):
-    with pytest.raises(ValueError, match=message):
-        experiment(**changes)
+def test_an_experiment_checks_itself():
+    refused(
+        ("names a file", lambda: experiment(name="../x")),
+        ("distinct seeds", lambda: experiment(seeds=(0, 0))),
+        ("one finite value for each", lambda: experiment(values={"v": (1.0,)})),
+        ("units of unknown values", lambda: experiment(units={"q": "GB"})),
+    )
 
 
 # ---- for readers ----------------------------------------------------------------------------------------------------
@@ -888,17 +805,14 @@ def test_a_control_is_answered_and_counts_as_no_claim_of_the_paper(judged):
     first, *rest = judged.judged
     control = replace(first, claim=replace(first.claim, id="C1-soft", control_of="C1"))
     both = replace(judged, judged=(first, control, *rest))
-    assert counts(both) == counts(judged)
-    assert table_of_counts([both]) == table_of_counts([judged])
+    assert (counts(both), table_of_counts([both])) == (counts(judged), table_of_counts([judged]))
     before, after = with_q(judged).judged, with_q(both).judged
     assert [one.measured for one in after if one is not after[1]] == [one.measured for one in before]
     assert after[1].measured[0].verdict == first.measured[0].verdict
-    assert "C1-soft (" in (text := to_markdown(both))
-    assert "A control of ours beside C1." in text
+    assert "A control of ours beside C1." in to_markdown(both)
 
 
 def test_only_claims_of_the_asked_tables_are_kept(judged):
-    assert [entry.claim.id for entry in touching(judged, ["u"]).judged] == ["C7"]
     assert [entry.claim.id for entry in touching(judged, ["t", "u"]).judged] == ["C1", "C2", "C3", "C4", "C5", "C7"]
     assert judge(Path("/nowhere"), [], []) is None
 
@@ -911,33 +825,13 @@ def test_terminal_text_has_both_verdicts_and_keeps_to_its_width(judged):
         "C1 Sentence C1. audit: holds; measured: holds at demo scale on these pictures (margin +3.8 ± 3.1 points; "
         "3 seeds, paired)" in joined
     )
-    assert "C2 Sentence C2. audit: does not hold; measured: does not hold at demo scale" in joined
-    assert "C4 Sentence C4. audit: holds; measured: not run yet: t, d" in joined
     assert "C5 Sentence C5. audit: holds; measured: needs published weights" in joined
-    assert to_text(touching(judged, [])) == ""
 
 
-def test_markdown_has_a_line_for_each_claim_and_is_not_broken_by_a_sentence(judged):
+def test_markdown_has_a_line_for_every_claim_and_is_not_broken_by_a_sentence(judged):
     text = to_markdown(judged)
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {4}
     assert len(lines) == 2 + 7
     assert "<b>" not in text
     assert f"Decided by `{A_X} > {B_X}`. A note." in text
-
-
-def test_the_page_has_each_claim_once_with_verdicts_counts_and_expressions(judged, tmp_path):
-    page = write_page([], tmp_path / "page.html", claims=[judged]).read_text(encoding="utf-8")
-    for entry in judged.judged:
-        assert page.count(f'id="claim-no_paper-{entry.claim.id}"') == 1
-    assert page.count("Sentence C1.") == 1
-    assert "7 claims. Audit: 4 hold" in page
-    assert page.count("<details>") == page.count("</details>") == 7
-    assert "&lt;b&gt;Hostile" in page
-    assert "<b>" not in page
-    assert "3.8 ± 3.1 points" in page
-    assert "3 seeds, paired" in page
-    assert "t[&#34;a&#34;][&#34;x&#34;] &gt; t[&#34;b&#34;][&#34;x&#34;]" in page
-    assert "tests/test_x.py::test_y" in page.replace("<wbr>", "")
-    for sign in ("src=", "@import", "url(", "<script", "http"):
-        assert sign not in page

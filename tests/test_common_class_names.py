@@ -2,10 +2,13 @@
 
 import gzip
 import json
+import re
 import sys
+from functools import partial
 
 import open_clip
 import pytest
+from refusals import refused
 
 from common.data.class_names import names_by_evidence, read_class_names, read_templates
 
@@ -33,8 +36,7 @@ def test_the_same_lists_come_from_text_and_json(write):
         (write("names.json.gz", {"other": ["a"], "set": names}), "set"),
     ]
     for path, dataset in files:
-        assert read_class_names(path, dataset) == names
-        assert read_class_names(str(path), dataset) == names
+        assert read_class_names(path, dataset) == read_class_names(str(path), dataset) == names
     files = [
         (write("templates.txt", "\n".join(with_c)), ""),
         (write("templates.txt.gz", "\n".join(templates) + "\n"), ""),
@@ -51,11 +53,6 @@ def test_open_clip_gives_imagenets_names_and_templates():
     ):
         names = read_class_names("open_clip")
     assert names == list(open_clip.IMAGENET_CLASSNAMES)
-    assert (names[0], names[657], names[744], names[836], names[837]) == (
-        "tench",
-        *["missile"] * 2,
-        *["sunglasses"] * 2,
-    )
     templates = read_templates("open_clip")
     assert len(templates) == 80
     for template, theirs in zip(templates, open_clip.OPENAI_IMAGENET_TEMPLATES):
@@ -73,10 +70,8 @@ def test_the_first_of_several_names_is_used_with_a_warning(write):
     [
         ("a photo", "template 2, 'a photo', must have exactly one {} or {c}"),
         ("a {} and a {}", "template 2, 'a {} and a {}'"),
-        ("a {} and a {c}", "must have exactly one"),
         ("a {x}", "must have exactly one {} or {c} and no other brace"),
         ("a {} {", "no other brace"),
-        ("a {{}}", "no other brace"),
         ("a {0}", "no other brace"),
         ("", "template 2 is blank"),
     ],
@@ -86,9 +81,7 @@ def test_a_template_has_one_placeholder(write, template, words):
         (write("templates.txt", f"the {{}}\n{template}\nmy {{}}\n"), ""),
         (write("templates.json", {"set": ["the {}", template]}), "set"),
     ):
-        with pytest.raises(ValueError, match=path.stem) as error:
-            read_templates(path, dataset)
-        assert words in str(error.value)
+        refused((f"(?=.*{path.stem}).*{re.escape(words)}", partial(read_templates, path, dataset)))
 
 
 @pytest.mark.parametrize(
@@ -109,16 +102,13 @@ def test_a_template_has_one_placeholder(write, template, words):
     ],
 )
 def test_bad_lists_are_refused_with_place_and_value(write, name, content, dataset, words):
-    with pytest.raises(ValueError, match=name) as error:
-        read_class_names(write(name, content), dataset)
-    assert words in str(error.value)
+    refused((f"(?=.*{name}).*{re.escape(words)}", lambda: read_class_names(write(name, content), dataset)))
 
 
 def test_without_open_clip_the_way_out_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    for read in (read_class_names, read_templates):
-        with pytest.raises(ValueError, match=r"needs the optional package open_clip \(pip install open_clip_torch\)"):
-            read("open_clip")
+    message = r"needs the optional package open_clip \(pip install open_clip_torch\)"
+    refused(*((message, partial(read, "open_clip")) for read in (read_class_names, read_templates)))
 
 
 @pytest.mark.parametrize(

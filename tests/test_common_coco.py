@@ -1,8 +1,6 @@
 """COCO 5K, 1K, CxC and ECCV Caption against loops, the files of both annotation sets, and the package of the latter."""
 
 import gzip
-import importlib.util
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,6 @@ from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.coco import Relation, coco_results, evaluate_coco, read_cxc, read_eccv, read_id_lists
 from common.evaluation.embed import CaptionRule, Encoder
-from common.evaluation.protocol import ProtocolError, check_alike
 from common.evaluation.retrieval import retrieval_metrics, retrieval_ranks
 from common.geometry import Sphere, unit
 from common.logit_scale import LogitScale
@@ -124,16 +121,13 @@ def test_a_sixth_caption_counts_only_in_5k():
         for key, result in results.items()
     }
     assert stated == {"coco_5k": ["all", 8, 42], "coco_1k": [5, 4, 20], "eccv": [5, 8, 40]}
-    with pytest.raises(ProtocolError, match='captions_per_image is "all" for six but 5 for five'):
-        check_alike({"six": results["coco_5k"].protocol, "five": without_sixth["coco_5k"].protocol}, ("ids_hash",))
 
 
 def test_two_matrices_rank_the_two_directions():
     scores, image_ids, caption_ids, owners = small_set(8, extra=(2,))
     text_scores = torch.randn(8, 41)
     five = [column for column in range(41) if column != 15]
-    relations = [relation(image_ids, [caption_ids[column] for column in five])]
-    arguments = image_ids, caption_ids, owners, relations
+    arguments = image_ids, caption_ids, owners, [relation(image_ids, [caption_ids[column] for column in five])]
     both = coco_results(scores, *arguments, text_scores=text_scores, fold_size=4)
     plain, other = (coco_results(table, *arguments, fold_size=4) for table in (scores, text_scores))
     for key in both:
@@ -154,10 +148,6 @@ def test_two_matrices_rank_the_two_directions():
             "has 4 captions",
         ),
         (
-            lambda a: a | {"relations": [Relation("cxc", "CxC", "recall", {-5: []}, {})]},
-            "CxC names image -5, which is not",
-        ),
-        (
             lambda a: a | {"relations": [Relation("cxc", "CxC", "recall", {a["image_ids"][0]: [-3]}, {})]},
             "CxC names caption -3, which is not among the 20 images and 100 captions",
         ),
@@ -166,8 +156,7 @@ def test_two_matrices_rank_the_two_directions():
 def test_ids_that_do_not_fit_are_refused(change, message):
     scores, image_ids, caption_ids, owners = small_set()
     arguments = {"image_ids": image_ids, "caption_ids": caption_ids, "text_to_image": owners, "fold_size": 4}
-    with pytest.raises(ValueError, match=message):
-        coco_results(scores, **change(arguments))
+    refused((message, lambda: coco_results(scores, **change(arguments))))
 
 
 def test_cxc_positives_are_the_pairs_from_three_on(tmp_path):
@@ -186,14 +175,12 @@ def test_cxc_positives_are_the_pairs_from_three_on(tmp_path):
     ("text", "message"),
     [
         ("caption1,caption2,agg_score,sampling_method\n", "line 1: .*expected: the header caption,image"),
-        ("", "line 1: None"),
         (HEADER + "COCO_val2014:sentid:x,COCO_val2014_000000000001.jpg,4,c\n", "line 2: COCO_val2014:sentid:x"),
     ],
 )
 def test_a_file_that_is_no_sits_file_is_named_with_its_line(tmp_path, text, message):
     (tmp_path / "sits.csv").write_text(text)
-    with pytest.raises(ValueError, match=rf"sits.csv, {message}"):
-        read_cxc(tmp_path / "sits.csv")
+    refused((rf"sits.csv, {message}", lambda: read_cxc(tmp_path / "sits.csv")))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +188,6 @@ def test_a_file_that_is_no_sits_file_is_named_with_its_line(tmp_path, text, mess
     [
         ("[1]", "holds a list; expected: a mapping"),
         ('{"1": [2, "3"]}', "'1': .*expected: an id with a list of ids"),
-        ('{"a": [2]}', "'a': "),
     ],
 )
 def test_a_file_that_holds_no_id_lists_is_named(tmp_path, text, message):
@@ -266,22 +252,32 @@ def test_a_model_is_evaluated_by_ids_in_all_protocols():
         "eccv": 5000,
     }
     assert actual["eccv"].protocol["num_image_queries"] == actual["eccv"].protocol["num_text_queries"] == 500
-    assert actual["eccv"].protocol["preprocessing"]["size"] == 4
     assert actual["eccv"].metrics["t2i_r_precision"] > 0.99
     assert actual["coco_5k"].metrics["t2i_recall_at_1"] == pytest.approx(0.2, abs=0.01)  # four in five say nothing
-    with pytest.raises(ValueError, match="coco: image 4997 has captions without ids"):
-        evaluate_coco(encoder, NumberedPictures(without_ids=3), [eccv])
+    without = NumberedPictures(without_ids=3)
+    refused(
+        (
+            "coco: image 4997 has 5 captions and the ids None; expected: an id of each",
+            lambda: evaluate_coco(encoder, without, [eccv]),
+        )
+    )
 
 
-def _whole_split(folder, ids):
-    """Image ids, caption ids and scores of a synthetic model on the 5,000 test images."""
+@pytest.fixture(scope="module")
+def whole():
+    """Ids, scores of a synthetic model and its results on the 5,000 test images, by the files of eccv_caption."""
+    folder = Path(pytest.importorskip("eccv_caption").__file__).parent / "data"
+    ids = np.load(folder / "coco_test_ids.npy").tolist()
     image_of = read_id_lists(folder / "original_caption_to_image.json")
     image_ids = list(dict.fromkeys(image_of[caption][0] for caption in ids))
     owners = torch.arange(5000).repeat_interleave(5)
     assert [image_of[caption] for caption in ids] == [[image_ids[owner]] for owner in owners]
-    images = unit(torch.randn(5000, 32))
-    texts = unit(images[owners] + 0.35 * torch.randn(25_000, 32))
-    return image_ids, owners, images @ texts.T
+    draws = torch.Generator().manual_seed(0)
+    images = unit(torch.randn(5000, 32, generator=draws))
+    scores = images @ unit(images[owners] + 0.35 * torch.randn(25_000, 32, generator=draws)).T
+    of_cxc = (read_id_lists(folder / f"cxc_{sides}.json") for sides in ("image_to_caption", "caption_to_image"))
+    relations = [Relation("cxc", "CxC", "recall", *of_cxc), read_eccv(folder)]
+    return ids, image_ids, scores, coco_results(scores, image_ids, ids, owners, relations)
 
 
 def test_cxc_from_its_scores_equals_the_packaged_json(data_dir):
@@ -294,16 +290,10 @@ def test_cxc_from_its_scores_equals_the_packaged_json(data_dir):
         theirs = read_id_lists(folder / name)
         assert {key: sorted(ids) for key, ids in ours.items()} == {key: sorted(ids) for key, ids in theirs.items()}
     assert (len(actual.captions_of_image), len(actual.images_of_caption)) == (5000, 24_972)
-    sizes = [len(ids) for ids in actual.captions_of_image.values()]
-    assert (min(sizes), max(sizes), sum(sizes)) == (4, 19, 35_585)
 
 
-def test_the_whole_split_has_the_published_numbers_of_queries(data_dir):
-    folder = data_dir / "annotations/eccv_caption"
-    ids = json.loads(gzip.decompress((folder / "coco_test_caption_ids.json.gz").read_bytes()))
-    image_ids, owners, scores = _whole_split(folder, ids)
-    relations = [read_cxc(data_dir / "annotations/cxc/sits_test.csv.gz"), read_eccv(folder)]
-    results = coco_results(scores, image_ids, ids, owners, relations)
+def test_the_whole_split_has_the_published_numbers_of_queries(whole):
+    *_, results = whole
     names = ("num_images", "num_texts", "num_image_queries", "num_text_queries", "captions_per_image")
     assert {key: [result.protocol[name] for name in names] for key, result in results.items()} == {
         "coco_5k": [5000, 25_000, 5000, 25_000, 5],
@@ -314,31 +304,14 @@ def test_the_whole_split_has_the_published_numbers_of_queries(data_dir):
     for key in results["coco_5k"].hits:
         assert results["coco_1k"].metrics[key] > results["coco_5k"].metrics[key]
     assert results["eccv"].metrics["i2t_map_at_r"] < results["eccv"].metrics["i2t_r_precision"]
-    refused(
-        ("make no folds of 1000", lambda: coco_results(scores[:4000], image_ids[:-1], ids, owners)),
-        (
-            r"Crisscrossed Captions, score >= 3 names (caption|image)",
-            lambda: coco_results(scores, image_ids, [-one for one in ids], owners, relations),
-        ),
-    )
 
 
-def test_metrics_equal_those_of_the_eccv_caption_package():
-    package = pytest.importorskip("eccv_caption")
-    folder = Path(importlib.util.find_spec("eccv_caption").origin).parent / "data"
-    ids = np.load(folder / "coco_test_ids.npy").tolist()
-    image_ids, owners, scores = _whole_split(folder, ids)
-    cxc = Relation(
-        "cxc",
-        "CxC",
-        "recall",
-        read_id_lists(folder / "cxc_image_to_caption.json"),
-        read_id_lists(folder / "cxc_caption_to_image.json"),
-    )
-    ours = coco_results(scores, image_ids, ids, owners, [cxc, read_eccv(folder)])
+def test_metrics_equal_those_of_the_eccv_caption_package(whole):
+    ids, image_ids, scores, ours = whole
     # 50 of each are more than any R; COCO 1K would need the whole lists and minutes of the package's loops
     captions, images = scores.topk(50).indices.tolist(), scores.T.topk(50).indices.tolist()
-    theirs = package.Metrics().compute_all_metrics(
+    package = pytest.importorskip("eccv_caption").Metrics()
+    theirs = package.compute_all_metrics(
         {image: [ids[text] for text in actual] for image, actual in zip(image_ids, captions)},
         {caption: [image_ids[row] for row in actual] for caption, actual in zip(ids, images)},
         target_metrics=("coco_5k_recalls", "cxc_recalls", "eccv_map_at_r", "eccv_rprecision", "eccv_r1"),

@@ -24,13 +24,6 @@ def test_directions_spread_over_the_sphere_have_the_spread_of_their_dimension():
     assert actual["effective_rank"] == pytest.approx(32, rel=0.01)
 
 
-def test_two_clusters_lie_along_one_direction_and_norms_do_not_matter():
-    features = torch.tensor([[1.0, 0, 0], [3, 0, 0], [0, 2, 0], [0, 5, 0]])
-    actual = collapse_statistics(features)
-    assert actual["mean_cosine"] == pytest.approx(2 / 6)  # two of six pairs are alike
-    assert actual["effective_rank"] == pytest.approx(1)
-
-
 def test_spread_and_cosine_equal_loops():
     features = torch.randn(30, 6, generator=torch.Generator().manual_seed(1)) * torch.tensor([5.0, 3, 1, 1, 0.1, 0.1])
     actual = collapse_statistics(features)

@@ -5,7 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import pytest
+import torch
+from processes import in_processes
+
+from common.base.compiled import compiled
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = """
@@ -26,25 +31,21 @@ assert numba.njit(total)(numpy.ones(9)) == 9  # numba reads the environment agai
 """
 
 
-THREADS = """
-from common.evaluation import rank_loops  # the first that imports numba
-import numba, torch
-from common.base.compiled import compiled
 def threads_of_a_loop(count):
     return numba.get_num_threads()
-loop = compiled(threads_of_a_loop, parallel=True)
-before = numba.get_num_threads()
-for count in (1, 3, 2):
-    torch.set_num_threads(count)
-    assert loop(count) == count, (loop(count), count)
-    assert (torch.get_num_threads(), numba.get_num_threads()) == (count, before)
-torch.set_num_threads(7)
-assert loop(7) == 3  # no more than numba has started
-"""
+
+
+def threads_of_loops():
+    loop = compiled(threads_of_a_loop, parallel=True)
+    before, most = numba.get_num_threads(), numba.config.NUMBA_NUM_THREADS
+    for count in (2, 1, most, most + 4):  # no more than numba has started
+        torch.set_num_threads(count)
+        assert loop(count) == min(count, most)
+        assert (torch.get_num_threads(), numba.get_num_threads()) == (count, before)
 
 
 def test_loops_have_as_many_threads_as_torch_has_when_they_are_called():
-    subprocess.run([sys.executable, "-c", THREADS], cwd=ROOT, env=os.environ | {"NUMBA_NUM_THREADS": "3"}, check=True)
+    in_processes(1, threads_of_loops)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 import re
 import typing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,8 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
     scale = write(tmp_path, "optim: {steps: 10, warmup_steps: 3}\nmodel: {image: {width: 64}}", "scale.yaml")
     row = write(tmp_path, "optim: {steps: 20}")
     config = load_config(Config, [scale, row], ["optim.warmup_steps=4", "model.image.layers=7"])
-    assert (config.optim.steps, config.optim.warmup_steps) == (20, 4)
+    assert (config.optim.steps, config.optim.warmup_steps, config.optim.beta1) == (20, 4, 0.9)
     assert (config.model.image.width, config.model.image.layers) == (64, 7)
-    assert config.optim.beta1 == 0.9
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,9 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ("optim: {learning_rat: 0.1}", ["row.yaml", "optim.learning_rat", "did you mean optim.learning_rate"]),
         ("optimiser: {steps: 1}", ["row.yaml", "'optimiser'", "optim"]),
         ("optim: {steps: many}", ["row.yaml", "optim.steps = 'many'", "a whole number"]),
-        ("optim: {steps: 1.5}", ["optim.steps = '1.5'", "a whole number"]),
         ("optim: {steps: true}", ["optim.steps = 'true'", "a whole number"]),
         ("optim: {steps: 0}", ["optim.steps = 0", ">= 1"]),
         ("optim: {steps: 1.5e0}", ["optim.steps = '1.5e0'", "a whole number"]),
-        ("optim: {steps: inf}", ["optim.steps = 'inf'", "a whole number"]),
         ("optim: {learning_rate: .nan}", ["optim.learning_rate = '.nan'", "a finite number"]),
         ("optim: {learning_rate: nan}", ["optim.learning_rate = nan", "a finite number"]),
         ("model: {final_layer_norm: 1}", ["model.final_layer_norm = '1'", "true or false"]),
@@ -76,16 +74,12 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ("data: {num_test: 25, gallery: 10}", ["data.num_test = 25", "data.gallery = 10", "gallery=null"]),
         ("data: {source: web}", ["data.source = 'web'", "scenes, shards"]),
         ("data: {crop_scale: [0.9, 0.5]}", ["row.yaml: data.crop_scale = ", "; expected: smallest and largest share"]),
-        ("data: {crop_scale: [0, 0.5]}", ["row.yaml: data.crop_scale = ", "; expected: smallest and largest share"]),
-        ("data: {crop_scale: [-0.5, 0.5]}", ["row.yaml: data.crop_scale = ", "; expected: smallest and largest share"]),
         ("data: {crop_scale: [0.5, 1.01]}", ["row.yaml: data.crop_scale = ", "; expected: smallest and largest share"]),
         ("data: {crop_scale: [0.5]}", ["data.crop_scale = ['0.5']", "a list of 2 numbers"]),
         ("method: {geometry: torus}", ["method.geometry = 'torus'", "sphere"]),
         ("method: {logit_scale_min: 5.0, logit_scale_max: 2.0}", ["row.yaml", "logit_scale_min = 5.0", "2.0"]),
         ("model: {image: {width: 12, heads: 5}}", ["model.image.heads = 5", "image.width = 12", "1, 2, 3, 4, 6, 12"]),
-        ("model: {text: {heads: 3}}", ["row.yaml", "model.text.heads = 3", "model.text.width = 128", "64, 128"]),
         ("model: {text: {mlp_ratio: 0.001}}", ["model.text.mlp_ratio = 0.001", "at least 0.0078"]),
-        ("model: {embedding_dim: 0}", ["row.yaml: model.embedding_dim = 0", ">= 1"]),
         ("model: {patch_size: 7}", ["data.image_size = 48", "model.patch_size = 7", "expected: 42, or another one"]),
         ("model: {patch_size: 64}", ["data.image_size = 48", "expected: 64"]),
         ("model: {patch_dropout: 0.99}", ["model.patch_dropout = 0.99 leaves none of the 36", "at most 0.972"]),
@@ -95,7 +89,6 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
             "optim: {steps: 1}\nrun: {seed: 1}\noptim: {beta1: 0.5}",
             ["row.yaml: not valid YAML: optim occurs", "lines 1 and 3"],
         ),
-        ("optim:\n  steps: 1\n  steps: 2", ["row.yaml: not valid YAML: steps occurs", "lines 2 and 3; expected once"]),
         (
             "data:\n mixture:\n - {weight: 1}\n - {root: a,\n    root: b}",
             ["row.yaml: not valid YAML: root occurs", "lines 4 and 5"],
@@ -119,7 +112,6 @@ def test_bad_configs_are_named(tmp_path, text, parts):
         ("optim=3", "optim is a section"),
         ("optim.stepz=3", "did you mean optim.steps"),
         ("optim.lr=1e-4", "did you mean optim.learning_rate?"),
-        ("optim.batch_size=64", "did you mean optim.global_batch_size?"),
         ("method.temperature=0.07", "did you mean method.logit_scale_"),
         ("optim.steps=[", "no YAML"),
         ("run.seed=-1", "run.seed = -1; expected: >= 0"),
@@ -130,13 +122,10 @@ def test_bad_configs_are_named(tmp_path, text, parts):
         ("model.text.lock=-1", "model.text.lock = '-1'; expected one of: all, >= 0"),
         ("model.image.stem.views=null", "views = None; expected one of: centre, mirror, a whole number"),
         ("data.crop_scale=[a, b]", "data.crop_scale[0] = 'a'; expected: a finite number"),
-        ("model.image.stem.views=some", "views = 'some'; expected one of: centre, mirror, a whole number"),
     ],
 )
 def test_bad_overrides_are_named(text, part):
-    with pytest.raises(ConfigError, match="command line") as error:
-        load_config(Config, [], [text])
-    assert part in str(error.value)
+    refused((f"(?s)command line.*{re.escape(part)}", lambda: load_config(Config, [], [text])), error=ConfigError)
 
 
 def test_a_missing_file_and_an_unknown_scale_list_those_that_are_there():
@@ -193,8 +182,7 @@ def test_what_a_scale_says_of_rows_wins_over_the_row_and_a_longer_beginning_over
     ],
 )
 def test_what_a_scale_says_of_rows_in_a_wrong_way_is_named_with_file_and_place(tmp_path, rows, message):
-    with pytest.raises(ConfigError, match=rf"configs/scale_demo\.yaml: {message}"):
-        at_a_scale(tmp_path, rows)
+    refused((rf"configs/scale_demo\.yaml: {message}", lambda: at_a_scale(tmp_path, rows)), error=ConfigError)
 
 
 def test_only_a_scale_file_may_hold_rows(tmp_path):
@@ -249,8 +237,8 @@ def test_numbers_and_words_are_read_as_their_field_means_them(tmp_path):
 def test_a_row_is_read_by_its_name_and_a_mistyped_one_has_a_nearest(tmp_path, monkeypatch):
     file = FOLDER / "configs" / "table2_multi.yaml"
     assert {row_file(FOLDER, name) for name in ("table2_multi", "table2_multi.yaml", str(file))} == {file}
-    with pytest.raises(ConfigError, match=r"table2_mutli: no such .*; did you mean table2_multi\?$"):
-        row_file(FOLDER, "table2_mutli")
+    nearest = r"table2_mutli: no such .*; did you mean table2_multi\?$"
+    refused((nearest, lambda: row_file(FOLDER, "table2_mutli")), error=ConfigError)
     monkeypatch.chdir(tmp_path)
     custom_row = write(tmp_path, "", "table2_multi.yaml")
     assert row_file(FOLDER, "table2_multi.yaml").resolve() == custom_row  # a file that is there is meant
@@ -259,17 +247,19 @@ def test_a_row_is_read_by_its_name_and_a_mistyped_one_has_a_nearest(tmp_path, mo
 def test_what_a_source_does_not_take_is_refused_with_those_that_do(tmp_path):
     scale = write(tmp_path, "data: {source: shards, train: '*.tar'}", "scale.yaml")
     row = write(tmp_path, "data: {caption_column: title}")
-    with pytest.raises(ConfigError) as error:
-        load_config(Config, [scale, row])
-    assert str(error.value) == (
-        f"{row}, {scale}: data.caption_column = 'title' has no effect with data.source = shards; expected: data.source "
-        "= tsv or hugging_face, or the default, ''"
+    no_effect = (
+        f"^{row}, {scale}: data.caption_column = 'title' has no effect with data.source = shards; expected: "
+        "data.source = tsv or hugging_face, or the default, ''$"
+    )
+    refused(
+        (no_effect, lambda: load_config(Config, [scale, row])),
+        (
+            "data.train = 'x' with data.source = scenes; expected one of: train, train_crowded",
+            lambda: load_config(Config, [], ["data.train=x"]),
+        ),
+        error=ConfigError,
     )
     assert load_config(Config, [], ["data.source=karpathy", "data.num_test=1000"]).data.num_test == 1000  # the default
-    with pytest.raises(
-        ConfigError, match=r"data.train = 'x' with data.source = scenes; expected one of: train, train_crowded"
-    ):
-        load_config(Config, [], ["data.train=x"])
 
 
 def test_every_source_takes_what_the_table_says():
@@ -283,8 +273,8 @@ def test_every_source_takes_what_the_table_says():
         taken = {name: value for name, value in values.items() if source in TAKEN_BY[name]}
         assert to_dict(DataConfig(source=source, **taken)).items() >= taken.items()
         for name in values.keys() - taken.keys():
-            with pytest.raises(ValueError, match=f"^data.{name} = .* has no effect with data.source = {source}"):
-                DataConfig(source=source, **{name: values[name]})
+            no_effect = f"^data.{name} = .* has no effect with data.source = {source}"
+            refused((no_effect, partial(DataConfig, source=source, **{name: values[name]})))
 
 
 def test_a_number_of_validation_pictures_does_not_outlive_its_source(tmp_path):
@@ -292,56 +282,30 @@ def test_a_number_of_validation_pictures_does_not_outlive_its_source(tmp_path):
     assert load_config(Config, [scale]).data.validation_size == 20
     assert load_config(Config, [scale], ["data.source=shards"]).data.validation_size is None
     assert load_config(Config, [scale], ["data.source=shards", "data.num_val=7"]).data.validation_size == 7
-    assert DataConfig().validation_size == 500
 
 
 NO_PATHS = {
-    "source",
-    "image_column",
-    "caption_column",
-    "name",
-    "row",
-    "discriminator",
-    "task",
-    "caption_prefix",
-    "part",
-}
-
-
-HUGGING_FACE = "data.source=hugging_face"
+    "source", "image_column", "caption_column", "name", "row", "discriminator", "task", "caption_prefix", "part",
+}  # fmt: skip
 CONFIGS = [Config, BasicsConfig, PublicConfig, EuclipConfig, GeommConfig, TaskConfig, VisionConfig, RefcocoFiles,
            SugarCrepeFiles, CocoFiles, HierarchyFiles]  # fmt: skip
-
-
-def paths_of(config_class):
-    """Settings that are texts, but for those that name no path."""
-    texts = {key: item for key, item in settings_of(config_class).items() if item.hint in (str, str | None)}
-    return {key: item for key, item in texts.items() if key.rpartition(".")[2] not in NO_PATHS}
 
 
 @pytest.mark.parametrize(
     "config_class", CONFIGS, ids=lambda config_class: f"{config_class.__module__}.{config_class.__name__}"
 )
 def test_every_setting_that_names_a_path_says_so(config_class):
-    for key, item in paths_of(config_class).items():
-        assert item.read is home_expanded, key
+    texts = {key: item for key, item in settings_of(config_class).items() if item.hint in (str, str | None)}
+    for key, item in texts.items():
+        assert item.read is home_expanded or key.rpartition(".")[2] in NO_PATHS, key
 
 
-def test_the_home_folder_is_known_in_every_setting_that_names_a_path_and_is_no_part_of_a_name(tmp_path, monkeypatch):
+def test_the_home_folder_is_known_in_paths_and_is_no_part_of_a_name(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "x").mkdir()
-    for key in paths_of(Config):
-        value = load_config(Config, [], [HUGGING_FACE, f"{key}=~/x"])
-        for part in key.split("."):
-            value = getattr(value, part)
-        assert value == str(tmp_path / "x"), key
-    mixture = load_config(Config, [], [HUGGING_FACE, "data.mixture=[{root: ~/x, train: ~/x, images: ~/x}]"])
-    assert {getattr(mixture.data.mixture[0], key) for key in ("root", "train", "images")} == {str(tmp_path / "x")}
-    assert load_config(Config, [], [HUGGING_FACE, "data.train=~draft.tsv"]).data.train == "~draft.tsv"
-
-
-def test_the_home_folder_is_known_in_arguments_that_are_paths(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = ["data.root=~/x", "data.mixture=[{root: ~/x, train: ~/x, images: ~/x}]"]
+    data = load_config(Config, [], ["data.source=hugging_face", *paths, "data.train=~draft.tsv"]).data
+    one_set = [getattr(data.mixture[0], key) for key in ("root", "train", "images")]
+    assert [data.root, *one_set, data.train] == [*[str(tmp_path / "x")] * 4, "~draft.tsv"]
     monkeypatch.setattr("sys.argv", ["train.py", "--output-dir=~/run"])
     _, arguments = entry_arguments("", FOLDER / "train.py", Config, "table2_clip.yaml")
     assert arguments.output_dir == tmp_path / "run"
@@ -350,12 +314,13 @@ def test_the_home_folder_is_known_in_arguments_that_are_paths(tmp_path, monkeypa
 def test_columns_of_captions_are_separated_by_commas_or_listed(tmp_path):
     row = write(tmp_path, "data: {source: tsv, caption_column: [caption_0, caption_1]}")
     assert load_config(Config, [row]).data.caption_column == "caption_0,caption_1"
-    row = write(tmp_path, "data: {source: tsv, caption_column: ['a, b', c]}")
-    with pytest.raises(ConfigError, match=r"data.caption_column = \['a, b', 'c'\]; expected: text"):
-        load_config(Config, [row])
-    row = write(tmp_path, "data: {source: tsv, root: [a, b]}")
-    with pytest.raises(ConfigError, match=r"data.root = \['a', 'b'\]; expected: text"):
-        load_config(Config, [row])
+    blank = write(tmp_path, "data: {source: tsv, caption_column: ['a, b', c]}", "blank.yaml")
+    root = write(tmp_path, "data: {source: tsv, root: [a, b]}", "root.yaml")
+    refused(
+        (r"data.caption_column = \['a, b', 'c'\]; expected: text", lambda: load_config(Config, [blank])),
+        (r"data.root = \['a', 'b'\]; expected: text", lambda: load_config(Config, [root])),
+        error=ConfigError,
+    )
 
 
 def test_a_set_of_a_mixture_is_the_data_section_with_some_keys_replaced(tmp_path):
@@ -367,10 +332,10 @@ def test_a_set_of_a_mixture_is_the_data_section_with_some_keys_replaced(tmp_path
     config = load_config(Config, [row])
     assert from_dict(Config, yaml.safe_load(yaml.safe_dump(to_dict(config))), "saved") == config
     common = {"source": "tsv", "root": "/data", "caption_column": "text"}
-    first, second, third = (part.as_data(config.data) for part in config.data.mixture)
-    assert first == DataConfig(train="a.tsv", **common)
-    assert second == DataConfig(train="b.tsv", **common | {"root": "/data/b"})
-    assert third == DataConfig(source="shards", root="/c")
+    assert [part.as_data(config.data) for part in config.data.mixture] == [
+        DataConfig(train="a.tsv", **common), DataConfig(train="b.tsv", **common | {"root": "/data/b"}),
+        DataConfig(source="shards", root="/c"),
+    ]  # fmt: skip
     given = load_config(Config, [], ["data.mixture=[{source: tsv, train: x}, {weight: 2}]"])
     assert given.data.mixture[1].weight == 2.0
 
@@ -389,16 +354,15 @@ def test_a_set_of_a_mixture_is_the_data_section_with_some_keys_replaced(tmp_path
     ],
 )
 def test_a_mixture_that_cannot_be_read_names_the_set_and_its_key(mixture, message):
-    with pytest.raises(ConfigError, match=f"command line: {message}"):
-        load_config(Config, [], [f"data.mixture={mixture}"])
+    of_mixture = partial(load_config, Config, [], [f"data.mixture={mixture}"])
+    refused((f"command line: {message}", of_mixture), error=ConfigError)
 
 
 def test_what_a_tokenizer_does_not_take_is_refused_or_set_back(tmp_path):
     scale = write(tmp_path, "data: {source: shards, min_word_count: 5, max_words: 90}", "scale.yaml")
-    for name in ("min_word_count = 3", "max_words = 70"):
-        message = f"data.{name} has no effect with data.tokenizer = clip_bpe; expected: data.tokenizer = words"
-        with pytest.raises(ConfigError, match=message):
-            load_config(Config, [scale], ["data.tokenizer=clip_bpe", f"data.{name.replace(' ', '')}"])
+    no_effect = "data.max_words = 70 has no effect with data.tokenizer = clip_bpe; expected: data.tokenizer = words"
+    set_too = ["data.tokenizer=clip_bpe", "data.max_words=70"]
+    refused((no_effect, lambda: load_config(Config, [scale], set_too)), error=ConfigError)
     assert load_config(Config, [scale]).data.max_words == 90
     chosen = load_config(Config, [scale], ["data.tokenizer=clip_bpe"]).data
     assert chosen == DataConfig(source="shards", tokenizer="clip_bpe")
@@ -411,8 +375,8 @@ def test_another_source_sets_back_what_only_the_one_before_took(tmp_path):
     assert chosen.data == DataConfig(source="shards", train="x.tar", image_size=32, crop_scale=(0.5, 0.5))
     back = override(chosen, ["data.source=scenes", "data.num_test=40"])
     assert back.data == DataConfig(num_test=40, image_size=32, crop_scale=(0.5, 0.5))
-    with pytest.raises(ConfigError, match=r"data\.num_test = 50 has no effect"):  # set together with the source
-        load_config(Config, [scale, row], ["data.source=shards", "data.num_test=50"])
+    together = ["data.source=shards", "data.num_test=50"]
+    refused((r"data\.num_test = 50 has no effect", lambda: load_config(Config, [scale], together)), error=ConfigError)
     same = override(chosen, ["data.source=karpathy", "data.test=x.json"])
     assert same.data.train == ""  # a shard is no JSON file
 
@@ -423,9 +387,7 @@ def test_another_source_sets_back_the_names_of_the_one_before(tmp_path):
     kept = {"root": "d", "labelled": "l", "max_words": 9}
     expected = DataConfig(source="tsv", train="x.tsv", **kept)
     assert load_config(Config, [scale], ["data.source=tsv", "data.train=x.tsv"]).data == expected
-    row = write(tmp_path, "data: {source: tsv, train: x.tsv}")
-    assert load_config(Config, [scale, row]).data == expected
-    assert override(load_config(Config, [scale]), ["data.source=tsv", "data.train=x.tsv"]).data == expected
+    assert load_config(Config, [scale, write(tmp_path, "data: {source: tsv, train: x.tsv}")]).data == expected
     same = load_config(Config, [scale], ["data.source=karpathy", "data.test=y.json"]).data
     assert same == DataConfig(
         source="karpathy", train="x.json", val="x.json#val", test="y.json", images="p", **kept
@@ -436,16 +398,13 @@ def test_another_source_sets_back_the_names_of_the_one_before(tmp_path):
 
 @pytest.mark.parametrize("change", ["loss_bf16_product=true", "loss_kernel=triton"])
 def test_what_needs_tiles_is_refused_without_them(change):
-    stated = change.replace("=", " = ")
-    with pytest.raises(ConfigError, match=rf"optim\.{stated} with optim\.loss_tile = 0; expected: tiles"):
-        override(Config(), [f"optim.{change}"])
-    optim = override(Config(), [f"optim.{change}", "optim.loss_tile=8"]).optim
-    assert optim.tiles["tile"] == 8
+    without = rf"optim\.{change.replace('=', ' = ')} with optim\.loss_tile = 0; expected: tiles"
+    refused((without, lambda: override(Config(), [f"optim.{change}"])), error=ConfigError)
+    assert override(Config(), [f"optim.{change}", "optim.loss_tile=8"]).optim.tiles["tile"] == 8
 
 
 def test_kernels_of_the_loss_are_those_of_the_setting():
-    hints = typing.get_type_hints(OptimConfig)
-    assert typing.get_args(hints["loss_kernel"]) == KERNELS
+    assert typing.get_args(typing.get_type_hints(OptimConfig)["loss_kernel"]) == KERNELS
 
 
 def test_other_data_sections_have_other_sources(tmp_path):
@@ -454,14 +413,9 @@ def test_other_data_sections_have_other_sources(tmp_path):
     assert (config.data.train, config.data.num_test) == ("mine", 9)
 
 
-def test_a_config_survives_yaml_and_back():
-    config = load_config(Config, [], ["data.crop_scale=[0.5, 1]", "run.seed=3"])
-    assert from_dict(Config, yaml.safe_load(yaml.safe_dump(to_dict(config))), "saved") == config
-
-
 @pytest.mark.parametrize(
     ("words", "resume"),
-    [([], None), (["--resume"], "last"), (["--resume", "auto"], "auto"), (["--resume=auto"], "auto")],
+    [(["--resume"], "last"), (["--resume", "auto"], "auto")],
 )
 def test_resume_takes_no_override_for_its_value(words, resume, monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py", *words, "optim.steps=70"])
@@ -493,8 +447,7 @@ class Settings:
     ],
 )
 def test_settings_of_a_user_s_dataclass_are_checked_too(overrides, message):
-    with pytest.raises(ConfigError, match=f"^{message}$"):
-        load_config(Settings, [], overrides)
+    refused((f"^{message}$", lambda: load_config(Settings, [], overrides)), error=ConfigError)
     config = load_config(Settings, [], ["steps=3", "names=[a, b]", "sizes={a: 1}"])
     assert config == Settings(steps=3, names=("a", "b"), sizes={"a": "1"})
 
@@ -511,6 +464,6 @@ def test_a_config_that_was_read_is_the_dataclass_as_python_makes_it():
 
 def test_kept_features_take_no_augmentation():
     stem = ["data.source=shards", "model.image.stem.name=resnet18", "model.patch_size=8", "data.augmentation=albef"]
-    with pytest.raises(ConfigError, match=r"data.augmentation = albef with cached features of a stem.*stem.cache_gb=0"):
-        load_config(Config, [], stem)
+    cached = "data.augmentation = albef with cached features of a stem.*stem.cache_gb=0"
+    refused((cached, lambda: load_config(Config, [], stem)), error=ConfigError)
     assert load_config(Config, [], [*stem, "model.image.stem.cache_gb=0"]).data.augmentation == "albef"

@@ -4,15 +4,17 @@ import ctypes
 import json
 import pickle
 import resource
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from processes import in_processes
+from refusals import refused
 
 from common.data.broken import BrokenSample
-from common.data.feature_cache import FeatureCache, _keep_freed_memory
+from common.data.feature_cache import FeatureCache, _keep_freed_memory, _notes
 from common.data.mixture import Mixture
 from common.data.order import seed_of
 from common.data.scenes import SceneDataset
@@ -71,10 +73,7 @@ def test_views_are_those_computed_on_the_fly_and_computed_once(tmp_path):
         torch.testing.assert_close(transform.eval(sample["image"]), on_the_fly("centre", index), rtol=0, atol=0)
         seen = {tuple(transform.train(sample["image"], seed).flatten().tolist()) for seed in range(60)}
         assert seen == {tuple(on_the_fly(view, index).flatten().tolist()) for view in views}
-    for index in Pictures.broken:
-        with pytest.raises(BrokenSample, match="torn"):
-            rows[index]
-    torch.testing.assert_close(TRANSFORM.inputs(transform.blank[None]), torch.zeros(1, 3, 2, 2), check_dtype=False)
+    refused(*(("torn", partial(rows.__getitem__, index)) for index in Pictures.broken), error=BrokenSample)
     assert (rows.name, rows.fingerprint, len(rows)) == (pictures.name, pictures.fingerprint, 10)
 
 
@@ -87,10 +86,8 @@ def test_other_weights_pictures_or_preprocessing_are_computed_again_and_another_
     FeatureCache(tmp_path, "other", pooled, (3, 2, 2)).of(pictures, TRANSFORM, training=False)
     cache(tmp_path).of(pictures, ImageTransform(SIZE, "squeeze"), training=False)
     cache(tmp_path).of(pictures, ImageTransform(SIZE, resize_with="torchvision"), training=False)
-    other = Pictures(9)
-    cache(tmp_path).of(other, TRANSFORM, training=False)
+    cache(tmp_path).of(Pictures(9), TRANSFORM, training=False)
     assert len(pictures.drawn) == 4 * before
-    assert len(list(tmp_path.glob("*.npy"))) == 5
     for crop_scale in (None, (0.4, 0.5)):  # of crops, it does
         cache(tmp_path, views=(0,)).of(pictures, ImageTransform(SIZE, crop_scale=crop_scale), training=True)
     assert len(pictures.drawn) == 6 * before
@@ -120,15 +117,12 @@ def test_what_is_interrupted_goes_on_and_a_torn_end_is_written_again(tmp_path):
 
 def test_a_set_too_large_for_the_bound_or_the_disk_is_refused_before_anything_is_computed(tmp_path, monkeypatch):
     pictures = Pictures()
+    small = cache(tmp_path, views=("centre", "mirror"), max_bytes=400)
     message = r"10 images x 2 views take 0.00 GB in [^ ]*; 0.00 GB are allowed \(model.image.stem.cache_gb\), "
-    with pytest.raises(ValueError, match=message):
-        cache(tmp_path, views=("centre", "mirror"), max_bytes=400).of(pictures, TRANSFORM, training=True)
+    refused((message, lambda: small.of(pictures, TRANSFORM, training=True)))
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=200))
-    with pytest.raises(
-        ValueError,
-        match=r"take 0.00 GB in [^ ]*; 20.00 GB are allowed \(model.image.stem.cache_gb\), 0.00 GB are free",
-    ):
-        cache(tmp_path).of(pictures, TRANSFORM, training=False)
+    message = r"take 0.00 GB in [^ ]*; 20.00 GB are allowed \(model.image.stem.cache_gb\), 0.00 GB are free"
+    refused((message, lambda: cache(tmp_path).of(pictures, TRANSFORM, training=False)))
     assert not pictures.drawn
 
 
@@ -162,7 +156,7 @@ def test_notes_that_are_torn_start_empty(tmp_path):
     torch.testing.assert_close(transform.eval(rows[9]["image"]), on_the_fly("centre", 9), rtol=0, atol=0)
 
 
-def test_sets_of_a_mixture_are_kept_each_for_itself_and_a_stream_is_refused(tmp_path):
+def test_sets_of_a_mixture_are_kept_apart_and_a_stream_is_refused(tmp_path):
     mixture = Mixture([Pictures(), Pictures(8)], [1.0, 3.0])
     rows, transform = cache(tmp_path, views=("mirror",)).of(mixture, TRANSFORM, training=True)
     assert (rows.name, rows.fingerprint) == (mixture.name, mixture.fingerprint)
@@ -172,8 +166,8 @@ def test_sets_of_a_mixture_are_kept_each_for_itself_and_a_stream_is_refused(tmp_
         assert rows[index]["image_id"] == mixture[index]["image_id"]
     stream = Pictures()
     stream.forward_only = True
-    with pytest.raises(ValueError, match=r"is a stream, .*; expected: data.stream_buffer=0, or .*stem.cache_gb=0"):
-        cache(tmp_path).of(stream, TRANSFORM, training=True)
+    message = "is a stream, .*; expected: data.stream_buffer=0, or .*stem.cache_gb=0"
+    refused((message, lambda: cache(tmp_path).of(stream, TRANSFORM, training=True)))
 
 
 def fresh_pages(keep):
@@ -194,3 +188,24 @@ def test_large_blocks_are_used_again_while_features_are_computed():
     (given,), (kept,) = in_processes(1, fresh_pages, False), in_processes(1, fresh_pages, True)
     assert given > 100  # 32 a block where pages are huge ones
     assert kept < given / 10
+
+
+def test_notes_of_more_rows_than_reached_the_disk_are_not_believed(tmp_path):
+    def stops(pixels):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache(tmp_path, stops).of(Pictures(), TRANSFORM, training=False)
+    (part,) = tmp_path.glob("*.part")
+    _notes(part.with_suffix(".npy")).write_text('{"rows": 8, "broken": {}}')
+    rows, transform = cache(tmp_path).of(Pictures(), TRANSFORM, training=False)
+    torch.testing.assert_close(transform.eval(rows[5]["image"]), on_the_fly("centre", 5), rtol=0, atol=0)
+
+
+def test_a_picture_that_can_be_read_again_is_computed(tmp_path):
+    pictures = Pictures()
+    rows, _ = cache(tmp_path).of(pictures, TRANSFORM, training=False)
+    refused(("torn", lambda: rows[7]), error=BrokenSample)
+    pictures.broken = (2,)
+    rows, transform = cache(tmp_path).of(pictures, TRANSFORM, training=False)
+    torch.testing.assert_close(transform.eval(rows[7]["image"]), on_the_fly("centre", 7), rtol=0, atol=0)

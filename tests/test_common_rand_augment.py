@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
+from timm.data import auto_augment
 
 from common.data.rand_augment import ALBEF_CHANGES, CHANGES, albef_augment, change, rand_augment, tcl_augment
 
@@ -34,18 +35,15 @@ def picture():
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize(("magnitude", "sign"), [(0.0, 1), (8.3, 1), (9.4, -1)])
 def test_change_equals_timm(name, magnitude, sign, picture, monkeypatch):
-    timm = pytest.importorskip("timm.data.auto_augment")
-    monkeypatch.setattr(timm, "_randomly_negate", lambda value: sign * value)
+    monkeypatch.setattr(auto_augment, "_randomly_negate", lambda value: sign * value)
     hparams = {"img_mean": FILL, "interpolation": Image.Resampling.BICUBIC}
-    theirs = timm.AugmentOp(THEIR_NAMES[name], prob=1.0, magnitude=magnitude, hparams=hparams)(picture)
+    theirs = auto_augment.AugmentOp(THEIR_NAMES[name], prob=1.0, magnitude=magnitude, hparams=hparams)(picture)
     ours = change(picture, name, magnitude / 10, sign, FILL)
     np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 
 
 def test_changes_are_those_of_the_increasing_set():
-    timm = pytest.importorskip("timm.data.auto_augment")
-    assert {THEIR_NAMES[name] for name in CHANGES} == set(timm._RAND_INCREASING_TRANSFORMS)
-    assert len(CHANGES) == 15
+    assert sorted(THEIR_NAMES[name] for name in CHANGES) == sorted(auto_augment._RAND_INCREASING_TRANSFORMS)
 
 
 def test_full_strength_posterize_is_black_and_not_an_error(picture):
@@ -83,8 +81,5 @@ def test_albefs_changes_are_those_of_its_code_at_magnitude_7():
 
 
 def test_tcls_views_change_colours_too(picture):
-    rng = np.random.default_rng
-    grey = [np.asarray(tcl_augment(picture, rng(seed))) for seed in range(200)]
-    share = np.mean([np.ptp(image, axis=2).max() == 0 for image in grey])
-    assert 0.12 < share < 0.28
-    assert np.array_equal(grey[3], np.asarray(tcl_augment(picture, rng(3))))
+    views = [np.asarray(tcl_augment(picture, np.random.default_rng(seed))) for seed in range(200)]
+    assert 0.12 < np.mean([np.ptp(view, axis=2).max() == 0 for view in views]) < 0.28  # grey ones

@@ -53,6 +53,16 @@ def files(root, content):
             (root / f"{number}.jpg").write_bytes(body)
 
 
+def write(path, content):
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def beside_pictures(root, content, name, text):
+    files(root, content)
+    return write(root / name, text)
+
+
 def shards(root, content, role, **options):
     samples = {}
     for number, (body, captions) in enumerate(content):
@@ -63,28 +73,25 @@ def shards(root, content, role, **options):
 
 
 def karpathy(root, content, role, **options):
-    files(root, content)
     images = [
         {"filename": f"{number}.jpg", "split": role, "sentences": [{"raw": text} for text in captions]}
         for number, (_, captions) in enumerate(content)
     ]
-    (root / "x.json").write_text(json.dumps({"images": images, "dataset": "x"}))
-    return open_karpathy(root / "x.json", role=role, **options)
+    path = beside_pictures(root, content, "x.json", json.dumps({"images": images, "dataset": "x"}))
+    return open_karpathy(path, role=role, **options)
 
 
 def coco(root, content, role, **options):
-    files(root, content)
     images = [{"id": number, "file_name": f"{number}.jpg"} for number in range(len(content))]
     texts = [{"image_id": number, "caption": text} for number, (_, captions) in enumerate(content) for text in captions]
-    (root / "x.json").write_text(json.dumps({"images": images, "annotations": texts}))
-    return open_karpathy(root / "x.json", role=role, **options)
+    path = beside_pictures(root, content, "x.json", json.dumps({"images": images, "annotations": texts}))
+    return open_karpathy(path, role=role, **options)
 
 
 def listed(root, content, role, **options):
-    files(root, content)
     rows = [{"image": f"{number}.jpg", "caption": captions} for number, (_, captions) in enumerate(content)]
-    (root / "x.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
-    return open_karpathy(root / "x.json.gz", role=role, **options)
+    path = beside_pictures(root, content, "x.json.gz", gzip.compress(json.dumps(rows).encode()))
+    return open_karpathy(path, role=role, **options)
 
 
 def by_caption(content):
@@ -92,16 +99,13 @@ def by_caption(content):
 
 
 def rows_of_a_list(root, content, role, **options):
-    files(root, content)
     rows = [{"image": f"./{path}", "caption": text} for path, text in by_caption(content)]
-    (root / "x.json").write_text(json.dumps(rows))
-    return open_karpathy(root / "x.json", role=role, **options)
+    return open_karpathy(beside_pictures(root, content, "x.json", json.dumps(rows)), role=role, **options)
 
 
 def table_of_tabs(root, content, role, **options):
-    files(root, content)
-    (root / "x.tsv").write_text("".join(f"{path}\t{text}\n" for path, text in by_caption(content)))
-    return open_tsv(root / "x.tsv", role=role, **options)
+    text = "".join(f"{path}\t{text}\n" for path, text in by_caption(content))
+    return open_tsv(beside_pictures(root, content, "x.tsv", text), role=role, **options)
 
 
 def table_of_commas(root, content, role, **options):
@@ -120,9 +124,8 @@ def arrow(root, content, role, **options):
 
 
 def json_lines(root, content, role, **options):
-    files(root, content)
     rows = [{"image": f"{number}.jpg", "captions": captions} for number, (_, captions) in enumerate(content)]
-    (root / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    beside_pictures(root, content, "x.jsonl", "\n".join(map(json.dumps, rows)))
     return open_hugging_face("x.jsonl", root=root, role=role, **options)
 
 
@@ -187,14 +190,9 @@ def test_a_fingerprint_changes_with_the_content_and_not_with_the_place(tmp_path,
     first = fingerprint("a", content)
     assert len(first) == 64
     assert fingerprint("b", content) == first
-    others = [content[:4], content[::-1], [*content[:4], (content[4][0] + b"x", content[4][1])]]
-    others.append([(content[0][0], ["else"]), *content[1:]])
-    others.append([*content[:4], (content[4][0][:-1] + b"x", content[4][1])])  # as many bytes
+    others = [content[:4], content[::-1], [(content[0][0], ["else"]), *content[1:]]]
+    others += [[*content[:4], (body + b"x", content[4][1])] for body in (content[4][0], content[4][0][:-1])]
     assert len({first, *(fingerprint(str(number), other) for number, other in enumerate(others))}) == 6
-
-
-def as_plain_batch(batch):
-    return [plain(sample) for sample in batch]
 
 
 def test_forked_workers_read_what_one_process_reads(tmp_path):
@@ -203,33 +201,16 @@ def test_forked_workers_read_what_one_process_reads(tmp_path):
         (tmp_path / layout.__name__).mkdir()
         sets.append(layout(tmp_path / layout.__name__, content, "test"))
         assert plain(sets[-1][0]) == decoded(content[0])  # files are open before the fork
-    loader = DataLoader(
-        ConcatDataset(sets), 4, num_workers=2, collate_fn=as_plain_batch, multiprocessing_context="fork"
-    )
+    as_plain = {"collate_fn": lambda batch: [plain(sample) for sample in batch]}
+    loader = DataLoader(ConcatDataset(sets), 4, num_workers=2, multiprocessing_context="fork", **as_plain)
     assert [item for batch in loader for item in batch] == [decoded(item) for item in content] * len(sets)
 
 
 # --- names and encodings of other machines ----------------------------------------------------------------------------
 
 
-def latin(text):
-    """A name of an old disk, as Python spells it."""
-    return os.fsdecode(text.encode("latin-1"))
-
-
-@pytest.mark.parametrize("layout", [shards, karpathy, table_of_tabs])
-def test_a_folder_whose_name_is_no_utf8_is_read_and_its_set_can_be_named(tmp_path, layout):
-    (tmp_path / latin("Übung")).mkdir()
-    (tmp_path / "plain").mkdir()
-    content = items()
-    pairs = layout(tmp_path / latin("Übung"), content, "test")
-    assert read_all(pairs)[0] == [decoded(item) for item in content]
-    assert pairs.name.encode()
-    assert pairs.fingerprint == layout(tmp_path / "plain", content, "test").fingerprint
-
-
 def test_a_folder_whose_name_is_no_utf8_is_refused_where_the_library_cannot_open_it(tmp_path):
-    folder = tmp_path / latin("Übung")
+    folder = tmp_path / os.fsdecode("Übung".encode("latin-1"))
     arrow(tmp_path, items(), "test")
     folder.mkdir()
     (tmp_path / "x").rename(folder / "x")
@@ -239,14 +220,6 @@ def test_a_folder_whose_name_is_no_utf8_is_refused_where_the_library_cannot_open
         open_hugging_face("x", root=folder, role="test")
     (tmp_path / "link").symlink_to(folder)
     assert len(open_hugging_face("x", root=tmp_path / "link", role="test")) == 5
-
-
-def test_a_table_names_pictures_whose_names_are_no_utf8(tmp_path):
-    (tmp_path / latin("für.jpg")).write_bytes(jpeg(0))
-    (tmp_path / "x.tsv").write_bytes("für.jpg\ta dog\nfort.jpg\ta cat\n".encode("latin-1"))
-    pairs = open_tsv(tmp_path / "x.tsv", max_broken_share=0.5)
-    assert read_all(pairs)[0] == [decoded((jpeg(0), ["a dog"]))]
-    assert (pairs.path(0), pairs.image_id(0)) == (tmp_path / latin("für.jpg"), latin("für.jpg"))
 
 
 TEXT = "0.jpg\tun café\n1.jpg\tein Übermaß\n"
@@ -415,11 +388,6 @@ def open_any(path, role):
     if path.suffix == ".tar":
         return open_shards(str(path), role=role)
     return (open_karpathy if ".json" in path.suffixes else open_tsv)(path, role=role)
-
-
-def write(path, content):
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
 
 
 @pytest.mark.parametrize(("name", "content", "key", "reason"), ODD_ROWS)

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 from plotted import read_plotted
 from test_common_report_tables import HOSTILE, cell, made_up_table
 
 from common.base import drawing
-from common.report import figures, training_figure
+from common.report import figures
 from common.report.claims.read import FAILS
 from common.report.conclusions import Conclusion
 from common.report.figures import MOST_ROWS, plot_distributions, plot_table
 from common.report.formats import title_in_words, to_markdown, write_table
-from common.report.page import Entry, Picture, collect_page, main, maps_beside, write_page
+from common.report.page import Entry, Picture, collect_page, main, write_page
 from common.report.table import Column, Row, from_json, to_json
 from common.report.training_figure import plot_training
 
@@ -61,8 +60,8 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def picture(tmp_path):
-    (path,) = plot_table(made_up_table(), tmp_path / "pictures" / "table0.png")
-    return Picture(path, f"caption {HOSTILE}")
+    Image.new("RGB", (4, 4)).save(tmp_path / "table0.png")
+    return Picture(tmp_path / "table0.png", f"caption {HOSTILE}")
 
 
 def read(path):
@@ -70,7 +69,7 @@ def read(path):
     return text, Page(text)
 
 
-def test_page_parses_refers_to_nothing_outside_and_describes_its_pictures(tmp_path, picture):
+def test_page_parses_refers_to_nothing_outside_describes_its_pictures_and_names_all_that_was_run(tmp_path, picture):
     text, page = read(write_page([Entry(made_up_table(), (picture,)), Entry(made_up_table())], tmp_path / "page.html"))
     assert "@import" not in text
     assert "url(" not in text
@@ -83,15 +82,11 @@ def test_page_parses_refers_to_nothing_outside_and_describes_its_pictures(tmp_pa
     ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
     assert {attributes["href"][1:] for attributes in page.find("a")} <= ids
     assert page.find("html")[0]["lang"] == "en"
-
-
-def test_page_names_paper_version_table_and_everything_that_was_run(tmp_path):
-    _, page = read(write_page([Entry(made_up_table())], tmp_path / "page.html"))
-    text = " ".join(page.texts)
+    shown = " ".join(page.texts)
     for expected in ("A title (v0)", "no_paper, table0, scale demo", "scenes 0000", "0, 1", "abc", "make nothing",
                      "1 abacus", "2000-01-01", "a slip", "a note", "made up", "Nothing here is real.", "27.3]",
                      "reproduce no cell of the paper", "not run: needs published weights", "image query"):  # fmt: skip
-        assert expected in text, expected
+        assert expected in shown, expected
 
 
 def test_lines_of_ours_on_the_page_never_hold_a_number_of_the_paper(tmp_path):
@@ -129,8 +124,8 @@ def test_command_line_collects_tables_with_their_pictures_and_names_the_root_of_
     folder = tmp_path / "results/no_paper/table0/demo"
     for entry in (table, longer):
         write_table(entry, folder)
-        plot_table(entry, folder / f"{entry.table_id}.png")
-    Image.new("RGB", (4, 4)).save(folder / "table0_training.png")
+    for name in ("table0", "table0_recalls", "table0_training"):
+        Image.new("RGB", (4, 4)).save(folder / f"{name}.png")
     (folder / "metrics.json").write_text('{"not": "a table"}')
     for entry in (table, tenth, second):
         write_table(entry, tmp_path / "outputs/no_paper" / entry.table_id / "demo")
@@ -183,9 +178,6 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
         headings = re.findall(r"<li><a href=\"#[^>]*>(.*?)</a>", file.read_text())
         assert len(headings) == len(set(headings))  # a changed table is told from the whole one
     assert not any("`" in file.read_text() for file in (path, *pages.values()))  # `code` is shown as such
-    conclusions = path.read_text().split('class="conclusions"')[1]
-    assert "&nbsp;%" in conclusions
-    assert " %" not in conclusions
 
 
 def test_a_broken_claims_file_is_named_on_the_command_line(tmp_path, monkeypatch, capsys):
@@ -218,20 +210,14 @@ def test_without_tables_the_page_and_one_line_say_so(tmp_path, capsys):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Figures as they are made, laid out and not written."""
+    """Figures as they are made, not written."""
     made = []
     for module in (drawing, figures):
-        monkeypatch.setattr(module, "write_picture", lambda figure, path, colors=256: figure.draw_without_rendering())
-    for module in (drawing, figures, training_figure):
-        monkeypatch.setattr(module, "Figure", lambda **options: made.append(Figure(**options)) or made[-1])
+        monkeypatch.setattr(module, "write_picture", lambda figure, path, colors=256: made.append(figure) or path)
     return made
 
 
-def picture_is_not_blank(path):
-    pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
-    return len(np.unique(pixels, axis=0)) > 50 and 0.005 < (pixels.min(axis=1) < 200).mean() < 0.5
-
-
+@pytest.mark.usefixtures("drawn")
 def test_constants_no_measurement_and_more_rows_than_can_be_compared_are_no_plot(tmp_path):
     columns = [Column(key, key) for key in ("counted", "set", "measured")]
     ours = {"counted": cell(2.0, 2.0), "set": cell(3.0, 3.0), "measured": cell(1.0, 2.0)}
@@ -284,6 +270,7 @@ def test_a_changed_tables_plot_says_what_was_changed_and_intervals_drawn_alike_s
     assert changed == f'{plain}, ROWS="a b", SET="method.local=attached"'
     texts = [" ".join(text.get_text().split()) for text in drawn[0].legends[0].get_texts()]
     assert texts == ["ours", "interval: 95 % t over seeds or 95 % t over seeds on the arcsine scale"]
+    drawn[0].draw_without_rendering()
     edges = drawn[0].legends[0].get_window_extent()
     assert 0 <= edges.x0 < edges.x1 <= drawn[0].bbox.x1  # of one narrow panel
 
@@ -358,17 +345,16 @@ def test_the_model_behind_a_chance_level_is_named(tmp_path, drawn):
     table = made_up_table(columns=[Column("x", "x", guess="the largest box")], rows=rows)
     plot_table(table, tmp_path / "table0.png")
     assert "chance level (the largest box)" in [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert "*chance level (the largest box)*" in to_markdown(table)
-    assert from_json(to_json(table)) == table
+    assert "*chance level (the largest box)*" in to_markdown(from_json(to_json(table)))
 
 
-@pytest.mark.parametrize("number", [1, 5])
-def test_plots_take_any_number_of_columns_and_texts_with_dollar_signs(tmp_path, number):
-    columns = [Column(f"c{place}", f"$label_{place}", "fraction") for place in range(number)]
-    ours = {column.key: cell(0.25, chance=0.1, query_interval=(0.2, 0.3)) for column in columns}
-    table = made_up_table(columns=columns, rows=[Row("$\\frac{1}$", {}, ours, "measured")])
-    (png,) = plot_table(table, tmp_path / "plot.png")
-    assert picture_is_not_blank(png)
+def test_plots_take_texts_with_dollar_signs(tmp_path):
+    ours = {"x": cell(0.25, chance=0.1, query_interval=(0.2, 0.3))}
+    row = Row("$\\frac{1}$", {}, ours, "measured")
+    (png,) = plot_table(made_up_table(columns=[Column("x", "$label_x", "fraction")], rows=[row]), tmp_path / "plot.png")
+    pixels = np.asarray(Image.open(png).convert("RGB")).reshape(-1, 3)
+    assert len(np.unique(pixels, axis=0)) > 50
+    assert 0.005 < (pixels.min(axis=1) < 200).mean() < 0.5
 
 
 def made_up_log(offset):
@@ -392,9 +378,9 @@ def made_up_log(offset):
     return [*records, *evaluated, {"event": "broken", "step": 3}]
 
 
+@pytest.mark.usefixtures("drawn")
 def test_plot_of_training_has_loss_logit_scale_and_recall_of_every_run(tmp_path):
     png, _ = plot_training({"a": made_up_log(0.0), "b": made_up_log(0.125)}, tmp_path / "training.png")
-    assert picture_is_not_blank(png)
     records = read_plotted(png)
     assert {(record["panel"], record["run"]) for record in records} == {
         (panel, run) for panel in ("loss", "logit_scale", "i2t_recall_at_1", "t2i_recall_at_1", "acc1") for run in "ab"
@@ -404,7 +390,6 @@ def test_plot_of_training_has_loss_logit_scale_and_recall_of_every_run(tmp_path)
     # of 200 records, means over windows of 4, as they are drawn
     losses = [float(record["loss"]) for record in made_up_log(0.125) if record["event"] == "train"]
     written = [r for r in records if (r["panel"], r["run"]) == ("loss", "b")]
-    assert len(losses) == 200
     means = [sum(losses[k : k + 4]) / 4 for k in range(0, 200, 4)]
     values = [math.nan if r["value"] is None else r["value"] for r in written]
     assert values == pytest.approx(means, rel=1e-4, nan_ok=True)
@@ -442,15 +427,14 @@ def test_stages_and_rows_beyond_the_colours_stand_apart(tmp_path, drawn):
 
 
 def test_the_chance_level_of_the_loss_is_drawn_where_it_is_a_contrast_only(tmp_path, drawn):
-    """It was drawn at ln of the batch, also where a pool or a queue gives the candidates and other terms are added."""
-
     def chance(*runs):
-        logs = {str(number): [{**line, **more(line)} for line in made_up_log(0)] for number, more in enumerate(runs)}
+        steps = made_up_log(0)[:200]
+        logs = {str(number): [{**line, **more(line)} for line in steps] for number, more in enumerate(runs)}
         plot_training(logs, tmp_path / "training.png")
         return [text for text in legends(drawn[-1])[0] if text.startswith("chance level")]
 
     def among(count, added=0.0):
-        return lambda line: {"loss_over_chance": (float(line.get("loss", 0)) - added) / math.log(count)}
+        return lambda line: {"loss_over_chance": (float(line["loss"]) - added) / math.log(count)}
 
     assert chance(among(256), among(256)) == ["chance level: 5.55"]
     for unlike in (among(128), among(256, added=0.1), lambda line: {}):
@@ -472,12 +456,9 @@ def test_the_index_links_the_maps_beside_it_and_in_the_results(tmp_path):
     ):
         folder.mkdir(parents=True)
         (folder / "map.html").write_text(f"<html><title>{title}</title></html>", encoding="utf-8")
+    (local / "map_old.html").write_bytes("<title>Kärtchen</title>".encode("latin-1"))
     (local / "map_notes.html").write_text("<title>Another page</title>", encoding="utf-8")
     roots, index = (committed, local / "results"), local / "report.html"
-    assert maps_beside(roots, index) == [
-        ("Map of the embedding spaces of A & B, C", "../results/euclip/map/demo/map.html"),
-        ("Map of the embedding space of mine", "map.html"),
-    ]
     collect_page(roots, index, papers=tmp_path)
     page = index.read_text(encoding="utf-8")
     assert '<a href="../results/euclip/map/demo/map.html">Map of the embedding spaces of A &amp; B, C</a>' in page

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from common.evaluation.rerank import best_candidates, two_stage_ranks
 from common.evaluation.retrieval import Positives, recall_at_k, retrieval_metrics, retrieval_ranks
@@ -109,22 +110,17 @@ def test_best_candidates_are_the_first_of_a_stable_sort(levels):
     assert best_candidates(scores, 13).tolist() == expected
 
 
-@pytest.mark.parametrize("k_test", [9, 13])
-def test_a_k_test_that_cannot_give_all_recalls_is_refused(k_test):
-    with pytest.raises(ValueError, match=f"k_test = {k_test}; expected: 10 to 12, the number of candidates"):
-        two_stage_ranks(
-            torch.randn(12, 24), torch.arange(24) % 12, lambda rows, columns: torch.zeros(len(rows)), k_test
-        )
+def test_a_k_test_that_cannot_give_all_recalls_and_logits_that_cannot_be_ranked_are_refused():
+    def ranked(logits, k_test=10):
+        return two_stage_ranks(torch.randn(12, 24), torch.arange(24) % 12, lambda rows, columns: logits(rows), k_test)
 
-
-@pytest.mark.parametrize(
-    ("match", "message"),
-    [
-        (lambda rows, columns: torch.zeros(len(rows), 2), r"match returned \(\d+, 2\) torch.float32 for \d+ pairs"),
-        (lambda rows, columns: torch.zeros(len(rows), dtype=torch.bfloat16), "half precision ties them"),
-        (lambda rows, columns: torch.full((len(rows),), torch.nan), "120 match logits are not finite"),
-    ],
-)
-def test_logits_that_cannot_be_ranked_are_refused(match, message):
-    with pytest.raises(ValueError, match=message):
-        two_stage_ranks(torch.randn(12, 12), torch.arange(12), match, 10)
+    refused(
+        ("k_test = 9; expected: 10 to 12, the number of candidates", lambda: ranked(torch.zeros_like, 9)),
+        ("k_test = 13; expected: 10 to 12, the number of candidates", lambda: ranked(torch.zeros_like, 13)),
+        (
+            r"match returned \(\d+, 2\) torch.float32 for \d+ pairs",
+            lambda: ranked(lambda rows: torch.zeros(len(rows), 2)),
+        ),
+        ("half precision ties them", lambda: ranked(lambda rows: rows.bfloat16())),
+        ("120 match logits are not finite", lambda: ranked(lambda rows: rows * torch.nan)),
+    )

@@ -18,7 +18,7 @@ from oblique_topology import train
 from scripts import compare, evaluate, publish
 
 ROOT = Path(__file__).resolve().parents[1]
-FEW = ("optim.steps=2", "run.evaluate_every=0")
+FEW = ("optim.steps=2", "run.evaluate_every=0", "data.num_test=16", "data.num_labelled=8")
 MAINS = {"train.py": train.main, "evaluate.py": evaluate.main, "compare.py": compare.main, "publish.py": publish.main}
 
 

@@ -1,23 +1,19 @@
 """Trackers of a run: after a resume no step is drawn twice, whichever steps the killed process had logged."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import accelerate.tracking
 import pytest
 from accelerate.utils import LoggerType
 from killed_run import killed_after
+from runs import row_config
 
-from common.base.config import load_row
 from common.data.pairs import open_training_pairs
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.launch import start_accelerator
-from oblique_topology.config import Config
 from oblique_topology.train import train
-
-FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
 
 
 class Events:
@@ -73,7 +69,7 @@ def stubs(monkeypatch):
 def run(folder, tracker, resume=False):
     settings = ["run.log_every=1", "run.evaluate_every=0", "run.test=false", "run.save_every=2"]
     settings += ["run.keep_checkpoints=3", f"run.tracker={tracker}", "run.mixed_precision=no"]
-    config = load_row(Config, FOLDER, FOLDER / "configs" / "table2_clip.yaml", "smoke", settings)
+    config = row_config("oblique_topology", "table2_clip", *settings)
     files = RunFiles(folder)
     accelerator = start_accelerator(config.run, folder)
     assert accelerator.trackers == []  # it starts when the step is known at which the run resumes
@@ -102,8 +98,3 @@ def test_a_resumed_run_is_one_run_of_the_tracker_and_another_run_another(tracker
     assert other[key] != saved
     # W&B leaves out a step that is not above the last one
     assert stubs.steps == {saved: [1, 2, 3, 4, 5, 6, 5, 6], other[key]: [1, 2, 3, 4, 5, 6]}
-
-
-def test_a_run_without_a_tracker_saves_no_name_for_one(tmp_path):
-    files = run(tmp_path, "none")
-    assert "tracker_run" not in last_checkpoint(files.checkpoints).state

@@ -1,8 +1,6 @@
 """Drawing: boxes against pixels, sizes, domains, renditions, and that what is said can be seen."""
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,8 +37,8 @@ def test_box_is_the_bounding_box_of_what_is_drawn(shape, orientation):
 
 def test_objects_of_pairs_never_overlap_and_always_stand_in_a_relation():
     for split in SPLITS:
-        dataset = SceneDataset(split, size=400)
-        for scene in map(dataset.scene, range(400)):
+        dataset = SceneDataset(split, size=150)
+        for scene in map(dataset.scene, range(150)):
             for k, a in enumerate(scene.objects):
                 assert a.radius <= min(a.x, a.y, 960 - a.x, 960 - a.y)
                 assert all(any(holds(r, a, b) for r in range(4)) for b in scene.objects[k + 1 :])
@@ -98,11 +96,3 @@ def test_the_labelled_object_is_visible(name):
         without = replace(scene, objects=scene.objects[:main] + scene.objects[main + 1 :])
         changed = np.abs(render(scene).astype(int) - render(without).astype(int)).max(-1) > 10
         assert changed.sum() >= 15
-
-
-def test_the_page_shows_every_sheet_and_the_sheets_are_small():
-    docs = Path(__file__).resolve().parents[1] / "docs"
-    shown = set(re.findall(r"\]\((scenes/[a-z0-9_]+\.png)\)", (docs / "scenes.md").read_text()))
-    assert shown == {f"scenes/{path.name}" for path in (docs / "scenes").glob("*.png")}
-    assert len(shown) >= 14
-    assert sum((docs / path).stat().st_size for path in shown) < 1_500_000

@@ -18,19 +18,17 @@ from euclip.geometry import Hyperbolic
 OPTIM = OptimConfig(steps=100, warmup_steps=10, learning_rate=2.0e-3, final_learning_rate=1.0e-4)
 
 
-def test_warm_up_rises_in_equal_steps_to_the_peak():
-    rates = [learning_rate_at(step, OPTIM) for step in range(11)]
+@pytest.mark.parametrize("start", [0.0, 1.0e-5])
+def test_a_warm_up_rises_in_equal_steps_to_the_peak(start):
+    optim = dataclasses.replace(OPTIM, warmup_from=start)
+    rates = [start, *(learning_rate_at(step, optim) for step in range(11))]
     steps = [after - before for before, after in itertools.pairwise(rates)]
-    assert steps == pytest.approx([2.0e-3 / 11] * 10)
-    assert rates[10] == pytest.approx(2.0e-3)
-    assert learning_rate_at(0, OptimConfig(steps=5, warmup_steps=0, learning_rate=1.0)) == 1.0
-
-
-def test_a_warm_up_from_a_rate_rises_in_equal_steps_from_there():
-    optim = dataclasses.replace(OPTIM, warmup_from=1.0e-5)
-    rates = [1.0e-5, *(learning_rate_at(step, optim) for step in range(11))]
-    assert [after - before for before, after in itertools.pairwise(rates)] == pytest.approx([1.99e-3 / 11] * 11)
+    assert steps == pytest.approx([(2.0e-3 - start) / 11] * 11)
     assert learning_rate_at(50, optim) == learning_rate_at(50, OPTIM)
+
+
+def test_without_a_warm_up_the_first_rate_is_the_peak_and_none_starts_above_it():
+    assert learning_rate_at(0, OptimConfig(steps=5, warmup_steps=0, learning_rate=1.0)) == 1.0
     with pytest.raises(ValueError, match=r"warmup_from = 0.1 with optim.learning_rate = 0.002; expected: at most"):
         dataclasses.replace(OPTIM, warmup_from=0.1)
 
@@ -68,23 +66,15 @@ def test_a_frozen_scale_is_not_given_to_the_optimiser():
     assert id(scale.log_logit_scale) not in given
 
 
-def test_a_logit_scale_with_a_separate_rate_is_a_group_that_keeps_it():
-    model = TwoTowers(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Sphere(), LogitScale(14.0))
+def test_logit_scale_and_curvature_with_a_separate_rate_are_a_group_that_keeps_it_and_embedding_scales_are_not_in_it():
+    model = TwoTowers(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Hyperbolic(2, squared=False), LogitScale(14.0))
     optimizer = build_optimizer(model, OptimConfig(logit_scale_rate=20.0, weight_decay=0.3))
     *others, loss_group = optimizer.param_groups
-    assert loss_group["params"] == [model.logit_scale.log_logit_scale]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    of_loss, *rest = ({names[id(p)] for p in group["params"]} for group in (loss_group, *others))
+    assert of_loss == {"logit_scale.log_logit_scale", "geometry.log_curvature"}
+    assert of_loss.union(*rest) == {*names.values()}
     assert loss_group["weight_decay"] == 0.0
     set_learning_rate(optimizer, 0.01)
     assert loss_group["lr"] == pytest.approx(0.2)
     assert [group["lr"] for group in others] == [0.01, 0.01]
-    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    assert given == {id(p) for p in model.parameters()}
-
-
-def test_a_curvature_has_the_rate_of_the_logit_scale_and_embedding_scales_that_of_the_rest():
-    model = TwoTowers(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Hyperbolic(2, squared=False), LogitScale(14.0))
-    *others, loss_group = build_optimizer(model, OptimConfig(logit_scale_rate=20.0)).param_groups
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    assert {names[id(p)] for p in loss_group["params"]} == {"logit_scale.log_logit_scale", "geometry.log_curvature"}
-    rest = {names[id(p)] for group in others for p in group["params"]}
-    assert len([name for name in rest if name.endswith("_scale")]) == 2

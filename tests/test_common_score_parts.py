@@ -63,10 +63,9 @@ def assert_equal(one, other):
         np.testing.assert_array_equal(value, expected)
 
 
-def test_ranks_and_precisions_in_parts_are_those_of_the_whole(scored):
-    whole, parts = scored
+def test_ranks_precisions_two_stages_and_coco_in_parts_are_those_of_the_whole(scored):
+    (rows, scores, text_scores), parts = scored
     owners = torch.arange(IMAGES).repeat_interleave(CAPTIONS)
-    scores, text_scores = whole.scores, whole.text_scores
     positives = Positives.from_owners(owners, IMAGES)
     expected, actual = retrieval_ranks(scores, owners, text_scores=text_scores), ranks_of_parts(parts, positives)
     assert_equal(actual, expected)
@@ -78,12 +77,6 @@ def test_ranks_and_precisions_in_parts_are_those_of_the_whole(scored):
     )
     assert_equal(ranks_of_parts(parts, few), retrieval_ranks(scores, few, text_scores=text_scores))
     assert_equal(precisions_of_parts(parts, few), precisions_at_r(scores, few, text_scores=text_scores))
-
-
-def test_two_stages_and_coco_in_parts_are_those_of_the_whole(scored):
-    (rows, scores, text_scores), parts = scored
-    owners = torch.arange(IMAGES).repeat_interleave(CAPTIONS)
-    positives = Positives.from_owners(owners, IMAGES)
 
     def match(images, texts):
         return ((images * 7 + texts * 3) % 5).double()

@@ -45,12 +45,7 @@ def test_the_same_samples_as_the_webdataset_library(tmp_path, tar_format):
     assert [(broken.key, broken.reason.split(":")[0]) for broken in ours.broken_at_open] == [("odd", "no image")]
 
 
-def test_files_that_gnu_tar_and_webdataset_write_are_read(tmp_path):
-    webdataset = pytest.importorskip("webdataset")
-    with webdataset.TarWriter(str(tmp_path / "w.tar")) as writer:
-        for seed in range(3):
-            writer.write({"__key__": f"k{seed}", **pair(seed)})
-    assert [open_shards(str(tmp_path / "w.tar"))[index]["image_id"] for index in range(3)] == ["id0", "id1", "id2"]
+def test_a_file_that_gnu_tar_writes_is_read(tmp_path):
     for name, body in pair(4).items():
         (tmp_path / f"k4.{name}").write_bytes(body)
     with tarfile.open(
@@ -187,7 +182,7 @@ def test_a_picture_that_is_ranked_twice_is_an_error_that_names_both_places(tmp_p
 
 def test_a_line_of_a_text_is_a_caption_where_pictures_are_ranked(tmp_path):
     """CLIP_benchmark's converter joins the captions of a picture by line feeds; open_clip trains on the text as one."""
-    metadata = {"captions": ["two\nlines", "one"]}
+    metadata = {"captions": ["two\nlines", "one"], "image_id": 139}
     samples = {
         "k0": {"jpg": jpeg(0), "txt": b"a dog\n on grass \n\nbrown\n"},
         "k1": {"jpg": jpeg(1), "txt": b"ein Hund"},
@@ -204,6 +199,7 @@ def test_a_line_of_a_text_is_a_caption_where_pictures_are_ranked(tmp_path):
         assert ranked.captions(1) == training.captions(1) == ["ein Hund"]
         assert ranked.captions(2) == training.captions(2)
         assert ranked.captions(3) == [""]
+        assert [ranked.image_id(place) for place in (0, 2)] == ["a/k0", "139"]
     assert ranked.fingerprint != training.fingerprint
 
 
@@ -219,29 +215,6 @@ def test_without_an_image_id_shard_and_key_name_a_picture(tmp_path):
     assert pairs[2]["image_id"] == "b/k0"
     pairs = open_shards("*/*.tar", root=tmp_path, role="test")
     assert [pairs.image_id(index) for index in range(0, 8, 2)] == ["one/a/k0", "one/b/k0", "two/a/k0", "two/b/k0"]
-
-
-def test_opening_a_ranked_set_again_reads_no_json(tmp_path, monkeypatch):
-    good_tar(tmp_path / "a.tar", 4)
-    first = open_shards("*.tar", root=tmp_path, role="test", index_dir=tmp_path / "index")
-    with monkeypatch.context() as patch:
-        patch.setattr("common.data.tar_index.index_shard", lambda *arguments: pytest.fail("a json was read"))
-        again = open_shards("*.tar", root=tmp_path, role="test", index_dir=tmp_path / "index")
-    assert [again.image_id(index) for index in range(4)] == [first.image_id(index) for index in range(4)]
-    write_tar(tmp_path / "b.tar", {"k9": pair(2)})
-    with pytest.raises(ValueError, match=r"image 'id2' occurs twice, in .*a\.tar \[k0002\] and in .*b\.tar \[k9\]"):
-        open_shards("*.tar", root=tmp_path, role="test", index_dir=tmp_path / "index")
-
-
-def test_keys_that_start_again_in_each_shard_are_distinguished_by_their_image_id(tmp_path):
-    good_tar(tmp_path / "a.tar", 2)
-    write_tar(tmp_path / "b.tar", {"k0000": pair(7), "k0001": pair(8, json=b"{torn")})
-    pairs = open_shards("*.tar", root=tmp_path, role="test")
-    assert [pairs.image_id(index) for index in range(3)] == ["id0", "id1", "id7"]
-    labels = {f"k{number}": {"jpg": jpeg(number), "cls": b"0"} for number in range(2)}
-    for name in ("y0.tar", "y1.tar"):  # a labelled set is not ranked
-        write_tar(tmp_path / name, labels)
-    assert len(open_shards("y*.tar", root=tmp_path, role="test", allow_missing_captions=True)) == 4
 
 
 # --- processes -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,10 @@
 """Text towers on a pre-trained BERT: tokens are transformers' own, kept captions those computed anew."""
 
 import json
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +12,6 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from processes import in_processes
 from refusals import refused
 from runs import logged, row_config, trained
 from safetensors.torch import load_file
@@ -22,10 +25,10 @@ from common.encoders.stem import PooledStem, Stem, StemError
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.text_stem import PooledTextStem, TextStem
 from common.encoders.transformer import QuickGELU
-from common.encoders.weights import read_source
+from common.encoders.weights import WeightsError, read_source
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles, check_same_run, run_key
-from common.run.initial import open_source
+from common.run.initial import _check_vocabulary, open_source
 from common.run.inputs import feature_cache
 from contrastive_basics.model import PatchTokens
 
@@ -68,7 +71,7 @@ def words_of(ids):
     return (ids != TOKENIZER.pad_id)[..., None]
 
 
-@pytest.mark.parametrize("layers", [0, 2, 3])
+@pytest.mark.parametrize("layers", [0, 2])
 def test_tokens_are_those_of_transformers_after_as_many_layers(bert, layers):
     mask = words_of(IDS)
     with torch.no_grad():
@@ -136,11 +139,7 @@ def many(count, length=LENGTH):
 
 
 def computed_of(calls):
-    def compute(ids):
-        calls.append(len(ids))
-        return counted(ids)
-
-    return compute
+    return lambda ids: calls.append(len(ids)) or counted(ids)
 
 
 def test_each_caption_is_computed_once_whatever_set_it_comes_from(tmp_path):
@@ -185,41 +184,47 @@ def test_what_is_interrupted_goes_on_and_torn_ends_are_cut_off(tmp_path):
 
 def test_a_file_that_would_be_too_large_is_refused_before_anything_is_computed(tmp_path):
     calls = []
-    with pytest.raises(
-        ValueError, match=r"of the captions of a: \d+ tokens take .* 0.00 GB are allowed \(model.text.stem.cache_gb\)"
-    ):
-        cache_of(tmp_path, compute=computed_of(calls), max_bytes=99).keep("a", many(50), torch.device("cpu"))
+    message = r"of the captions of a: \d+ tokens take .* 0.00 GB are allowed \(model.text.stem.cache_gb\)"
+    cache = cache_of(tmp_path, compute=computed_of(calls), max_bytes=99)
+    refused((message, lambda: cache.keep("a", many(50), torch.device("cpu"))))
     assert not calls
 
 
-def of_processes(folder):
-    calls = []
-    cache = cache_of(folder, compute=computed_of(calls))
-    cache.keep("a", many(60), torch.device("cpu"))
-    actual = cache(many(60))
-    return sum(calls), actual.tolist()
+def test_of_two_at_once_one_computes_and_both_read(tmp_path):
+    """The lock is one of the file system: it parts two that opened the file, in one process or in two."""
+    ids, calls = many(60), []
 
+    def kept(_):
+        cache = cache_of(tmp_path, compute=lambda part: time.sleep(0.1) or computed_of(calls)(part))
+        cache.keep("a", ids, torch.device("cpu"))
+        return cache(ids)
 
-def test_of_two_processes_one_computes_and_both_read(tmp_path):
-    first, second = in_processes(2, of_processes, tmp_path)
-    assert first[0] + second[0] == len(many(60).unique(dim=0))
-    assert first[1] == second[1]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(kept, range(2))
+    assert sum(calls) == len(ids.unique(dim=0))
+    assert torch.equal(first, second)
 
 
 def test_what_is_no_stem_is_refused(bert):
     tower = read_source(str(bert[0])).text_tower
     changed = read_source(str(bert[0])).text_tower
     changed.input_norm.eps, changed.transformer.blocks[0].mlp[1] = 1e-5, QuickGELU()
-    for wrong, weights, message in (
+    cases = (
         (random_stem(2, ids=99), tower, r"has 18 ids, the tokenizer of this run 99; expected: .*wordpiece"),
         (random_stem(5), tower, r"does not fit this run: transformer.blocks.3.* instead of none"),
         (random_stem(1, length=30), tower, r"does not fit this run: position_embedding \(30, 24\) instead of"),
         (random_stem(2, heads=4), tower, "does not fit this run: heads 4 instead of 2"),
         (random_stem(2), changed, r"activation gelu instead of QuickGELU\(\), eps 1e-12 instead of 1e-05"),
         (random_stem(1), None, "there is no BERT"),
-    ):
-        with pytest.raises(StemError, match=message):
-            wrong.load_("there", weights)
+    )
+    refused(*((text, partial(wrong.load_, "there", weights)) for wrong, weights, text in cases), error=StemError)
+
+
+def test_weights_meet_the_vocabulary_beside_them(bert):
+    name, swapped = str(bert[0]), BertTokenizer([*SPECIAL_TOKENS, "red", "a", *WORDS[2:]])
+    _check_vocabulary("model.text.init", name, TOKENIZER)
+    message = "token 5 is 'a', that of data.vocabulary is 'red'; expected: data.vocabulary="
+    refused((message, lambda: _check_vocabulary("model.text.init", name, swapped)), error=WeightsError)
 
 
 # ---------------------------------------------------------------- in runs
@@ -271,16 +276,18 @@ def test_training_on_kept_captions_is_training_on_captions_and_goes_on(photograp
     assert None in (config.model.text.stem.layers, config.model.text.stem.heads)  # the weights', as a table asks for it
     check_same_run(last_checkpoint(files.checkpoints), files, config, data)
     other = config_of(photographs, bert, "model.text.stem.layers=2")
-    with pytest.raises(ConfigError, match=r"text.stem.layers 3 -> 2"):
-        check_same_run(last_checkpoint(files.checkpoints), files, other, data)
+    refused(
+        (r"text.stem.layers 3 -> 2", lambda: check_same_run(last_checkpoint(files.checkpoints), files, other, data)),
+        error=ConfigError,
+    )
     again, _ = run(tmp_path / "kept", config, resume=True)
-    assert again[-2:] == whole[-2:]
-    assert file.stat().st_size == size
+    assert (again[-2:], file.stat().st_size) == (whole[-2:], size)
     # a run of ours is weights, too, and needs the BERT no more
     source = open_source(str(tmp_path / "kept")).text_tower
     stem = stem_of(bert, 3)
     torch.testing.assert_close(source.stem(IDS), stem(IDS), rtol=0, atol=0)
-    child, _ = run(tmp_path / "child", config_of(photographs, bert, f"model.init={tmp_path / 'kept'}"))
+    start = (f"model.init={tmp_path / 'kept'}", "optim.steps=1")
+    child, _ = run(tmp_path / "child", config_of(photographs, bert, *start))
     assert child[0] != whole[0]
 
 
@@ -288,10 +295,7 @@ def test_a_key_holds_the_hash_of_weights_and_not_their_path(photographs, bert, t
     def key(*overrides):
         return run_key("euclip", config_of(photographs, bert, *overrides), "data")
 
-    copied = tmp_path / "elsewhere" / "tiny"
-    copied.mkdir(parents=True)
-    for file in bert[0].iterdir():
-        (copied / file.name).write_bytes(file.read_bytes())
+    copied = shutil.copytree(bert[0], tmp_path / "elsewhere" / "tiny")
     assert key() == key(f"model.weights={copied.parent}") == key(f"model.text.stem.weights={copied}")
     (copied / "config.json").write_bytes((bert[0] / "config.json").read_bytes() + b"\n")
     assert key() != key(f"model.weights={copied.parent}")

@@ -143,8 +143,7 @@ def test_the_order_of_captions_does_not_matter(captions, seed, max_size):
     shuffled = random.Random(seed).sample(captions, len(captions))
     first = WordTokenizer.from_captions(captions, min_count=1, max_size=max_size)
     second = WordTokenizer.from_captions(shuffled, min_count=1, max_size=max_size)
-    assert first == second
-    assert first.fingerprint == second.fingerprint
+    assert (first, first.fingerprint) == (second, second.fingerprint)
     assert first.vocabulary_size <= max_size
     unbounded = WordTokenizer.from_captions(captions, min_count=1)
     assert unbounded.words[: len(first.words)] == first.words
@@ -212,8 +211,7 @@ def test_every_row_is_start_pieces_end_padding_and_a_shorter_one_is_its_beginnin
     assert rows.dtype == whole.dtype == torch.int64
     for row, long in zip(rows.tolist(), whole.tolist()):
         end = row.index(tokenizer.end_id)
-        assert end == min(long.index(tokenizer.end_id), context_length - 1)
-        assert row[:end] == long[:end]
+        assert (end, row[:end]) == (min(long.index(tokenizer.end_id), context_length - 1), long[:end])
         assert row[0] == tokenizer.cls_id
         assert row.count(tokenizer.end_id) == row.count(tokenizer.cls_id) == 1  # no text can end a row early
         assert set(row[end + 1 :]) <= {tokenizer.pad_id}

@@ -74,8 +74,7 @@ def test_torchvisions_resize_of_random_crops_and_grey_images_is_close_to_pillows
 def test_torchvisions_resize_of_noise_is_close_to_pillows():
     noise = np.random.default_rng(0).integers(0, 256, (120, 160, 3), dtype=np.uint8)
     for size in (48, 120, 200):
-        resized = [ImageTransform(size, resize_with=name).eval(noise) for name in ("pillow", "torchvision")]
-        check_close(*resized)
+        check_close(*(ImageTransform(size, resize_with=name).eval(noise) for name in ("pillow", "torchvision")))
 
 
 def check_close(one: torch.Tensor, other: torch.Tensor, average: float = 0.01) -> None:
@@ -164,9 +163,7 @@ def test_mirror_images_come_as_often_as_asked():
     assert 230 <= flipped <= 370  # five standard deviations
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "scale"), [(144, 144, (0.2, 1.0)), (100, 160, (0.5, 1.0)), (48, 48, (0.9, 1.0))]
-)
+@pytest.mark.parametrize(("height", "width", "scale"), [(100, 160, (0.2, 1.0)), (48, 48, (0.9, 1.0))])
 def test_crop_boxes_are_distributed_as_torchvisions(height, width, scale):
     torch.manual_seed(0)
     image = Image.new("RGB", (width, height))

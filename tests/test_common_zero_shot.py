@@ -5,11 +5,7 @@ import math
 import pytest
 import torch
 from refusals import refused
-from torch import nn
 
-from common.data.tokenizer import WordTokenizer
-from common.data.transforms import ImageTransform
-from common.evaluation.embed import Encoder, evaluate_zero_shot
 from common.evaluation.zero_shot import class_scores, classification_hits, fill, plain_mean, prompt_scores
 from common.geometry import Sphere, inner_product_similarity, unit
 
@@ -129,8 +125,7 @@ def test_a_name_that_occurs_twice_ties_exactly_and_the_first_class_wins(average)
 def test_only_the_placeholder_of_a_template_is_replaced():
     assert fill("a {} in {brackets}", "cat") == "a cat in {brackets}"
     assert fill("a photo of a {c}.", "{}") == "a photo of a {}."
-    with pytest.raises(ValueError, match="'a photo' has no place for the class name"):
-        fill("a photo", "cat")
+    refused(("'a photo' has no place for the class name", lambda: fill("a photo", "cat")))
 
 
 def test_classifier_equals_open_clip_on_a_tiny_random_model():
@@ -183,57 +178,3 @@ def test_bad_input_is_refused():
             lambda: prompt_scores(images, None, [], ["{}"], SPHERE.similarity, SPHERE.mean, "scores"),
         ),
     )
-
-
-# --- a whole evaluation --------------------------------------------------------------------------------------------
-
-
-class Colours(nn.Module):
-    """A model that knows colours: a picture's embedding is its mean colour, a text's the colour it names."""
-
-    geometry = Sphere()
-    words = ("red", "green", "blue")
-
-    def __init__(self, tokenizer):
-        super().__init__()
-        self.ids = [int(tokenizer.encode([word], 4)[0, 1]) for word in self.words]
-
-    def encode_image(self, images):
-        return unit(images.mean(dim=(2, 3)))
-
-    def encode_text(self, token_ids):
-        return unit(torch.stack([(token_ids == word).any(dim=1) for word in self.ids], dim=1).float() + 1e-3)
-
-
-class Patches:
-    """One flat picture per class, four times."""
-
-    name, fingerprint = "patches", "f0"
-    class_names, templates = ["red", "green", "blue"], ["a {} patch", "{c}"]
-
-    def __len__(self):
-        return 12
-
-    def label(self, index):
-        return index % 3
-
-    def __getitem__(self, index):
-        pixels = torch.zeros(8, 8, 3, dtype=torch.uint8)
-        pixels[..., self.label(index)] = 255
-        return {"image": pixels.numpy(), "label": self.label(index)}
-
-
-@pytest.fixture
-def encoder():
-    tokenizer = WordTokenizer.from_words(["a", "patch", "red", "green", "blue"])
-    transform = ImageTransform(size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    return Encoder(Colours(tokenizer), transform, tokenizer, 6, 5, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("average", ["scores", "normalized_mean"])
-def test_evaluation_records_the_average_and_counts(encoder, average):
-    evaluation = evaluate_zero_shot(encoder, Patches(), average)
-    assert evaluation.metrics == pytest.approx({"acc1": 1, "mean_per_class_recall": 1})
-    assert evaluation.chance["acc1"] == pytest.approx(1 / 3)
-    assert evaluation.protocol["prompt_average"] == average
-    assert (evaluation.protocol["num_images"], evaluation.protocol["num_templates"]) == (12, 2)

@@ -17,7 +17,6 @@ def test_a_matrix_of_cosines_by_loops():
         nearest += all(cosines[row, row] >= cosines[row, column] for column in range(7))
     expected = {"pair_cosine": np.mean(of_pairs), "other_cosine": np.mean(other), "nearest": 100 * nearest / 7}
     assert measured(cosines) == pytest.approx(expected)
-    assert measured(cosines)["nearest"] == pytest.approx(200 / 7)
     assert measured(cosines.T)["nearest"] == 100.0
     assert measured(torch.eye(5)) == {"pair_cosine": 1.0, "other_cosine": 0.0, "nearest": 100.0}
 

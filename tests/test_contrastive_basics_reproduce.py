@@ -61,11 +61,8 @@ def test_table1_has_printed_published_and_trained_rows(output):
     printed = [f"{name}{prefix}" for name in ("FLAVA", "CLIP") for prefix in ("", ", captions with 'a photo of'")]
     assert list(rows) == [*printed, "BEiT-3", *TRAINED_HERE]
     assert rows["CLIP, captions with 'a photo of'"].paper["coco_i2t_r1"] == 58.4  # the printed row used a prefix
-    assert rows["FLAVA"].paper["coco_i2t_r10"] is None
     assert rows["BEiT-3"].status.startswith("cited: needs weights of the 1.9 billion parameter model")
-    assert not rows["BEiT-3"].ours
-    assert not rows["CLIP"].paper
-    assert not rows["FLAVA, captions with 'a photo of'"].paper
+    assert rows["BEiT-3"].ours == rows["CLIP"].paper == rows["FLAVA, captions with 'a photo of'"].paper == {}
     assert "published; pictures by Pillow, crop to 32 px" in rows["CLIP"].note
     for name in TRAINED_HERE:
         cell = rows[name].ours["flickr_t2i_r5"]
@@ -147,7 +144,8 @@ def test_without_checkpoints_the_printed_rows_say_what_they_need(output, one_row
     assert statuses["CLIP-like, trained here"] == "measured"
 
 
-def test_at_paper_scale_nothing_is_trained(tmp_path):
+def test_at_paper_scale_nothing_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr("common.reproduce.command._write_claims", lambda *arguments: None)  # a second's work
     main(["table1", "--scale", "paper", "--output", str(tmp_path)])
     (path,) = tmp_path.glob("results/contrastive_basics/table1/paper/table1.json")
     assert [row.method for row in from_json(path.read_text()).rows] == ["FLAVA", "CLIP", "BEiT-3"]

@@ -138,7 +138,7 @@ def test_a_row_of_each_method_trains_and_evaluates(row, trained, tmp_path, monke
     float64; behind it to 5 % in host memory, where the kernels are the CPU's.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its convolutions round to 10 bits
-    expected = trained(row, tmp_path / "cpu", cpu=True)
+    expected = trained(row, tmp_path / "cpu", "run.test=false", cpu=True)
     assert len(expected) == STEPS
     bf16 = trained(row, tmp_path / "bf16", "run.mixed_precision=bf16")
     assert bf16[0] == pytest.approx(expected[0], rel=0.05)
@@ -150,7 +150,7 @@ def test_a_row_of_each_method_trains_and_evaluates(row, trained, tmp_path, monke
     assert not fake_cuda or float32 == pytest.approx(expected, rel=0.05)
     if fake_cuda:
         works = watched_steps(monkeypatch)
-        trained(row, tmp_path / "watched", f"run.log_every={STEPS}")
+        trained(row, tmp_path / "watched", f"run.log_every={STEPS}", "run.test=false")
         plain = works[3]
         assert plain.num_waits <= (2 if "mafa" in row else 1), plain.waits
         assert plain.num_kernels > 100

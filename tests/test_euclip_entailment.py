@@ -8,6 +8,7 @@ import pytest
 import torch
 from euclip_formulas import excess, exterior_angle
 from hard_pairs import Dtypes, hard_pairs
+from refusals import refused
 
 from common.geometry import unit
 from euclip.entailment import (
@@ -111,14 +112,6 @@ def test_hyperbolic_cone_tends_to_the_euclidean_one_of_radius_2k_over_root_c():
         assert (hyperbolic - euclidean).abs().max().item() == pytest.approx(0.24 * c, rel=0.05)
 
 
-def test_a_smaller_curvature_widens_the_cone():
-    texts, _ = golden(torch.float64)
-    wide, narrow = (lorentz_half_aperture(texts, 0.1, scalar(c)) for c in (0.2, 1.0))
-    assert (wide > narrow).all()
-    # at c = 0.1 even the smallest published K makes half-spaces of all texts nearer than 0.632
-    assert lorentz_half_aperture(texts[:1], 0.1, scalar(0.1)).item() == pytest.approx(math.pi / 2)
-
-
 # laws
 
 
@@ -183,15 +176,17 @@ def test_leading_axes_broadcast_to_all_pairs():
 
 
 def test_axes_that_do_not_fit_are_both_named():
-    for function in (euclidean_exterior_angle, partial(lorentz_exterior_angle, curvature=torch.tensor(1.0))):
-        with pytest.raises(ValueError, match=r"images \(2, 4\) and texts \(2, 3\)"):
-            function(images=torch.zeros(2, 4), texts=torch.zeros(2, 3))
+    given = {"images": torch.zeros(2, 4), "texts": torch.zeros(2, 3)}
+    refused(
+        (r"images \(2, 4\) and texts \(2, 3\)", partial(euclidean_exterior_angle, **given)),
+        (r"images \(2, 4\) and texts \(2, 3\)", partial(lorentz_exterior_angle, **given, curvature=torch.tensor(1.0))),
+    )
 
 
 # gradients and precision
 
 
-@pytest.mark.parametrize("ratio", [1e-4, 1e3, 1e5, 1e9])
+@pytest.mark.parametrize("ratio", [1e-4, 1e3, 1e9])
 def test_exterior_angle_keeps_its_digits_in_float32_whatever_the_norms(ratio):
     """Against mpmath. A difference of norms alone, or an area from u + v, loses 2.2e-5 rad at a ratio of 1,000."""
     longer, shorter = torch.randn(40, 64) / 8, torch.randn(40, 64) / 8 / max(ratio, 1 / ratio)
@@ -264,7 +259,7 @@ def test_the_slope_of_the_exterior_angle_is_bounded_near_coincidence():
         assert (exterior[step.norm(dim=1) < 5e-5] == 0).all()
 
 
-@pytest.mark.parametrize("distance", [1e-3, 1e-2, 0.1, 1.0])
+@pytest.mark.parametrize("distance", [1e-3, 0.1])
 @pytest.mark.parametrize("c", [0.1, 1.0])
 def test_exterior_angle_keeps_its_digits_in_float32(c, distance):
     texts = torch.randn(200, 512) / 512**0.5
@@ -282,10 +277,11 @@ def test_exterior_angle_keeps_its_digits_in_float32(c, distance):
         assert (ours - exact).abs().max() < 2e-6
 
 
-def count_finite(num_pairs, dtype):
-    """Compares that many hard pairs in each geometry; asserts finite residuals and gradients."""
-    for curvature in (None, 0.1, 1.0, 10.0):
-        texts, images = (side.requires_grad_() for side in hard_pairs(num_pairs, 64, dtype))
+@pytest.mark.parametrize("rounds", [1, pytest.param(100, marks=pytest.mark.slow)])  # of 10,000 pairs
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_residuals_and_gradients_are_finite_at_hard_pairs(dtype, rounds):
+    for curvature in [None, 0.1, 1.0, 10.0] * rounds:
+        texts, images = (side.requires_grad_() for side in hard_pairs(10_000, 64, dtype))
         if curvature is None:
             residual = euclidean_entailment_residual(images=images, texts=texts, min_radius=0.3)
         else:
@@ -299,18 +295,6 @@ def count_finite(num_pairs, dtype):
         residual.sum().backward()
         assert torch.isfinite(texts.grad).all()
         assert torch.isfinite(images.grad).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_finite_at_hard_pairs(dtype):
-    count_finite(20_000, dtype)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_finite_at_a_million_hard_pairs(dtype):
-    for _ in range(20):
-        count_finite(50_000, dtype)
 
 
 def test_everything_runs_in_float32_under_autocast():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from refusals import refused
 
 from common.geometry import Sphere, unit
 from common.info_nce import symmetric_info_nce
@@ -167,23 +168,17 @@ def test_hyperbolic_features_are_scaled_by_1_over_root_dim_at_the_start():
     torch.testing.assert_close(geometry.embed_text(features), Euclidean(squared=True).embed_text(features))
 
 
-# the curvature and its bounds
-
-
-@pytest.mark.parametrize("bounds", [(0.01, 0.1, 10.0), (20.0, 0.1, 10.0), (1.0, 0.0, 10.0)])
-def test_a_curvature_outside_its_bounds_is_refused(bounds):
-    with pytest.raises(ValueError, match="0 < minimum <= init <= maximum"):
-        Hyperbolic(4, False, *bounds)
-
-
-def test_features_of_another_width_and_a_negative_radius_are_refused():
-    geometry = Hyperbolic(16, squared=False)
-    for embed in (geometry.embed_image, geometry.embed_text):
-        with pytest.raises(ValueError, match=r"features \(2, 32\) for dim = 16"):
-            embed(torch.zeros(2, 32))
-    with pytest.raises(ValueError, match="dim = 0"):
-        Hyperbolic(0, squared=False)
-    points = torch.ones(2, 16)
-    for judged in (geometry, Euclidean(squared=True)):
-        with pytest.raises(ValueError, match=r"min_radius = -1\.0; expected: at least 0"):
-            judged.entailment_residual(images=points, texts=points, min_radius=-1.0)
+def test_a_curvature_outside_its_bounds_features_of_another_width_and_a_negative_radius_are_refused():
+    geometry, points = Hyperbolic(16, squared=False), torch.ones(2, 16)
+    bounds, width = "0 < minimum <= init <= maximum", r"features \(2, 32\) for dim = 16"
+    negative = {"images": points, "texts": points, "min_radius": -1.0}
+    refused(
+        (bounds, lambda: Hyperbolic(4, False, 0.01, 0.1, 10.0)),
+        (bounds, lambda: Hyperbolic(4, False, 20.0, 0.1, 10.0)),
+        (bounds, lambda: Hyperbolic(4, False, 1.0, 0.0, 10.0)),
+        (width, lambda: geometry.embed_image(torch.zeros(2, 32))),
+        (width, lambda: geometry.embed_text(torch.zeros(2, 32))),
+        ("dim = 0", lambda: Hyperbolic(0, squared=False)),
+        (r"min_radius = -1\.0; expected: at least 0", lambda: geometry.entailment_residual(**negative)),
+        (r"min_radius = -1\.0; expected: at least 0", lambda: Euclidean(True).entailment_residual(**negative)),
+    )

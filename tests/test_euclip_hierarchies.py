@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import SmokeParts
 from test_euclip_claims import columns_of_claims
 
 from common.base.config import ConfigError
@@ -33,10 +34,6 @@ TABLE = """synset\tlexname\tlemmas\thypernyms
 9\tx\tbeagle\t3|404
 10\tx\tstone\t
 """
-TINY = [
-    "optim.steps=2", "optim.warmup_steps=0", "optim.global_batch_size=16", "data.num_train=24", "data.num_val=8",
-    "data.num_test=8", "data.num_labelled=8", "run.evaluate_every=0", "run.save_every=0",
-]  # fmt: skip
 
 
 @pytest.fixture
@@ -162,7 +159,7 @@ def test_a_pair_in_many_chains_counts_once():
     assert scores == {"generic_nearer": pytest.approx(6 / 7)}  # wrong: the pair 0, 1
 
 
-def test_the_part_measures_captions_and_nouns_of_every_model(tmp_path, monkeypatch, table):
+def test_the_part_measures_captions_and_nouns_of_every_model(euclip, monkeypatch, table):
     table.write_text("synset\tlemmas\thypernyms\n1\tshape\t\n2\tcircle\t1\n3\tsquare\t1\n4\tred\t5\n5\tblue\t\n")
     seen = []
 
@@ -171,18 +168,16 @@ def test_the_part_measures_captions_and_nouns_of_every_model(tmp_path, monkeypat
         return text_scores(geometry, texts, root, known, min_radius)
 
     monkeypatch.setattr(hierarchies, "text_scores", spy)
-    monkeypatch.setattr("common.reproduce.command.Command.changes", [])
-    main(["hierarchies", "--scale", "smoke", "--output", str(tmp_path), f"hierarchies.nouns={table}", *TINY])
+    part = SmokeParts("euclip", euclip.folder, (*euclip.overrides, f"hierarchies.nouns={table}"))("hierarchies")
     # without cones, with cones, and trained with their K
     assert seen[::2] == [
         ("sphere", None, True), ("euclidean_squared", None, False), ("euclidean_squared", 0.3, False),
         ("hyperbolic", None, False), ("hyperbolic", 0.1, False),
     ]  # fmt: skip
-    folder = tmp_path / "results" / "euclip"
-    measured = from_json((folder / "hierarchies" / "smoke" / "hierarchies.json").read_text(encoding="utf-8"))
+    measured = from_json((part / "hierarchies.json").read_text(encoding="utf-8"))
     assert len(measured.rows) == 5 * 2 + 2
     assert "8 pictures of scenes/test; 3 chains of 5 nouns, nouns.tsv (" in measured.data
-    values = read_experiment(folder / "experiments" / "smoke" / "hierarchies.json").values
+    values = read_experiment(part.parents[1] / "experiments" / "smoke" / "hierarchies.json").values
     for model in hierarchies.MODELS:
         names = {name.removeprefix(f"{model}_captions_") for name in values if name.startswith(f"{model}_captions_")}
         assert ("image_auc" in names) == ("text_auc" in names) == (model != "clip")
@@ -192,7 +187,7 @@ def test_the_part_measures_captions_and_nouns_of_every_model(tmp_path, monkeypat
     for model in ("euclip_lambda0", "euclip"):
         assert values[f"{model}_regime_root_norm"][0] > 0
     # one model again, by hand
-    (run,) = tmp_path.glob("runs/euclip/table4_meru-smoke-*/seed0/checkpoints/step-00000002")
+    (run,) = euclip.folder.glob("runs/euclip/table4_meru-smoke-*/seed0/checkpoints/step-00000002")
     config, encoder = load_encoder(open_checkpoint(run), torch.device("cpu"))
     scenes = SceneDataset("test", size=8, image_size=config.data.image_size)
     captions = [scenes.captions(index) for index in range(8)]

@@ -13,20 +13,19 @@ from common.base.arguments import rows_of_paper
 from common.base.config import SCALES, ConfigError, load_row
 from common.base.files import read_repository_yaml
 from common.base.settings import OptimConfig
-from common.geometry import clamp_scalars_, scalar_values
+from common.geometry import clamp_scalars_
 from common.info_nce import contrastive_loss
 from common.run.folder import run_key
 from common.run.launch import launched_accelerator
 from common.run.schedule import build_optimizer, learning_rate_at
 from euclip.config import Config
 from euclip.geometry import Hyperbolic
-from euclip.model import build_model, multiply_scalar_gradients_
+from euclip.model import build_geometry, build_model, multiply_scalar_gradients_
 
 FOLDER = Path(__file__).resolve().parents[1] / "euclip"
 CLIP_IDS = SimpleNamespace(vocabulary_size=49_408, end_id=49_407)
 FEW_IDS = SimpleNamespace(vocabulary_size=64, end_id=63)
 ROWS = [FOLDER / "configs" / f"{row}.yaml" for row in rows_of_paper(FOLDER)]
-OF_TABLE_4 = [path for path in ROWS if path.stem.startswith("table4_")]  # every geometry, norm and loss
 SHRUNK = [
     "data.image_size=32", "data.context_length=8", "model.patch_size=16", "model.embedding_dim=16",
     "model.image.width=16", "model.image.layers=1", "model.image.heads=2", "model.text.width=16",
@@ -47,21 +46,19 @@ def count(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-BUILT = {}  # geometry's name and number of parameters, by what towers and geometry are built from: rows share theirs
+PARAMETERS = {}
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("row", ROWS, ids=lambda path: path.stem)
 def test_every_row_builds_at_every_scale(row, scale):
     config = load_row(Config, FOLDER, row, scale)
-    key = config.model, config.data.image_size, config.data.context_length, config.method.geometry
-    if key not in BUILT:
+    key = config.model, config.data.image_size, config.data.context_length
+    if key not in PARAMETERS:  # which is all that towers are built from: many rows share theirs
         with torch.device("meta"):
-            model = build_model(config, CLIP_IDS)
-        BUILT[key] = model.geometry.name, count(model)
-    name, parameters = BUILT[key]
-    assert name == config.method.geometry
-    assert parameters > 10_000
+            PARAMETERS[key] = count(build_model(config, CLIP_IDS))
+    assert PARAMETERS[key] > 10_000
+    assert build_geometry(config.method, config.model.embedding_dim).name == config.method.geometry
 
 
 @pytest.mark.parametrize(
@@ -165,9 +162,13 @@ def test_every_trained_row_of_the_tables_has_its_config_and_every_config_its_row
         assert all("config" in row for row in tables[name]["rows"]), name
 
 
-@pytest.mark.parametrize("row", OF_TABLE_4, ids=lambda path: path.stem)
+# every geometry, with and without the final norm and the entailment loss
+OF_TABLE_4 = ["clip", "elliptic", "euclidean_no_ln", "euclip", "meru", "hyperbolic"]
+
+
+@pytest.mark.parametrize("row", [*OF_TABLE_4, "hyperbolic_squared_entailment"])
 def test_one_step_of_a_shrunk_paper_model_in_micro_batches_moves_every_parameter(row):
-    config = load_row(Config, FOLDER, row, "paper", SHRUNK)
+    config = config_of(f"table4_{row}", "paper", *SHRUNK)
     model = build_model(config, FEW_IDS)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizer = build_optimizer(model, config.optim)
@@ -214,24 +215,15 @@ def test_a_start_below_one_survives_by_default_and_is_one_under_the_authors_boun
     assert published.logit_scale().item() == 1.0
 
 
-def test_bounds_are_kept_by_one_call_that_counts_what_it_moved():
+def test_bounds_of_the_scalars_are_those_of_the_config_and_absorb_where_it_says_so():
+    more = ("method.absorbing_curvature_bounds=true", "method.embedding_scale_max=1.0")
+    models = [build_model(config_of("table4_meru", "smoke", *overrides), FEW_IDS) for overrides in ((), more)]
+    plain, bounded = ({scalar.name: scalar for scalar in model.scalars()} for model in models)
+    assert (plain["curvature"].minimum, plain["curvature"].maximum, plain["logit_scale"].maximum) == (0.1, 10, 100)
     # alpha has no bound in EuCLIP's code, and one in MERU's
-    for overrides, image_scale in (((), math.exp(0.5)), (("method.embedding_scale_max=1.0",), 1.0)):
-        model = build_model(config_of("table4_meru", "smoke", *overrides), FEW_IDS)
-        with torch.no_grad():
-            model.logit_scale.log_logit_scale.fill_(5.0)
-            model.geometry.log_curvature.fill_(-3.0)
-            model.geometry.log_image_scale.fill_(0.5)
-        assert clamp_scalars_(model.scalars()) == 2 + len(overrides)
-        expected = {"logit_scale": 100, "curvature": 0.1, "image_scale": image_scale}
-        values = scalar_values(model.scalars())
-        assert {name: values[name] for name in expected} == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("absorbing", [False, True])
-def test_bounds_of_the_curvature_absorb_where_the_config_says_so(absorbing):
-    model = build_model(config_of("table4_meru", "smoke", f"method.absorbing_curvature_bounds={absorbing}"), FEW_IDS)
-    assert [scalar.name for scalar in model.scalars() if scalar.absorbing] == ["curvature"] * absorbing
+    assert (plain["image_scale"].maximum, bounded["image_scale"].maximum) == (None, 1)
+    assert not any(scalar.absorbing for scalar in plain.values())
+    assert [name for name, scalar in bounded.items() if scalar.absorbing] == ["curvature"]
 
 
 def test_the_authors_accumulation_multiplies_only_the_gradients_of_beta_and_c():

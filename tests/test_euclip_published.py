@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from functools import partial
 
 import open_clip
 import pytest
@@ -259,13 +260,19 @@ def test_a_bare_file_tells_no_activation_and_openais_archive_is_quick_gelu(tmp_p
 
     torch.jit.trace(Archive(), torch.randn(1, 3, 32, 32)).save(str(tmp_path / "archive.pt"))
     for layout, geometry in (("transformers", "sphere"), ("open_clip", "sphere"), ("open_clip", "euclidean")):
-        device = torch.device("cpu")
-        with pytest.raises(WeightsError, match=r"does not state its activation: give quick_gelu .* by --activation"):
-            open_published(str(tmp_path / "bare.pt"), layout, geometry, None, Config(), device)
-        with pytest.raises(
-            WeightsError, match=r"archive\.pt states the activation quick_gelu; expected quick_gelu, got gelu"
-        ):
-            open_published(str(tmp_path / "archive.pt"), layout, geometry, "gelu", Config(), device)
+        opened = partial(open_published, layout=layout, geometry=geometry, config=Config(), device=torch.device("cpu"))
+        bare, archive = (str(tmp_path / name) for name in ("bare.pt", "archive.pt"))
+        refused(
+            (
+                r"does not state its activation: give quick_gelu .* by --activation",
+                partial(opened, bare, activation=None),
+            ),
+            (
+                r"archive\.pt states the activation quick_gelu; expected quick_gelu, got gelu",
+                partial(opened, archive, activation="gelu"),
+            ),
+            error=WeightsError,
+        )
 
 
 def test_the_command_line_evaluates_a_file_of_hycoclips_training_as_merus(tmp_path, monkeypatch):

@@ -22,8 +22,6 @@ from common.run.folder import RunFiles
 from common.run.inputs import as_inputs, batches_from, open_training_data
 from common.run.launch import launched_accelerator
 from common.run.log import read_log
-from euclip.evaluate import load_encoder
-from euclip.geometry import Hyperbolic
 from euclip.model import build_model
 from euclip.train import train
 
@@ -153,15 +151,6 @@ def test_micro_batches_train_as_one_batch(unbroken, tmp_path, not_evaluated):
     for name in ("loss", "entailment_loss", "curvature", "text_scale", "gradient_norm"):
         expected = [record[name] for record in lines(unbroken)]
         assert [record[name] for record in parts] == pytest.approx(expected, rel=1e-4), name
-
-
-def test_a_checkpoint_brings_its_geometry_back(unbroken):
-    config, encoder = load_encoder(last_checkpoint(unbroken.checkpoints), torch.device("cpu"))
-    geometry = encoder.model.geometry
-    assert isinstance(geometry, Hyperbolic)
-    assert not geometry.squared
-    assert config.method.min_radius == 0.1
-    assert geometry.curvature().item() != 1.0
 
 
 def test_two_processes_equal_one():

@@ -38,6 +38,7 @@ from euclip.traversal import (
 )
 from euclip.traversal_data import (
     PHOTO_CAPTIONS,
+    PictureFolder,
     Pool,
     Task,
     embed_task,
@@ -114,8 +115,7 @@ def walk_through_all_cones(geometry, image, captions, root, num_points, min_radi
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("min_radius", [0.0, 0.1, 0.8])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("dtype", "min_radius"), [(torch.float32, 0.0), (torch.float32, 0.8), (torch.float64, 0.1)])
 @pytest.mark.parametrize("name", WITH_CONES)
 def test_the_filter_that_skips_cones_keeps_the_captions_of_the_one_that_computes_all(name, dtype, min_radius):
     dim, draw = 32, torch.Generator().manual_seed(3)
@@ -488,9 +488,6 @@ def test_published_weights_are_walked_like_ours(monkeypatch, tmp_path, capsys):
     traverse.main([*weights, "--captions", str(captions), "--pictures", "2", "--min-radius", "0.3"])
     assert asked == [("a/euclip.pt", "open_clip", "euclidean_squared", "euclidean_squared")]
     assert "model: euclidean_squared, published weights euclip.pt" in capsys.readouterr().out
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match="layout 'other'; expected one of: transformers, open_clip, meru"):
-        traverse.main(["--checkpoint", "a", "--layout", "other"])
 
 
 def test_published_weights_on_a_sphere_have_no_root_until_somebody_names_the_training_pairs(monkeypatch, capsys):
@@ -519,3 +516,9 @@ def test_published_weights_on_a_sphere_have_no_root_until_somebody_names_the_tra
 def test_arguments_that_would_fail_late_or_do_nothing_are_refused_before_anything_is_opened(arguments, message):
     with pytest.raises(ValueError, match=message):
         traverse.main(["--checkpoint", "nowhere", *arguments])
+
+
+def test_files_that_a_file_manager_hides_are_no_pictures(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo.jpg")
+    (tmp_path / "._photo.jpg").write_bytes(b"AppleDouble")
+    assert [file.name for file in PictureFolder(tmp_path, 1).files] == ["photo.jpg"]

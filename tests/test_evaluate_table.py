@@ -91,13 +91,10 @@ def test_a_run_and_a_stranger_have_the_numbers_that_each_has_by_itself(run, stra
             assert table
             assert table.items() <= numbers_in(evaluation, task).items()
     # the screen has the headlines, a column for each model
-    header, *lines, last = screen.splitlines()
+    header, *lines, _ = screen.splitlines()
     assert header.split() == ["data", "metric", "unit", "chance", "stranger", LABEL]
-    assert last.startswith(f"all {len(rows)} numbers with their protocols: ")
     shown = [row for row in rows if row["metric"].partition("/")[2] in HEADLINES]
     assert len(lines) == len({(row["data"], row["metric"], row["protocol"]) for row in shown}) < len(shown)
-    first = next(row for row in shown if row["model"] == "stranger")
-    assert lines[0].split()[lines[0].split().index("percent") + 2] == f"{100 * float(first['value']):.1f}"
     assert {row["n"] for row in rows} == {"8"}
 
 

@@ -56,15 +56,12 @@ def test_the_page_shows_what_the_examples_hold():
 
 
 # the others' gradients: tests/test_geometries.py
-QUICK = (Sphere, ObliqueGeodesic, Hyperbolic)
+QUICK = ("sphere", "oblique_geodesic", "hyperbolic")
 
 
 @pytest.mark.parametrize(
     "geometry",
-    [
-        geometry if isinstance(geometry, QUICK) else pytest.param(geometry, marks=pytest.mark.slow)
-        for geometry in GEOMETRIES
-    ],
+    [geometry if geometry.name in QUICK else pytest.param(geometry, marks=pytest.mark.slow) for geometry in GEOMETRIES],
     ids=lambda geometry: geometry.name,
 )
 def test_the_loop_trains_with_every_geometry_from_the_start_that_the_page_names(geometry, capsys):
@@ -201,8 +198,7 @@ def test_geometries_are_compared_on_locked_features(weights, tmp_path, monkeypat
     runs = compare.main([*arguments, "--only", *geometries])
     assert [*runs] == [(name, learned) for name in geometries for learned in (True, False)]
     assert min(compare.last_recalls(of_seeds)[0][0] for of_seeds in runs.values()) > 80  # chance level: 33
-    printed = capsys.readouterr()
-    lines = printed.out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[2:-1]] == geometries
     # what is drawn is what was measured, and the printed files exist
     assert lines[-1].startswith("saved: ")
@@ -214,9 +210,6 @@ def test_geometries_are_compared_on_locked_features(weights, tmp_path, monkeypat
     for row, point in zip(rows, points):  # text to image comes first
         assert (row["geometry"], row["runs"][0]["recalls"][-1][1]) == (point["geometry"], pytest.approx(point["mean"]))
     assert {point["panel"] for point in read_plotted(files[2])} >= {"Loss", "R@1 on the test set, text to image"}
-    with pytest.raises(SystemExit):
-        compare.main(["--only", "cosine"])
-    assert "oblique_geodesic" in capsys.readouterr().err
     sizes = {file.stem.partition("-")[0]: file.stat().st_size for file in tmp_path.rglob("*.npy")}
     assert sizes["train"] - sizes["test"] == 21 * 2 * timm.create_model("test_efficientnet").num_features
 
@@ -247,15 +240,11 @@ def test_user_photographs_are_searched_with_captions_and_without(weights, tmp_pa
     assert "cannot be read (1): " in printed
     assert "31.gif" in printed
     assert "31 pictures searched" in text
-    assert "among the first ten" not in text  # of three
     red, blue = text.split("<h2>")[1:]
     assert re.findall(r"</b> \d+-(\w+)\.png", red) == ["red"] * 9
     assert re.findall(r"</b> \d+-(\w+)\.png", blue) == ["blue"] * 9
-    assert "no caption" in red
     assert "&lt;b&gt;blue" in blue
-    assert "&lt;i&gt;" in blue
     assert not re.search(r"<script|https?://|<i>", text)
-    assert 'alt="a red picture"' in red
     pixels = np.array(Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^\"]+)", red)[1]))))
     assert pixels.mean(axis=(0, 1)).argmax() == 0
 
@@ -275,19 +264,6 @@ def test_user_photographs_are_searched_with_captions_and_without(weights, tmp_pa
     (tmp_path / "bare" / "a.png").write_bytes(painted(0)[1])
     with pytest.raises(ValueError, match=r"0 of 1 pictures have a caption; expected: a table"):
         search.main([str(tmp_path / "bare"), "red", "--output", str(tmp_path / "out")])
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "cp1252"])
-def test_captions_of_windows_are_read_or_refused_by_file_and_byte(tmp_path, encoding):
-    captioned, folder = example("search_my_photos").captioned, tmp_path / "\udcdcbung"
-    folder.mkdir()
-    (folder / "\udce4.png").write_bytes(painted(0)[1])
-    (folder / "\udce4.txt").write_bytes("un café\r\nein Übermaß\r\n".encode(encoding))
-    if encoding == "cp1252":
-        with pytest.raises(ValueError, match=r"txt is no text in UTF-8: byte 0xe9 at position 6, line 1; expected"):
-            captioned(folder)
-    else:
-        assert captioned(folder) == {folder / "\udce4.png": ["un café", "ein Übermaß"]}
 
 
 def test_a_table_that_loses_rows_says_so(tmp_path, capsys):

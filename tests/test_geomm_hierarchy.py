@@ -18,7 +18,6 @@ from geomm.geodesic import (
     nearest_centers,
     neighbor_graph,
     shortest_paths,
-    spherical_kmeans,
 )
 from geomm.graph_report import FEW_ROWS, path_statistics, pool_report, unreachable_share
 from geomm.hierarchy import build_graph, path_table
@@ -94,14 +93,6 @@ def test_the_table_is_the_papers_recursion_point_by_point(branching, num_neighbo
     torch.testing.assert_close(table, table.T)
     assert (table.diagonal() == 0).all()
     assert (table >= angles(layers[-1], layers[-1]).fill_diagonal_(0) - 1e-9).all()
-
-
-def test_one_layer_is_one_graph():
-    rows = draw(5, 300, 8)
-    graph = build_graph(rows, [20], 3, 4, start=rows[:20])
-    centers = spherical_kmeans(rows, rows[:20], 4)
-    torch.testing.assert_close(graph.cluster_centers, centers, rtol=0, atol=0)
-    torch.testing.assert_close(graph.paths, shortest_paths(neighbor_graph(centers, 3)), rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("branching", [(24,), (6, 4), (2, 3, 4), (384,)])

@@ -11,16 +11,12 @@ import torch
 from processes import in_processes
 from refusals import refused
 from test_common_albef import as_tcl, tiny_albef, tiny_batch
-from torch import nn
 
 from common.distributed import rank
-from common.feature_queue import FeatureQueue
-from common.geometry import Sphere, inner_product_similarity, unit
+from common.geometry import unit
 from common.info_nce import distilled_targets, info_nce, positives_from_ids
-from common.logit_scale import LogitScale
-from common.pool import QueuePool, pool_info_nce
-from examples.geodesic_pool import train
-from geomm.geodesic import ATTACH, CUT, components, geodesic_distance, geodesic_similarity, nearest_centers
+from common.pool import pool_info_nce
+from geomm.geodesic import ATTACH, CUT, geodesic_distance, geodesic_similarity, nearest_centers
 from geomm.hierarchy import build_graph
 from geomm.pool import GeodesicPool
 
@@ -92,14 +88,15 @@ def test_columns_are_those_of_a_list_over_three_and_a_half_revolutions():
     assert len(rebuilt) > 2
 
 
-@pytest.mark.parametrize("local", ["nearest", "attached"])
+# the last ones overwrite all rows: no cluster has a member that stays
+@pytest.mark.parametrize(("local", "count"), [("nearest", BATCH), ("attached", BATCH), ("nearest", CAPACITY)])
 @pytest.mark.parametrize("attach", ATTACH)
-def test_values_and_gradients_are_those_of_plain_autograd(attach, local, monkeypatch):
+def test_values_and_gradients_are_those_of_plain_autograd(attach, local, count, monkeypatch):
     checked = partial(torch.sparse_csr_tensor, check_invariants=True)  # some devices want sorted columns in a row
     monkeypatch.setattr(torch, "sparse_csr_tensor", lambda *parts, check_invariants: checked(*parts))
-    pool, keys = full_pool(attach, local=local, dim=5), draw(2, BATCH, 5)
+    pool, keys = full_pool(attach, local=local, dim=5), draw(2, count, 5)
     rows, graph, slots = after(pool, keys)
-    assert slots.tolist() == [45, 46, 47, 0, 1]
+    assert slots[:5].tolist() == [45, 46, 47, 0, 1]
     queries = unit(rows[torch.arange(0, CAPACITY, 4)] + 0.5 * draw(3, 12, 5))
     candidates, weights = pool.open(keys), torch.randn(12, CAPACITY, dtype=torch.float64)
     ours, plain = queries.clone().requires_grad_(), queries.clone().requires_grad_()
@@ -122,35 +119,8 @@ def test_values_and_gradients_are_those_of_plain_autograd(attach, local, monkeyp
     torch.testing.assert_close(queries.grad.double(), ours.grad, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"attach": "angle_st"}, {"attach": "knn_local_st", "num_attached": 65_536, "local": "attached"}]
-)
-def test_the_angle_or_all_centres_attached_and_local_leave_no_graph(settings):
-    """The control among the readings: a quarter of the plain angle, with the gradient of the cosine."""
-    pool, keys, queries = full_pool(**settings), draw(2, BATCH, DIM), draw(3, 6, DIM)
-    rows, _, _ = after(pool, keys)
-    actual = pool.open(keys).similarity(queries.requires_grad_())
-    expected = (queries.detach() @ rows.T).arccos().div(4).cos()
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
-    weights = draw(4, 6, CAPACITY)
-    torch.testing.assert_close(torch.autograd.grad((actual * weights).sum(), queries)[0], weights @ rows)
-    assert pool.open(keys).statistics(queries[:BATCH], 14.0)["positive_local"] == 1
-
-
-def test_a_step_may_overwrite_every_row_of_a_cluster():
-    pool, keys = full_pool(), draw(4, CAPACITY, DIM)
-    rows, graph, _ = after(pool, keys)
-    queries = draw(5, BATCH, DIM).requires_grad_()
-    actual = pool.open(keys).similarity(queries)
-    expected = geodesic_similarity(queries, rows, graph, num_attached=2)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
-    gradients = [torch.autograd.grad(values.logsumexp(dim=1).sum(), queries) for values in (actual, expected)]
-    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("attach", ["knn", "knn_local"])
-def test_gradcheck(attach):
-    pool = full_pool(attach, dim=4)
+def test_gradcheck():
+    pool = full_pool("knn_local", dim=4)
     candidates, queries = pool.open(draw(4, BATCH, 4)), draw(5, BATCH, 4).requires_grad_()
     assert torch.autograd.gradcheck(candidates.similarity, (queries,))
 
@@ -190,7 +160,7 @@ def test_the_loss_in_tiles_is_info_nce_of_all_logits(attach, kind, tile, monkeyp
         torch.testing.assert_close(pool_info_nce(candidates, queries, scale, targets, keys, alpha)[0], losses[0])
 
 
-@pytest.mark.parametrize("attach", ["knn", "knn_local", "knn_local_st", "angle_st", "cosine"])
+@pytest.mark.parametrize("attach", ["knn_local", "knn_local_st", "cosine"])
 def test_no_more_than_the_logits_of_a_batch_are_held_at_once(attach):
     batch, capacity = 64, 65_536
     distance, attach = ("cosine", "nearest") if attach == "cosine" else ("geodesic", attach)
@@ -210,17 +180,6 @@ def test_no_more_than_the_logits_of_a_batch_are_held_at_once(attach):
     held = np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
     most = 1.75 if candidates.is_linear else 1.0  # all logits with what one part takes, or a tile with it
     assert 0.05 < held.max() / (4 * batch * capacity) < most
-
-
-def test_the_loss_of_a_queue_is_plain_info_nce_with_the_gradients_of_its_geometry():
-    pool = QueuePool(FeatureQueue(CAPACITY, DIM), inner_product_similarity).double()
-    keys = draw(8, BATCH, DIM)
-    queries, scale = draw(9, BATCH, DIM).requires_grad_(), torch.tensor(5.0, dtype=torch.float64)
-    candidates = pool.open(keys)
-    loss, of_batch = pool_info_nce(candidates, queries, scale, candidates.columns)
-    logits = scale * queries @ torch.cat([keys, pool.queue.rows()]).T
-    assert loss.item() == pytest.approx(info_nce(logits, torch.arange(BATCH)).item(), rel=1e-12)
-    torch.testing.assert_close(of_batch, logits[:, :BATCH].detach())
 
 
 @pytest.mark.parametrize("distance", ["geodesic", "cosine"])
@@ -259,20 +218,6 @@ def test_albef_and_tcl_take_the_pool_with_no_word_about_it(distance):
     assert torch.isfinite(as_tcl(model)(images, token_ids, None, None, 0.4, ids).parts["contrast"])
 
 
-def test_without_a_graph_the_pool_is_a_queue_with_its_columns_elsewhere():
-    """A baseline differs in nothing but the distance: the full queue, the same rows, the cosine."""
-    pool, keys, queries = full_pool(distance="cosine"), draw(10, BATCH, DIM), draw(11, BATCH, DIM)
-    assert not pool.rebuild(100)
-    assert not pool.has_graph
-    rows, _, slots = after(pool, keys)
-    torch.testing.assert_close(pool.open(keys).similarity(queries), Sphere().similarity(queries, rows))
-    assert pool.open(keys).columns.tolist() == slots.tolist()
-    other = QueuePool(FeatureQueue(CAPACITY, DIM, "fill_level"), inner_product_similarity).double()
-    other.queue.enqueue(pool.queue.features.roll(3, 0)[BATCH:])  # without the rows that are overwritten
-    order = pool.open(keys).similarity(queries).sort(dim=1).values
-    torch.testing.assert_close(other.open(keys).similarity(queries).sort(dim=1).values, order)
-
-
 def test_geodesic_from_step_and_the_interval_decide_when_a_graph_is_built():
     pool = GeodesicPool(CAPACITY, DIM, branching=(6,), geodesic_from_step=9, graph_update_interval=4)
     built = []
@@ -280,14 +225,6 @@ def test_geodesic_from_step_and_the_interval_decide_when_a_graph_is_built():
         built += [step] if pool.rebuild(step) else []
         pool.insert(draw(step, 7, DIM, dtype=torch.float32))  # full after the seventh
     assert built == [9, 12, 16]
-    resumed = GeodesicPool(CAPACITY, DIM, branching=(6,), geodesic_from_step=9, graph_update_interval=4)
-    resumed.load_state_dict(pool.state_dict())  # in the middle of a period
-    keys, queries = draw(20, 7, DIM, dtype=torch.float32), draw(21, 7, DIM, dtype=torch.float32)
-    for step in range(18, 26):
-        assert resumed.rebuild(step) == pool.rebuild(step) == (step % 4 == 0)
-        assert torch.equal(resumed.open(keys).similarity(queries), pool.open(keys).similarity(queries))
-        for some_pool in (pool, resumed):
-            some_pool.insert(draw(30 + step, 7, DIM, dtype=torch.float32))
 
 
 def test_a_rebuild_starts_from_the_last_centres():
@@ -310,30 +247,6 @@ def test_an_insertion_between_forward_and_backward_is_an_error():
             similarity.sum().backward()
 
 
-def test_positives_without_a_path_have_a_finite_loss_and_no_gradient_and_are_counted():
-    groups = draw(14, 4, 16)
-    rows = unit(groups.repeat_interleave(16, 0) + 0.01 * draw(15, 64, 16))
-    pool = GeodesicPool(64, 16, branching=(8,), num_neighbors=1, attach="nearest").double()
-    pool.insert(rows)
-    assert pool.rebuild(0)
-    graph = pool.graph()
-    assert len(components(graph.paths).unique()) > 1
-    keys, queries = rows[:4], rows[60:].clone().requires_grad_()  # of another group
-    candidates, scale = pool.open(keys), torch.tensor(14.0, dtype=torch.float64, requires_grad=True)
-    expected = geodesic_distance(queries.detach(), *after(pool, keys)[:2], "nearest")
-    lost = torch.isinf(expected.gather(1, candidates.columns[:, None]))
-    assert lost.all()
-    loss, of_batch = pool_info_nce(candidates, queries, scale, candidates.columns)
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert torch.isfinite(queries.grad).all()
-    assert (of_batch.diagonal() == -14).all()
-    statistics = candidates.statistics(queries, 14.0)
-    assert statistics["positive_unreachable"] == 1
-    assert statistics["unreachable"] == pytest.approx(float(torch.isinf(expected).double().mean()), abs=1e-6)
-    assert statistics["components"] == len(components(graph.paths).unique())
-
-
 def test_statistics_are_those_of_the_distances():
     pool, keys = full_pool(branching=(12,)), draw(16, BATCH, DIM)
     queries = unit(keys + 0.9 * draw(17, BATCH, DIM))
@@ -353,6 +266,7 @@ def test_statistics_are_those_of_the_distances():
     for name, value in expected.items():
         assert statistics[name] == pytest.approx(float(value), rel=1e-6), name
     assert full_pool(distance="cosine").open(keys).statistics(queries, 14.0)["positive_rank"] >= 1
+    assert full_pool("angle_st").open(keys).statistics(queries, 14.0)["positive_local"] == 1
 
 
 def two_processes(global_batch):
@@ -433,55 +347,19 @@ def test_a_cast_to_half_precision_does_not_round_the_graph():
         assert tensor.dtype == before[name].dtype
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"branching": (7, 7)}, r"branching \[7, 7\] asks for 49 clusters of 48 slots of the queue; expected: .* 48"),
-        ({"distance": "euclidean"}, r"distance 'euclidean' is unknown; expected: geodesic, cosine"),
-        ({"attach": "all"}, r"attach 'all' is unknown; expected: nearest, knn, "),
-        ({"local": "both"}, r"local 'both' is unknown; expected: nearest, attached"),
-        ({"graph": "mutual"}, r"graph 'mutual' is unknown; expected: neighbors, threshold"),
-        ({"num_neighbors": 0}, r"num_neighbors 0; expected: at least 1"),
-        ({"num_attached": 0}, r"num_attached 0; expected: at least 1"),
-        ({"graph_update_interval": 0}, r"graph_update_interval 0; expected: at least 1"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        GeodesicPool(CAPACITY, DIM, **{"branching": (4, 3)} | settings)
-
-
-def test_a_step_larger_than_the_queue_and_keys_that_are_not_finite_are_refused():
+def test_settings_a_step_larger_than_the_queue_and_keys_that_are_not_finite_are_refused():
     pool = full_pool()
     pool.queue.features[4], pool.queue.features[17] = math.nan, math.inf
+    sizes = partial(GeodesicPool, CAPACITY, DIM)
     refused(
+        (r"branching \[7, 7\] asks for 49 clusters of 48 slots of the queue; .* 48", lambda: sizes(branching=(7, 7))),
+        (r"distance 'euclidean' is unknown; expected: geodesic, cosine", lambda: sizes("euclidean")),
+        (r"attach 'all' is unknown; expected: nearest, knn, ", lambda: sizes(attach="all")),
+        (r"graph 'mutual' is unknown; expected: neighbors, threshold", lambda: sizes(graph="mutual")),
+        (r"num_neighbors 0; expected: at least 1", lambda: sizes(num_neighbors=0)),
         (
             "a step brings 49 keys to a feature queue of 48: .* a queue of at least 49",
             lambda: pool.open(draw(60, 49, DIM)),
         ),
         ("2 of the 48 keys in the pool hold NaN .* the first of them key 4: no graph", lambda: pool.rebuild(100)),
     )
-
-
-def recall_of_a_toy(attach, steps=300):
-    """R@1 among 1,000 fresh pairs after training two towers on noisy views of shared latents."""
-    torch.manual_seed(0)
-    prototypes, views = unit(torch.randn(200, 32)), torch.randn(2, 32, 128) / 32**0.5
-
-    def pairs(count):
-        latents = prototypes[torch.randint(200, (count,))] + 0.7 * torch.randn(count, 32) / 32**0.5
-        return latents @ views + 0.3 * torch.randn(2, count, 128) / 128**0.5
-
-    towers = nn.ModuleList(nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in views)
-    distance = {"distance": "cosine"} if attach == "cosine" else {"attach": attach}
-    pools = [GeodesicPool(2048, 32, branching=(32,), graph_update_interval=20, **distance) for _ in views]
-    train(towers, pools, LogitScale(1 / 0.07), (pairs(64) for _ in range(steps)))
-    with torch.no_grad():
-        first, second = (unit(tower(view)) for tower, view in zip(towers, pairs(1000)))
-    return float(((first @ second.T).argmax(dim=1) == torch.arange(1000)).float().mean())
-
-
-@pytest.mark.slow
-def test_a_toy_learns_by_the_cosine_and_the_straight_through_readings_and_not_by_eq_3():
-    assert min(recall_of_a_toy(attach) for attach in ("cosine", "nearest_st", "knn_local_st")) > 0.95
-    assert recall_of_a_toy("nearest") < 0.05

@@ -15,7 +15,7 @@ from test_geomm_pool import BATCH, CAPACITY, DIM, after, draw, full_pool
 from common.distributed import rank
 from common.geometry import unit
 from common.pool import pool_info_nce
-from geomm.geodesic import ATTACH, geodesic_similarity
+from geomm.geodesic import ATTACH, components, geodesic_similarity
 from geomm.pool import GeodesicPool
 from geomm.softness import graph_and_cosine, match_, matching_factor, mean_entropy
 
@@ -30,12 +30,11 @@ def test_the_entropy_is_scipys_and_falls_with_the_scale_from_ln_n_to_0():
     similarity = draw(0, 7, 30)
     values = [mean_entropy(similarity, scale) for scale in (1e-9, 1.0, 5.0, 14.0, 100.0, 1e6)]
     assert values == pytest.approx([by_scipy(similarity, scale) for scale in (1e-9, 1, 5, 14, 100, 1e6)], abs=1e-9)
-    assert values[0] == pytest.approx(math.log(30))
+    assert (values[0], values[-1]) == pytest.approx((math.log(30), 0), abs=1e-9)
     assert values == sorted(values, reverse=True)
-    assert values[-1] == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.parametrize("factor", [0.01, 0.55, 1.0, 5.4, 300.0])
+@pytest.mark.parametrize("factor", [0.01, 1.0, 300.0])
 def test_a_factor_is_recovered_and_agrees_with_a_root_of_scipys(factor):
     similarity = draw(1, 9, 40)
     assert matching_factor(similarity / factor, mean_entropy(similarity, 3.0), 3.0) == pytest.approx(factor, rel=1e-6)
@@ -92,10 +91,16 @@ def test_lost_positives_leave_the_scale_alone_and_the_queries_as_they_were(attac
     positives = torch.autograd.grad((scale * candidates.similarity(queries)).gather(1, slots[:, None]).mean(), queries)
     torch.testing.assert_close(queries.grad, whole - positives[0], rtol=1e-9, atol=1e-9)
     statistics = candidates.statistics(queries.detach(), SCALE)
-    assert statistics["info_nce"] == pytest.approx(losses.mean().item(), rel=1e-6)
-    assert statistics["info_nce_reachable"] == pytest.approx(losses[~is_lost].mean().item(), rel=1e-6)
-    assert statistics["entropy"] == pytest.approx(by_scipy(1.7 * plain.detach(), SCALE), rel=1e-6)
-    assert statistics["scale_factor"] == pytest.approx(1.7)
+    expected = {
+        "info_nce": losses.mean().item(),
+        "info_nce_reachable": losses[~is_lost].mean().item(),
+        "entropy": by_scipy(1.7 * plain.detach(), SCALE),
+        "scale_factor": 1.7,
+        "positive_unreachable": 2 / 5,
+        "unreachable": float((plain < -1 + 1e-9).double().mean()),
+        "components": len(components(graph.paths).unique()),
+    }
+    assert {name: statistics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
 def model_of(distance, attach="knn_local_st"):

@@ -1,6 +1,5 @@
 """geomm/train.py and evaluate.py at smoke scale: runs that start from others, resumes, what is evaluated."""
 
-import json
 import shutil
 import warnings
 from types import SimpleNamespace
@@ -8,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from accelerate import Accelerator
+from killed_run import assert_same_to_the_last_bit, killed_after
 from refusals import refused
-from runs import logged, row_config
+from runs import row_config, trained
 from test_common_initial import WORDS, inputs, public  # noqa: F401
 
 from common.base.config import ConfigError, load_row
@@ -32,7 +31,7 @@ from geomm.downstream.config import TaskConfig
 from geomm.evaluate import load_encoder, matching
 from geomm.finetune import code_of
 from geomm.model import build_model, start_
-from geomm.train import CODE, open_data, train
+from geomm.train import CODE, open_data
 
 FEW = ("optim.steps=2", "optim.warmup_steps=0", "data.num_train=64", "data.num_val=16", "data.num_test=16",
        "run.evaluate_every=0", "run.save_every=0", "method.queue_size=16")  # fmt: skip
@@ -71,8 +70,7 @@ def test_a_row_trains_what_it_starts_from_and_finds_it_again(finetuned, runs, ca
 
 
 def test_weights_of_the_run_that_it_starts_from_are_in_the_key(finetuned, runs, tmp_path):
-    start = finetuned.config.start.run
-    other = run_row(Job(CODE, "albef_geo.yaml", "smoke", 1, FEW, runs)).files.folder
+    start, (other,) = finetuned.config.start.run, runs.glob("geomm/towers-*/seed0")
 
     def key(folder):
         return run_key("geomm", config_of("finetuned_albef_geo", *FEW, f"start.run={folder}"), "data")
@@ -126,6 +124,7 @@ def test_a_run_of_other_sizes_is_refused(finetuned):
     )
 
 
+@pytest.mark.usefixtures("not_evaluated")
 @pytest.mark.parametrize("row", ["albef_geo", "finetuned_albef_geo"])
 def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
     parent = finetuned.config.start.run
@@ -144,8 +143,7 @@ def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
         return model
 
     monkeypatch.setattr("geomm.train.build_model", watched)
-    pairs = open_training_pairs(config.data, 0)
-    train(config, pairs, RunFiles(tmp_path / row, {"seed": 0}), False, Accelerator(cpu=True))
+    trained("geomm", config, tmp_path)
     momentum = steps[0][1][0]  # copies of what the run started from
     for step, ((_, _, masked_ids, _, alpha, ids), (online, copies)) in enumerate(steps):
         assert alpha == pytest.approx(0.4 * step / 4)
@@ -155,6 +153,7 @@ def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
     assert not torch.equal(steps[0][1][0][0], steps[2][1][0][0])
 
 
+@pytest.mark.usefixtures("not_evaluated")
 @pytest.mark.parametrize("two", [True, False])
 def test_with_two_views_the_momentum_encoders_of_an_albef_get_another_crop(two, finetuned, tmp_path, monkeypatch):
     more = ("data.crop_scale=[0.3, 0.9]", f"method.two_views={two}".lower())
@@ -169,7 +168,7 @@ def test_with_two_views_the_momentum_encoders_of_an_albef_get_another_crop(two, 
         return model
 
     monkeypatch.setattr("geomm.train.build_model", watched)
-    train(config, open_training_pairs(config.data, 0), RunFiles(tmp_path, {"seed": 0}), False, Accelerator(cpu=True))
+    trained("geomm", config, tmp_path)
     views = [images for images in views if not images.is_meta]
     for online, momentum in zip(views[::2], views[1::2], strict=True):
         assert online.shape == momentum.shape
@@ -243,30 +242,23 @@ def test_a_graph_of_the_last_step_suffices_and_neither_cosine_nor_task_needs_one
         load_row(kind, folder, folder / "configs" / f"{row}.yaml", "smoke", ["method.queue_size=400"])
 
 
-@pytest.mark.usefixtures("two_threads")
+@pytest.mark.usefixtures("two_threads", "not_evaluated")
 def test_a_run_goes_on_within_a_period_to_the_last_bit(tmp_path):
     config = config_of("albef_geo", *FEW, "start.row=", "optim.steps=7", "run.save_every=5", "run.keep_checkpoints=2",
                        "model.text.dropout=0.1",
                        "method.graph_update_interval=3", "method.queue_size=40",
                        "method.match_entropy=true")  # fmt: skip
-    pairs = open_training_pairs(config.data, 0)
-    files = [RunFiles(tmp_path / name, {"seed": 0}) for name in ("whole", "resumed")]
-    train(config, pairs, files[0], False, Accelerator(cpu=True))
-    shutil.copytree(files[0].folder, files[1].folder)
-    shutil.rmtree(files[1].checkpoints / "step-00000007")  # killed between the graphs of steps 3 and 6
-    train(config, pairs, files[1], True, Accelerator(cpu=True))
-    whole, resumed = (last_checkpoint(run_files.checkpoints).model_tensors() for run_files in files)
+    unbroken = trained("geomm", config, tmp_path / "unbroken")
+    folder = killed_after(5, unbroken, tmp_path / "resumed")  # between the graphs of steps 3 and 6
+    resumed = trained("geomm", config, folder, resume=True)
+    assert_same_to_the_last_bit(unbroken, resumed)
+    whole = last_checkpoint(unbroken.checkpoints).model_tensors()
     assert whole["image_pool.has_graph"]
     assert whole["image_pool.scale_factor"] == whole["text_pool.scale_factor"] > 0
     events = [[line for line in read_log(run_files.log) if line["event"] in ("graph", "scale_factor")]
-              for run_files in files]  # fmt: skip
+              for run_files in (unbroken, resumed)]  # fmt: skip
     assert events[0] == events[1]
     assert [line["step"] for line in events[0]] == [4, 4, 4, 7, 7]
-    for name, tensor in whole.items():
-        assert torch.equal(tensor, resumed[name]), name
-    losses = [logged(run_files) for run_files in files]
-    assert losses[0] == losses[1]
-    assert len(losses[0]) == 7
 
 
 @pytest.mark.parametrize("row", ["towers_flip", "flip", "flip_geo"])
@@ -279,20 +271,6 @@ def test_flip_masks_half_of_the_patches_in_training_and_begins_at_a_temperature_
     model.encode_image(pictures)
     model.eval().encode_image(pictures)
     assert seen == [1 + 2, 1 + 4]
-
-
-def test_a_log_says_what_the_pools_are_like(finetuned):
-    last = [line for line in read_log(finetuned.files.log) if line["event"] == "train"][-1]
-    assert last["loss"] == pytest.approx(last["contrast"] + last["matching"] + last["words"])
-    assert last["words"] == 0  # none are masked in fine-tuning
-    assert 1 <= last["i2t_positive_rank"] <= finetuned.config.method.queue_size
-
-
-def test_the_matching_head_ranks_the_test_sets_and_only_embeddings_beside_it(finetuned):
-    results = json.loads(finetuned.files.evaluation.read_text())["evaluations"]
-    assert results.keys() == {f"{role}{stage}" for role in ("test", "second_test") for stage in ("", "_contrastive")}
-    assert results["test"]["protocol"]["ranking"] != results["test_contrastive"]["protocol"]["ranking"]
-    assert results["test"]["metrics"]["i2t_kept_share"] <= 1
 
 
 def test_logits_of_pairs_are_those_of_their_pictures_and_captions(finetuned):
@@ -349,10 +327,10 @@ OF_BERT = ("start.row=", "start.bert=someone/bert", "data.tokenizer=bert_wordpie
            "model.text.layers=1", "method.fusion_layers=2", "model.text.norm_eps=1e-12")  # fmt: skip
 
 
+@pytest.mark.usefixtures("not_evaluated")
 def test_a_bert_starts_the_text_tower_the_fusion_and_the_word_head(bert, tmp_path):
     config = config_of("albef", *FEW, *OF_BERT, f"model.weights={bert.parent}")
-    pairs, files = open_training_pairs(config.data, 0), RunFiles(tmp_path / "run", {"seed": 0})
-    train(config, pairs, files, False, Accelerator(cpu=True))
+    files = trained("geomm", config, tmp_path)
     event = next(line for line in read_log(files.log) if line["event"] == "start")
     assert event["of_bert"] == len(list(transformers.BertForMaskedLM.from_pretrained(bert).named_parameters()))
     assert event["dropout_of_bert"] == [0.1, 0.1]  # not read: model.text.dropout decides
@@ -413,7 +391,7 @@ def test_weights_of_a_bert_are_in_the_key(bert, tmp_path):
     assert key(bert) != key(changed)
 
 
-@pytest.mark.parametrize("row", ["albef_geo", "tcl", "finetuned_crowded_albef"])
+@pytest.mark.parametrize("row", ["albef_geo", "finetuned_crowded_albef"])
 def test_paper_scale_takes_deit_and_bert_whole_and_fine_tuning_what_comes_of_them(row):
     """Sizes and kinds alone: on the meta device."""
     config = config_of(row, scale="paper")
@@ -479,19 +457,6 @@ def test_albefs_image_tower_starts_from_a_public_clip_and_its_projection_is_new(
     torch.testing.assert_close(tokens[:, 0], expected.pooler_output, rtol=1e-4, atol=1e-5)
 
 
-def test_a_clip_row_of_other_sizes_than_the_weights_is_refused_by_key(public):  # noqa: F811
-    init = f"model.init={public[0] / 'clip'}"
-    for overrides, message in (
-        (["model.embedding_dim=24"], r"model\.embedding_dim = 24, in the weights 16"),
-        (["method.causal_text=false"], r"order = bidirectional \(BERT\), in the weights causal \(CLIP\)"),
-    ):
-        config = config_of("clip", *OF_CLIP, init, *overrides)
-        initial = InitialWeights.opened(config)
-        config = initial.resolved(config)
-        with pytest.raises(WeightsError, match=message):
-            initial.start_(build_model(config, WORDS), config, WORDS)
-
-
 def dropouts_of(module):
     """Rates of all that drops: modules, and attention."""
     inner = [part for part in module.modules() if isinstance(part, torch.nn.Dropout)]
@@ -548,13 +513,6 @@ def test_paper_scale_tunes_an_open_clip_for_one_epoch():
             assert fill_(getattr(model, f"{side}_tower"), weights, "model.init", projection)
     assert (config.start.row, config.start.bert, config.optim.steps) == ("", "", 10_050)
     assert model.image_tower.image_size == clip.image_tower.image_size
-
-
-@pytest.mark.parametrize("row", ["albef_geo", "mafa_geo"])
-def test_paper_scale_trains_thirty_epochs_from_a_rate_of_1e_5_on_cleaned_captions(row):
-    config = config_of(row, scale="paper")
-    assert config.optim.steps == 30 * 10_050
-    assert (config.optim.warmup_from, config.data.tokenizer) == (1.0e-5, "albef_wordpiece")
 
 
 def test_a_resumed_run_trains_no_other_start(tmp_path, monkeypatch):

@@ -22,9 +22,8 @@ from torch.multiprocessing import ProcessExitedException
 from two_processes import trained_and_checked
 
 from common.base.config import ConfigError, _check_script
-from common.base.settings import RunConfig
 from common.run import training
-from common.run.launch import command_to_resume, run_or_explain, start_accelerator
+from common.run.launch import command_to_resume, run_or_explain
 from contrastive_basics import pretrain
 from euclip import train as euclip_train
 from geomm import finetune
@@ -76,7 +75,6 @@ def test_a_finished_run_says_what_it_measured_and_where_that_lies(by_path):
     assert "\n  test: i2t R@1 " in output
     assert "\n  imagenet: acc " in output
     assert output.splitlines()[-1].endswith(str(by_path))
-    assert len(output.splitlines()) < 15
 
 
 @pytest.fixture(scope="module")
@@ -93,20 +91,13 @@ def as_a_module(name, *arguments):
     sys.argv = [name, *map(str, arguments)]
     sys.modules.pop(name, None)
     runpy.run_module(name, run_name="__main__", alter_sys=True)
-
-
-def test_as_a_module_with_deterministic_algorithms_it_trains_as_by_path(by_path, tmp_path):
-    in_processes(1, as_a_module, "oblique_topology.train", *FEW, "run.deterministic=true", "--output-dir", tmp_path)
-    assert losses(tmp_path) == pytest.approx(losses(by_path), rel=1e-5)
-
-
-def deterministic(folder):
-    start_accelerator(RunConfig(deterministic=True), folder)
     return torch.are_deterministic_algorithms_enabled(), os.environ["CUBLAS_WORKSPACE_CONFIG"]
 
 
-def test_deterministic_algorithms_are_asked_for(tmp_path):
-    assert in_processes(1, deterministic, tmp_path) == [(True, ":4096:8")]
+def test_as_a_module_with_deterministic_algorithms_it_trains_as_by_path(by_path, tmp_path):
+    arguments = [*FEW, "run.deterministic=true", "run.test=false", "--output-dir", tmp_path]
+    assert in_processes(1, as_a_module, "oblique_topology.train", *arguments) == [(True, ":4096:8")]
+    assert losses(tmp_path) == pytest.approx(losses(by_path), rel=1e-5)
 
 
 def test_two_processes_train_as_one(by_path, two):
@@ -186,11 +177,8 @@ def resumed(number, folder, port, overrides):
     (folder / f"{number}.txt").write_text(message)
 
 
-@pytest.mark.parametrize("with_checkpoint", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_resume_on_disks_of_which_one_has_no_checkpoint_ends_everywhere_with_one_message(
-    with_checkpoint, by_path, tmp_path
-):
-    shutil.copytree(by_path / "checkpoints", tmp_path / str(with_checkpoint) / "checkpoints")
+def test_a_resume_on_disks_of_which_one_has_no_checkpoint_ends_everywhere_with_one_message(by_path, tmp_path):
+    shutil.copytree(by_path / "checkpoints", tmp_path / "0" / "checkpoints")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -200,12 +188,9 @@ def test_a_resume_on_disks_of_which_one_has_no_checkpoint_ends_everywhere_with_o
     for node in nodes:
         node.join(60)
         node.kill()  # where it waits for the other
-    without = 1 - with_checkpoint
     messages = [(tmp_path / f"{number}.txt").read_text() for number in range(2)]
     assert messages[0] == messages[1]
-    assert messages[0].startswith(
-        f"error: process {without} of 2: --resume: {tmp_path / str(without)} holds no checkpoint"
-    )
+    assert messages[0].startswith(f"error: process 1 of 2: --resume: {tmp_path / '1'} holds no checkpoint")
 
 
 def message_of(main, *arguments):
@@ -239,8 +224,7 @@ REFUSED = "error: ACCELERATE_MIXED_PRECISION = '{}' (from the environment, the o
 REFUSED += "launch, or its config file); expected one of: no, bf16"
 
 
-@pytest.mark.parametrize("precision", ["fp8", "FP16"])
-@pytest.mark.parametrize("setting", [[], ["run.mixed_precision=auto"]])
+@pytest.mark.parametrize(("precision", "setting"), [("fp8", []), ("FP16", ["run.mixed_precision=auto"])])
 def test_a_precision_that_no_run_trains_in_is_refused_wherever_it_comes_from(precision, setting, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
     assert message_of(train.main, *FEW, "--output-dir", str(tmp_path), *setting) == REFUSED.format(precision.lower())
@@ -315,12 +299,10 @@ def test_a_finished_run_is_named_with_the_line_that_resumes_it(by_path, tmp_path
     assert "oblique_topology, step 3" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("as_typed", [["--output-dir", "{}"], ["--output-dir={}"]])
-def test_a_file_where_the_output_folder_must_be_is_named_with_the_setting(as_typed, tmp_path):
+def test_a_file_where_the_output_folder_must_be_is_named_with_the_setting(tmp_path):
     (tmp_path / "notes").touch()
     folder = tmp_path / "notes" / "my run"
-    message = message_of(train.main, *FEW, *(word.format(folder) for word in as_typed))
-    assert message == (
+    assert message_of(train.main, *FEW, f"--output-dir={folder}") == (
         f"error: --output-dir {folder}: [Errno 20] Not a directory: '{folder}'; "
         "a file lies where a folder must be; expected another folder"
     )

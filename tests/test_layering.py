@@ -1,6 +1,7 @@
 """The wall between folders, and the rules that keep entry scripts runnable by path."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -18,13 +19,24 @@ ALLOWED = {
 OURS = {"common", "scripts", *PAPERS}
 
 
+@functools.cache
 def python_files(folder):
     return sorted((ROOT / folder).rglob("*.py"))
 
 
+@functools.cache
+def source_of(path):
+    return path.read_text(encoding="utf-8")
+
+
+@functools.cache
+def tree_of(path):
+    return ast.parse(source_of(path))
+
+
 def imported(path):
     """Top-level names that a file imports, absolute imports only."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -58,7 +70,7 @@ def floor_of(module):
 def imports_upwards(path):
     """Modules of common/ that a file of it imports from a higher floor, in functions and branches too."""
     floor = floor_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -81,7 +93,7 @@ def test_no_import_of_common_runs_upwards():
 def test_only_entry_scripts_touch_sys_path():
     for folder in ALLOWED:
         for path in python_files(folder):
-            source = path.read_text(encoding="utf-8")
+            source = source_of(path)
             if "sys.path" in source:
                 assert source.count("sys.path") == 1, path
                 assert "if not __package__:\n    sys.path[0] = str(Path(__file__).resolve().parents[1])" in source, path
@@ -92,9 +104,9 @@ def test_nothing_stands_behind_the_call_of_main():
     """Run as a script, a function below it is not there yet; imported, it is, so that no other test would see it."""
     for folder in (*ALLOWED, "examples"):
         for path in python_files(folder):
-            source = path.read_text(encoding="utf-8")
+            source = source_of(path)
             if 'if __name__ == "__main__":' in source:
-                last = ast.parse(source).body[-1]
+                last = tree_of(path).body[-1]
                 assert isinstance(last, ast.If), path
                 assert ast.unparse(last.test) == "__name__ == '__main__'", path
 
@@ -108,22 +120,16 @@ def test_no_module_takes_the_name_of_a_standard_or_installed_one():
                 assert path.stem not in taken, path
 
 
-def test_every_module_says_what_it_is():
-    for folder in ALLOWED:
-        for path in python_files(folder):
-            if path.name != "__init__.py":
-                assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
-
-
-def test_public_functions_have_docstrings():
+def test_every_module_and_public_function_says_what_it_is():
     missing = []
     for folder in ALLOWED:
         for path in python_files(folder):
-            for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-                if public and node.name != "main" and not ast.get_docstring(node):
-                    missing.append(f"{path.relative_to(ROOT)}: {node.name}")
-    assert not missing, "\n".join(missing)
+            of_file = tree_of(path)
+            public = [node for node in of_file.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+            public = [node for node in public if not node.name.startswith("_") and node.name != "main"]
+            documented = public if path.name == "__init__.py" else [of_file, *public]
+            missing += [(path, getattr(node, "name", "")) for node in documented if not ast.get_docstring(node)]
+    assert not missing
 
 
 CLOSURES = """
@@ -166,6 +172,6 @@ def test_nothing_asks_a_geometry_for_its_class_or_for_what_it_may_have():
     asked = re.compile(r"(isinstance|hasattr|getattr)\([\w.]*geometry\b(?!, ChordGeometry\))")
     for folder in ALLOWED:
         for path in python_files(folder):
-            assert not asked.search(path.read_text(encoding="utf-8")), path
+            assert not asked.search(source_of(path)), path
     for path in python_files("common"):
-        assert not re.search(r"log_(curvature|image_scale|text_scale)", path.read_text(encoding="utf-8")), path
+        assert not re.search(r"log_(curvature|image_scale|text_scale)", source_of(path)), path

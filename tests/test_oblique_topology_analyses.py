@@ -39,7 +39,7 @@ from oblique_topology.equilibrium import (
     shuffled_texts,
     similarity_gradient,
 )
-from oblique_topology.geometry import L2, ObliqueGeodesic
+from oblique_topology.geometry import ObliqueGeodesic
 from oblique_topology.loss_landscape import (
     gradient_norms_on_line,
     losses_on_plane,
@@ -131,19 +131,12 @@ def constant_similarities(batch, share=0.0):
     return similarity
 
 
-@pytest.mark.parametrize("reading", READINGS)
-def test_the_balance_of_constant_similarities_has_a_closed_form(reading):
-    for batch in (1024, 200):  # 25.412, 19.955
-        assert balance(constant_similarities(batch), reading) == pytest.approx(
-            math.log(2 * (batch - 1)) / 0.3, abs=1e-5
-        )
-
-
-@pytest.mark.parametrize("share", [0.05, 0.2])
-def test_the_balance_with_noise_follows_the_closed_forms_of_both_readings(share):
-    similarity = constant_similarities(200, share)
-    assert balance(similarity, "mean") == pytest.approx(math.log((2 * 199 - share) / (1 - share)) / 0.3, abs=1e-5)
-    assert balance(similarity, "logs") == pytest.approx(math.log(2 * 199) / (0.3 * (1 - share)), abs=1e-5)
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.2])
+def test_the_balance_of_constant_similarities_follows_the_closed_forms_of_all_readings(share):
+    similarity, plain = constant_similarities(200, share), math.log(2 * 199) / 0.3
+    mean = math.log((2 * 199 - share) / (1 - share)) / 0.3
+    expected = {"mean": mean, "median": plain, "logs": plain / (1 - share)}
+    assert {reading: balance(similarity, reading) for reading in READINGS} == pytest.approx(expected, abs=1e-5)
 
 
 def test_noise_raises_the_balance_and_lowers_the_multiplier_of_the_lowest_loss():
@@ -157,7 +150,7 @@ def test_noise_raises_the_balance_and_lowers_the_multiplier_of_the_lowest_loss()
     assert by_batch == sorted(by_batch)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_more_noise_is_the_same_noise_and_more_and_raises_the_balance_that_claims_read(seed):
     whole = drawn_similarities(256, draws(seed))
     cases = cases_of({"drawn": whole}, Grid(small=64, middle=256, large=256, shares=(0.0, 0.05, 0.1, 0.2)), seed)
@@ -177,7 +170,7 @@ def test_there_is_no_balance_where_positives_are_not_the_closest():
 
 def test_the_lowest_loss_is_that_of_a_fine_grid():
     similarity = drawn_similarities(64, draws())
-    grid = torch.linspace(math.log(5), math.log(500), 3000).exp()
+    grid = torch.linspace(math.log(5), math.log(500), 2000).exp()
     losses = torch.tensor([symmetric_info_nce(float(scale) * similarity) for scale in grid])
     assert loss_minimising(similarity) == pytest.approx(float(grid[losses.argmin()]), rel=2e-3)
 
@@ -210,9 +203,6 @@ def test_cases_have_the_same_names_at_every_scale_and_the_true_size_of_their_bat
     cases = cases_of(whole, Grid(8, 20, 400), 0)
     assert [len(cases["drawn", size, 0.0]) for size in ("small", "middle", "large")] == [8, 20, 50]
     assert torch.equal(cases["drawn", "small", 0.0], whole["drawn"][:8, :8])
-    noisy = cases["drawn", "middle", 0.2]
-    moved = [k for k in range(20) if not torch.equal(noisy[:, k], whole["drawn"][:20, k])]
-    assert len(moved) == 4
 
 
 def test_exactly_the_asked_share_of_texts_is_shuffled():
@@ -347,18 +337,6 @@ def test_pairs_are_of_the_kind_that_they_are_called():
     assert len(sample_distances(Recording(), images, texts, owners, 3, draws())["positive"]) == 3
     with pytest.raises(ValueError, match="at least two pictures"):
         sample_distances(Recording(), images[:1], texts[:2], owners[:2], 5, draws())
-
-
-@pytest.mark.parametrize("geometry", [Sphere(), L2(), Oblique(4), ObliqueGeodesic(4)])
-def test_raw_distances_are_minus_the_similarities_of_the_topology(geometry):
-    images, texts = (geometry.embed_image(torch.randn(6, 12, generator=draws(seed))) for seed in (0, 1))
-    distances = sample_distances(geometry, images, texts, torch.arange(6), 6, draws())
-    whole = -geometry.similarity(images, texts)
-    torch.testing.assert_close(
-        distances["positive"].sort().values, whole.diagonal().sort().values, atol=2e-4, rtol=1e-4
-    )
-    others = whole[~torch.eye(6, dtype=torch.bool)]
-    assert all((others - value).abs().min() < 2e-4 for value in distances["negative"])
 
 
 def test_the_chance_to_be_closer_counts_pairs_and_ties_half():
@@ -544,35 +522,21 @@ def config_with(row, tokens, scale="paper"):
     return load_row(Config, CODE.folder, CODE.folder / "configs" / row, scale, settings, CODE.scale_files)
 
 
-def test_counted_flops_are_the_formula_with_patches_and_projections():
-    width, tokens = 384, 8
-    cost = counted(config_with("ablation_multi_64_8.yaml", tokens), BERT_WORDS)
-    numbers = 512 // tokens
-    vision = encoder_macs(196 + tokens, 12, width) + 196 * 768 * width + tokens * width * numbers
-    text = encoder_macs(76 + tokens, 12, 512) + tokens * 512 * numbers
-    assert cost["vision"] == 2 * vision
-    assert cost["text"] == 2 * text
-    assert cost["both"] == 2 * (vision + text)
-    assert cost["parameters"] == pytest.approx(75.229697, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("scale", "words", "ratios"),
-    [("paper", BERT_WORDS, {8: 1.06, 32: 1.27}), ("demo", SCENE_WORDS, {8: 1.32, 16: 1.69, 32: 2.44})],
-)
-def test_what_multi_costs_in_table_4_is_what_the_notes_say(scale, words, ratios):
+def test_counted_costs_are_the_formula_with_patches_and_projections_and_those_of_the_notes():
     """Claims C16 and C35 and the README's first deviation."""
-
-    def flops(tokens):
-        return counted(config_with("ablation_multi_64_8.yaml", tokens, scale), words)["both"]
-
-    assert {tokens: round(flops(tokens) / flops(1), 2) for tokens in ratios} == ratios
-
-
-def test_more_class_tokens_keep_more_memory():
-    kept = [counted(config_with("ablation_multi_64_8.yaml", tokens), BERT_WORDS)["kept"] for tokens in (1, 8)]
-    assert 1.02 < kept[1] / kept[0] < 1.15
-    assert kept[0] > 1e7
+    row = "ablation_multi_64_8.yaml"
+    costs = {tokens: counted(config_with(row, tokens), BERT_WORDS) for tokens in (1, 8, 32)}
+    for tokens, cost in costs.items():
+        numbers = 512 // tokens
+        vision = encoder_macs(196 + tokens, 12, 384) + 196 * 768 * 384 + tokens * 384 * numbers
+        text = encoder_macs(76 + tokens, 12, 512) + tokens * 512 * numbers
+        assert (cost["vision"], cost["text"], cost["both"]) == (2 * vision, 2 * text, 2 * (vision + text))
+    assert [round(costs[tokens]["both"] / costs[1]["both"], 2) for tokens in (8, 32)] == [1.06, 1.27]
+    assert costs[8]["parameters"] == pytest.approx(75.229697, abs=1e-9)
+    assert costs[1]["kept"] > 1e7
+    assert 1.02 < costs[8]["kept"] / costs[1]["kept"] < 1.15
+    one, *others = (counted(config_with(row, tokens, "demo"), SCENE_WORDS)["both"] for tokens in (1, 8, 16, 32))
+    assert [round(other / one, 2) for other in others] == [1.32, 1.69, 2.44]
 
 
 def test_times_are_ratios_to_the_first_model(monkeypatch):

@@ -9,15 +9,14 @@ import torch
 
 from common.report.table import from_json
 from common.reproduce.command import Command
-from oblique_topology.reproduce import CODE, PARTS, _subset_cells, main
+from oblique_topology.reproduce import CODE, PARTS, _subset_cells
 
 TABLES = ["table1", "table3", "table4", "table5", "table6", "table7", "table8", "table10", "further_sets"]
 
 
 @pytest.fixture(scope="module")
-def everything(oblique):
-    """Folder of the runs, and every table."""
-    return oblique.folder, {part: from_json((oblique(part) / f"{part}.json").read_text()) for part in TABLES}
+def tables(oblique):
+    return {part: from_json((oblique(part) / f"{part}.json").read_text()) for part in TABLES}
 
 
 def test_every_table_of_the_paper_has_its_part():
@@ -27,8 +26,7 @@ def test_every_table_of_the_paper_has_its_part():
 
 
 @pytest.mark.parametrize("part", TABLES)
-def test_every_row_is_measured_or_says_what_it_needs(everything, part):
-    _, tables = everything
+def test_every_row_is_measured_or_says_what_it_needs(tables, part):
     for row in tables[part].rows:
         if part in ("table7", "further_sets"):  # the data are not here
             assert row.status.startswith("not run: needs ")
@@ -48,9 +46,8 @@ def test_every_row_is_measured_or_says_what_it_needs(everything, part):
                 assert missing == allowed[part]
 
 
-def test_rows_that_two_tables_share_are_trained_once(everything):
-    folder, tables = everything
-    assert len(list(folder.glob("runs/oblique_topology/ablation_*/seed0"))) == 16 + 6 + 4
+def test_rows_that_two_tables_share_are_trained_once(tables, oblique):
+    assert len(list(oblique.folder.glob("runs/oblique_topology/ablation_*/seed0"))) == 16 + 6 + 4
     for column in ("zs_i2t_r1", "linear_probe_acc"):
         cells = [
             next(row.ours[column] for row in tables[table].rows if row.method == method)
@@ -59,8 +56,7 @@ def test_rows_that_two_tables_share_are_trained_once(everything):
         assert cells[0].values == cells[1].values == cells[2].values
 
 
-def test_the_temperature_of_table_6_is_that_of_the_rows(everything):
-    _, tables = everything
+def test_the_temperature_of_table_6_is_that_of_the_rows(tables):
     for row in tables["table6"].rows:
         start = {"e^2.64": 2.659, "e^5.31": 5.31, "e^0": 0.0, "fixed e^0": 0.0}[row.method.split(", ")[-1]]
         final = row.ours["temp_final"].values[0]
@@ -70,8 +66,7 @@ def test_the_temperature_of_table_6_is_that_of_the_rows(everything):
             assert row.ours["converge_step"] is row.ours["settle_step"] is None
 
 
-def test_table_10_sums_parts_of_sixteen_tokens_whatever_the_scale(everything):
-    _, tables = everything
+def test_table_10_sums_parts_of_sixteen_tokens_whatever_the_scale(tables):
     sets = {row.method: row.note.rsplit("; ", 1)[1] for row in tables["table10"].rows}
     assert sets["1 of 16 tokens"] == "16 sets of tokens"
     assert sets["8 of 16 tokens"] == "20 sets of tokens"
@@ -92,12 +87,10 @@ def test_a_cell_of_table_10_is_the_mean_and_the_spread_over_draws_by_seed():
     assert cells["acc1_spread"].values == pytest.approx((spread, 0.0))
 
 
-def test_table_5_prints_the_configs_and_at_paper_scale_they_are_the_papers(everything, tmp_path):
-    _, tables = everything
+def test_table_5_prints_the_configs_and_at_paper_scale_they_are_the_papers(tables):
     multi = next(row for row in tables["table5"].rows if "Multi" in row.method)
     assert multi.ours["class_tokens"].values == (16.0,)
     assert multi.ours["projection_dim"].values == (2.0,)
-    main(["table5", "--scale", "paper", "--output", str(tmp_path)])
-    (path,) = tmp_path.glob("results/oblique_topology/table5/paper/table5.json")
-    for row in from_json(path.read_text()).rows:
+    (of_the_paper,) = PARTS["table5"](Command("table5", "paper", (0,), (), Path("out"), Path("results")))
+    for row in of_the_paper.rows:
         assert {key: cell.values[0] for key, cell in row.ours.items()} == pytest.approx(dict(row.paper)), row.method

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.base.arguments import rows_of_paper
-from common.base.config import SCALES, ConfigError, load_row, override
+from common.base.config import SCALES, ConfigError, load_row
 from common.base.files import read_repository_yaml
 from common.geometry import Sphere
 from common.info_nce import symmetric_info_nce
@@ -42,17 +42,7 @@ def count(module):
 # rows and scales
 
 
-BUILT = {}
-
-
-def sizes_of(config):
-    model = on_meta(config)
-    images = torch.empty(2, 3, config.data.image_size, config.data.image_size, device="meta")
-    ids = torch.full((2, config.data.context_length), 102, device="meta")
-    image_embeddings, text_embeddings, logit_scale = model(images, ids)
-    similarity = model.geometry.similarity(image_embeddings, text_embeddings)
-    numbers = image_embeddings[0].numel(), text_embeddings[0].numel()
-    return count(model), model.geometry.name, *numbers, similarity.shape, logit_scale.ndim
+FEATURES = {}
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -62,15 +52,20 @@ def test_every_row_builds_at_every_scale(path, scale):
     if config.model.text.stem.weights:  # which tell these in a run
         sizes = [f"model.text.stem.{key}" for key in ("layers=2", "width=32", "heads=2", "mlp_ratio=4.0")]
         config = load_row(Config, FOLDER, path, scale, sizes)
-    data, method = config.data, config.method
-    key = config.model, data.image_size, data.context_length, method.geometry, method.num_spheres, method.multi_token
-    if key not in BUILT:  # which is all that towers and geometry are built from: many rows share theirs
-        BUILT[key] = sizes_of(config)
-    parameters, name, image_numbers, text_numbers, similarity_shape, scale_axes = BUILT[key]
+    data = config.data
+    key = config.model, data.image_size, data.context_length, config.num_class_tokens
+    if key not in FEATURES:  # which is all that towers are built from: many rows share theirs
+        model = on_meta(config)
+        images = torch.empty(2, 3, data.image_size, data.image_size, device="meta")
+        ids = torch.full((2, data.context_length), 102, device="meta")
+        FEATURES[key] = count(model), model.image_tower(images), model.text_tower(ids)
+    parameters, images, texts = FEATURES[key]
+    geometry = build_geometry(config)
+    images, texts = geometry.embed_image(images), geometry.embed_text(texts)
     assert parameters > 10_000
-    assert name == method.geometry
-    assert image_numbers == text_numbers == config.model.embedding_dim
-    assert (similarity_shape, scale_axes) == ((2, 2), 0)
+    assert geometry.name == config.method.geometry
+    assert images[0].numel() == texts[0].numel() == config.model.embedding_dim
+    assert geometry.similarity(images, texts).shape == (2, 2)
 
 
 def test_every_row_is_trained_by_a_table_and_every_config_of_a_table_exists():
@@ -154,7 +149,6 @@ def test_multi_at_a_small_scale_keeps_the_baselines_numbers_the_papers_n_and_its
         ("table2_clip", 86_192_640, 53_759_488, 139_952_129),
         ("table2_multi", 85_847_040, 53_521_408, 139_368_449),
         ("ablation_sphere_264", 21_862_656, 53_759_488, 75_622_145),
-        ("ablation_oblique_264", 21_862_656, 53_759_488, 75_622_145),
         ("ablation_multi_256_2", 21_765_120, 53_628_928, 75_394_049),
         ("ablation_multi_64_8", 21_696_000, 53_533_696, 75_229_697),
         ("ablation_multi_16_32", 21_696_000, 53_521_408, 75_217_409),
@@ -165,24 +159,10 @@ def test_parameter_counts_at_paper_scale_are_those_of_the_released_files(name, i
     assert (count(model.image_tower), count(model.text_tower), count(model)) == (image, text, total)
 
 
-# temperature
-
-
-def test_multi_starts_at_its_bound_and_can_leave_it():
-    model = build_model(row("table2_multi"), FEW_IDS)
-    scale = model.logit_scale
-    assert scale().item() == pytest.approx(3.95, rel=1e-6)
-    scale().backward()  # asks for a smaller one
-    assert scale.log_logit_scale.grad.item() == pytest.approx(3.95, rel=1e-6)
-    torch.optim.SGD(scale.parameters(), lr=0.01).step()
-    scale.clamp_()
-    assert scale().item() < 3.9
-
-
 # several class tokens
 
 
-@pytest.mark.parametrize("num_spheres", [2, 4, 8])
+@pytest.mark.parametrize("num_spheres", [2, 8])
 def test_token_counts_follow_only_the_config(num_spheres):
     config = row("table2_multi", "smoke", f"method.num_spheres={num_spheres}", "model.embedding_dim=32")
     model = build_model(config, FEW_IDS)
@@ -255,16 +235,6 @@ def test_the_similarity_is_that_of_the_papers_pseudo_code_written_as_loops():
     assert symmetric_info_nce(logits).item() == pytest.approx(sum(rows + columns).item() / 10, abs=1e-12)
 
 
-def test_tokens_meet_by_index_permuting_both_changes_nothing_permuting_one_does():
-    config, model = multi()
-    images, ids = batch(config)
-    x, y, _ = model(images.double(), ids)
-    shuffled = [2, 0, 3, 1]
-    similarity = model.geometry.similarity
-    torch.testing.assert_close(similarity(x[:, shuffled], y[:, shuffled]), similarity(x, y))
-    assert (similarity(x[:, shuffled], y) - similarity(x, y)).abs().max() > 1e-3
-
-
 def test_class_tokens_differ_from_the_start():
     config, model = multi()
     images, ids = batch(config)
@@ -281,11 +251,6 @@ def test_class_tokens_differ_from_the_start():
     ("name", "overrides", "message"),
     [
         ("table2_clip", ["method.num_spheres=8"], r"num_spheres = 8, .*method.geometry = sphere.*expected: 1 and"),
-        (
-            "table2_clip",
-            ["method.geometry=euclidean", "method.num_spheres=8"],
-            r"num_spheres = 8, .*method.geometry = euclidean.*expected: 1 and",
-        ),
         ("table2_clip", ["method.multi_token=true"], "multi_token = true"),
         (
             "table2_multi",
@@ -321,10 +286,3 @@ def test_every_geometry_of_the_config_is_built_and_named():
         method = replace(config.method, geometry=name)
         assert build_geometry(replace(config, method=method)).name == name
     assert isinstance(build_geometry(config), Sphere)
-
-
-def test_what_a_scale_says_of_a_row_wins_over_the_row_and_the_command_line_over_both():
-    assert row("table2_multi", "demo").method.num_spheres == 4
-    assert row("table2_multi", "demo", "method.num_spheres=8").method.num_spheres == 8
-    assert row("table2_multi", "smoke").method.num_spheres == 16
-    assert override(row("table2_multi", "demo"), ["run.seed=3"]).method.num_spheres == 4

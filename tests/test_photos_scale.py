@@ -18,12 +18,10 @@ from accelerate import Accelerator
 from PIL import Image
 from runs import logged, row_config
 from safetensors.torch import load_file
-from torchvision.transforms import functional
 
 from common.base.config import SCALES, ConfigError
 from common.data.labelled import open_image_folder
 from common.data.pairs import EvaluationSets, open_training_pairs
-from common.info_nce import symmetric_info_nce
 from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import reading_features
 from common.run.folder import RunFiles
@@ -33,7 +31,7 @@ from geomm.readings import ON_PHOTOGRAPHS
 from oblique_topology.class_token_cost import counted
 from oblique_topology.evaluate import CACHED_PROBE, evaluate_all
 from oblique_topology.loaded_rows import trained_model, training_batch
-from oblique_topology.loss_landscape import gradient_norms_on_line, losses_on_plane, movable_weights, random_directions
+from oblique_topology.loss_landscape import gradient_norms_on_line, movable_weights, random_directions
 
 STEM, BERT = "tf_efficientnet_lite0", "all-MiniLM-L6-v2"
 LIT = {"oblique_topology": "lit_clip", "euclip": "lit_euclip", "contrastive_basics": "lit_ours"}
@@ -137,27 +135,6 @@ def kept_features(photographs):
     return by_shape
 
 
-def test_the_text_side_trains_against_the_mean_of_the_networks_features(trained, photographs, weights):
-    run = trained("euclip", "lit_euclip")
-    assert not any(name.startswith("image_tower") for name in run.moved)
-    assert any(name.startswith("text_tower.transformer") for name in run.moved)
-    _, encoder = load_encoder(last_checkpoint(run.files.checkpoints), torch.device("cpu"))
-    network = timm.create_model(STEM, num_classes=0).eval()
-    network.load_state_dict(load_file(weights / STEM / "model.safetensors"), strict=False)
-    first = (photographs / "all.tsv").read_text().splitlines()[1].partition("\t")[0]
-    picture = Image.open(photographs / first).resize((224, 224), Image.Resampling.BICUBIC)
-    pretrained = network.pretrained_cfg
-    with torch.no_grad():
-        wanted = network.forward_features(
-            functional.normalize(functional.to_tensor(picture), pretrained["mean"], pretrained["std"])[None]
-        ).mean(dim=(2, 3))
-        pixels = encoder.transform.inputs(functional.pil_to_tensor(picture)[None])
-        features = encoder.model.image_tower(pixels)
-    torch.testing.assert_close(features, wanted, rtol=1e-4, atol=1e-4)
-    kept = torch.from_numpy(kept_features(photographs)[1280, 1, 1][0]).float()  # what it trained on
-    torch.testing.assert_close(encoder.model.image_tower(kept[None]), wanted, rtol=1e-3, atol=1e-3)
-
-
 def test_what_looks_at_a_trained_run_reads_the_features_that_training_kept_of_the_whole_set(
     trained, photographs, monkeypatch
 ):
@@ -213,14 +190,10 @@ def test_the_loss_landscape_moves_what_was_trained_and_costs_count_no_stem(train
     assert directions[0].keys() == {
         name for name, _ in encoder.model.named_parameters() if "_tower." in name and ".stem." not in name
     }
-    losses = losses_on_plane(encoder.model, (images, token_ids), directions, [0.0], [1.0])
-    with torch.no_grad():
-        image, text, _ = encoder.model(images, token_ids)
-    assert losses[0, 0, 0] == pytest.approx(float(symmetric_info_nce(encoder.model.geometry.similarity(image, text))))
     assert gradient_norms_on_line(encoder.model, (images, token_ids), directions[0], [0.0], [1.0])[0, 0] > 0
-    few = counted(config, encoder.tokenizer)["vision"]
-    whole = row_config("oblique_topology", "table2_clip", scale="photos_scratch")
-    assert few < counted(whole, encoder.tokenizer)["vision"]
+    assert encoder.model.image_tower.picture_shape == (1280, 7, 7)  # what is counted begins behind the stem
+    every_patch = replace(config, model=replace(config.model, patch_dropout=0.0))
+    assert counted(config, encoder.tokenizer) == counted(every_patch, encoder.tokenizer)
 
 
 @pytest.mark.parametrize("paper", LIT)

@@ -131,14 +131,6 @@ def test_a_rows_header_names_the_committed_results_of_its_tables_and_no_others()
                     assert says == (row["method"] in measured), f"{row['config']}: {folder}"
 
 
-def test_every_accelerate_file_is_listed_with_whether_it_was_run():
-    readme = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    for path in sorted((ROOT / "scripts" / "accelerate").glob("*.yaml")):
-        assert f"scripts/accelerate/{path.name}" in readme
-        header = path.read_text(encoding="utf-8").split("compute_environment")[0].lower()
-        assert "run on:" in header or "not run" in header, path.name
-
-
 def test_intervals_stand_where_pages_are_filled_from_the_results():
     for page in (*PAGES, *ROOT.glob("*/conclusions.yaml")):
         conclusions = r"(<!-- conclusions: \w+ -->\n\n)(\d\. .*\n)+"  # filled, too
@@ -155,12 +147,8 @@ def test_committed_results_name_no_folder_of_a_machine():
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*/conclusions.yaml")), ids=lambda path: path.parent.name)
-def test_a_papers_page_is_short_and_opens_with_its_findings(page):
-    text = (page.parent / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 160
-    assert text.index("## What we found") == text.index("\n## ") + 1
-    assert 5 <= len(load_conclusions(page.parent)) <= 8
-    # numbers of ours are filled in: by hand stand settings alone, such as e^2.64, K = 0.8, "0.07" and whole numbers
+def test_numbers_of_a_papers_findings_are_filled_in(page):
+    # by hand stand settings alone, such as e^2.64, K = 0.8, "0.07" and whole numbers
     for conclusion in read_repository_yaml(page):
         by_hand = re.sub(r"\{.*?\}", "", conclusion["text"])
         assert not re.findall(r"(?<!\^)(?<!= )(?<!of )\d+\.\d", by_hand), by_hand
@@ -180,10 +168,9 @@ def test_verdicts_that_the_pages_tell_are_those_of_the_report(committed_claims):
             assert at.get(conclusion.scale) == verdict, f"{paper}/conclusions.yaml: {claim}, {conclusion.scale}: {at}"
 
 
-@pytest.mark.parametrize("page", ["README.md"])
-def test_the_multipliers_of_a_page_are_those_of_the_committed_experiment(page):
+def test_the_multipliers_of_the_first_page_are_those_of_the_committed_experiment():
     path = ROOT / "results" / "oblique_topology" / "experiments" / "demo" / "final_temperature.json"
     values = json.loads(path.read_text(encoding="utf-8"))["values"]
     sphere, multi = (sum(values[row]) / len(values[row]) for row in ("clip", "multi_32_16"))
-    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert re.search(rf"sphere('s multiplier climbs to| ends at) {sphere:.0f}, .*? at {multi:.0f}[.,]", text)

@@ -69,6 +69,16 @@ def records(folder):
     return steps
 
 
+def last_line(folder, rank=0):
+    return (folder / f"output-{rank}.txt").read_text().splitlines()[-1]
+
+
+def last_step(folder):
+    """Of the last whole checkpoint; 0 where there is none."""
+    checkpoint = last_checkpoint(folder / "checkpoints")
+    return 0 if checkpoint is None else checkpoint.state["step"]
+
+
 def saved_steps(folder):
     return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
 
@@ -85,14 +95,15 @@ def assert_same_run(folder, unbroken):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    """Folder of an unbroken run with the given settings; each is trained once."""
+    """Folder of an unbroken run with the given settings; trained once."""
     folders = {}
 
-    def of(*overrides):
-        if overrides not in folders:
-            folders[overrides] = tmp_path_factory.mktemp("unbroken")
-            assert run(folders[overrides], *overrides) == 0
-        return folders[overrides]
+    def of(*overrides, processes=1):
+        key = (*overrides, processes)
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp("unbroken")
+            assert run(folders[key], *overrides, processes=processes) == 0
+        return folders[key]
 
     return of
 
@@ -106,52 +117,34 @@ def test_the_unbroken_run_is_one_that_a_lost_state_would_change(unbroken):
         assert tensors[f"{queue}.pointer"].item() == STEPS * 8 % 20 != 0  # it has wrapped, with a remainder
     for name in ("image_tower.projection", "logit_scale.log_logit_scale"):
         assert not torch.equal(tensors[f"momentum_towers.encoder.{name}"], tensors[f"towers.{name}"])
-    without = [record["loss"] for record in records(unbroken("dropout=0.0"))]
-    assert all(with_dropout != loss for with_dropout, loss in zip(losses, without))
+    assert losses[0] != records(unbroken(*SAME_DRAWS))[0]["loss"]  # before the first update only dropout differs
+
+
+KILLS = (  # point, step, run.save_every
+    ("optimizer half", 3, SAVE_EVERY),  # before the first checkpoint
+    ("updated", 5, SAVE_EVERY),  # between two
+    *zip(("model half", "flushed", "renamed", "removing"), range(7, 11), [1] * 4),
+    ("second pass", 13, SAVE_EVERY),
+    ("enqueued", 13, SAVE_EVERY),  # without a step of progress
+    ("gradients", 16, 1),
+)
 
 
 def test_killed_at_one_point_after_the_other_of_steps_and_of_writing_checkpoints(tmp_path, unbroken):
-    """Before, at and after the end of an epoch too, twice without a step of progress, with other loader workers."""
-    in_a_step = [point for point in IN_A_STEP if point != "second pass"]  # that one belongs to accumulation
-    kills = [("updated", 2), *zip(IN_A_SAVE, range(4, 4 + len(IN_A_SAVE))), *zip(in_a_step, (13, 13, 15, 16))]
-    assert {EPOCH - 1, EPOCH, EPOCH + 1, 2 * EPOCH} <= {step for _, step in kills}
-    for number, (point, step) in enumerate(kills):
-        more = ("run.save_every=1", f"run.num_workers={2 * (number % 4 == 3)}")
-        assert run(tmp_path, *more, trigger=Trigger(signal.SIGKILL, point, step)) == KILLED
-        whole = last_checkpoint(tmp_path / "checkpoints").state["step"]
+    """Before, at and after the end of an epoch too, with other loader workers; the others are in the slow test below.
+
+    Batches of 8 in micro-batches of 3, 3 and 2, with a separate rate of the logit scale.
+    """
+    settings = ("optim.micro_batch_size=3", "optim.logit_scale_rate=20.0")
+    assert {EPOCH - 1, EPOCH, EPOCH + 1, 2 * EPOCH} <= {step for _, step, _ in KILLS}
+    for number, (point, step, save_every) in enumerate(KILLS):
+        more = (f"run.save_every={save_every}", f"run.num_workers={2 * (number % 4 == 3)}")
+        assert run(tmp_path, *settings, *more, trigger=Trigger(signal.SIGKILL, point, step)) == KILLED
         before = point in IN_A_SAVE and point not in ("renamed", "removing")  # this checkpoint is not there yet
-        assert whole == (step - 1 if before else step), point
+        assert last_step(tmp_path) == (step - before) // save_every * save_every, point
         assert len(records(tmp_path)) == step
-    assert run(tmp_path, "run.save_every=1") == 0
-    assert_same_run(tmp_path, unbroken())
-
-
-def test_killed_between_checkpoints_and_before_the_first_one(tmp_path, unbroken):
-    assert run(tmp_path, trigger=Trigger(signal.SIGKILL, "optimizer half", 3)) == KILLED
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".writing-step-00000003"]
-    for point, step in (("updated", 5), ("embedded", 13)):
-        assert run(tmp_path, trigger=Trigger(signal.SIGKILL, point, step)) == KILLED
-        assert saved_steps(tmp_path)[-1] == step // SAVE_EVERY * SAVE_EVERY
-    assert run(tmp_path) == 0
-    assert_same_run(tmp_path, unbroken())
-
-
-def test_killed_with_accumulation_under_way(tmp_path, unbroken):
-    micro = "optim.micro_batch_size=3"  # 3, 3 and 2 of a batch of 8
-    assert run(tmp_path, micro, trigger=Trigger(signal.SIGKILL, "second pass", 10)) == KILLED
-    assert len(records(tmp_path)) == 10
-    assert run(tmp_path, micro) == 0
-    assert_same_run(tmp_path, unbroken(micro))
-
-
-@pytest.mark.slow  # quick: tests/test_common_schedule.py, and other groups above
-def test_a_separate_rate_of_the_logit_scale_resumes_with_its_moments(tmp_path, unbroken):
-    faster = "optim.logit_scale_rate=20.0"
-    assert run(tmp_path, faster, trigger=Trigger(signal.SIGKILL, "updated", 11)) == KILLED
-    assert run(tmp_path, faster) == 0
-    assert_same_run(tmp_path, unbroken(faster))
-    scales = [[record["scale"] for record in records(folder)] for folder in (tmp_path, unbroken())]
-    assert scales[0][1:] != scales[1][1:]
+    assert run(tmp_path, *settings) == 0
+    assert_same_run(tmp_path, unbroken(*settings))
 
 
 @pytest.mark.slow
@@ -183,44 +176,39 @@ def test_without_a_whole_checkpoint_the_run_stops_and_touches_nothing(tmp_path):
         (tmp_path / "checkpoints" / f"step-{step:08d}" / "state.json").write_text("{}")
     log = (tmp_path / "log.jsonl").read_bytes()
     assert run(tmp_path) == 1
-    last = (tmp_path / "output-0.txt").read_text().splitlines()[-1]
-    assert re.match("error: none of the 2 checkpoints in .* can be used; the oldest: .*step-00000003 is damaged", last)
+    none = "error: none of the 2 checkpoints in .* can be used; the oldest: .*step-00000003 is damaged"
+    assert re.match(none, last_line(tmp_path))
     assert (tmp_path / "log.jsonl").read_bytes() == log
     assert saved_steps(tmp_path) == [3, 6]
 
 
+LOADER = r"the loader of scenes/train \(run\.num_workers=2\)"
+ONLY_AT_THE_END = ("run.num_workers=2", "run.save_every=0")
+
+STOPS = (  # point, step, signal, run.save_every, steps of the checkpoints
+    ("embedded", 2, signal.SIGUSR1, 0, [3]),
+    ("model half", 6, signal.SIGTERM, 3, [6, 7]),  # while a checkpoint is written: a step later
+    ("enqueued", 9, signal.SIGHUP, 0, [7, 10]),
+)
+
+
 def test_asked_to_stop_a_run_saves_its_step_and_goes_on_from_there(tmp_path, unbroken):
-    only_at_the_end = "run.save_every=0"
-    steps = {"embedded": (4, signal.SIGTERM), "gradients": (8, signal.SIGUSR1)}
-    steps |= {"updated": (11, signal.SIGINT), "enqueued": (14, signal.SIGHUP)}
-    for point, (step, asked) in steps.items():
-        assert run(tmp_path, only_at_the_end, trigger=Trigger(asked, point, step)) == STOPPED_EXIT_STATUS
-        assert saved_steps(tmp_path)[-1] == step + 1
-        last = (tmp_path / "output-0.txt").read_text().splitlines()[-1]
-        assert last.startswith(
-            f"received a stop signal: saved at step {step + 1} of {STEPS} in {tmp_path}; the same command"
-        )
-    assert run(tmp_path, only_at_the_end) == 0
-    assert_same_run(tmp_path, unbroken())
-
-
-def test_asked_to_stop_while_a_checkpoint_is_written_the_run_stops_a_step_later(tmp_path, unbroken):
-    assert run(tmp_path, trigger=Trigger(signal.SIGTERM, "model half", 6)) == STOPPED_EXIT_STATUS
-    assert saved_steps(tmp_path) == [6, 7]
-    assert run(tmp_path) == 0
-    assert_same_run(tmp_path, unbroken())
-
-
-def test_a_signal_to_the_whole_process_group_does_not_reach_the_loader(tmp_path, unbroken):
-    children = started(tmp_path, "run.num_workers=2", "run.save_every=0")
-    while not (tmp_path / "log.jsonl").exists() or len(read_log(tmp_path / "log.jsonl")) < 2:
-        time.sleep(0.001)
-    # impatient, as Slurm and a launcher together are; Ctrl-C and a closed terminal reach the loader, too
-    for asked in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        os.killpg(children[0].pid, asked)
-    assert ended(children) == [STOPPED_EXIT_STATUS]
+    assert run(tmp_path, trigger=Trigger(signal.SIGINT, "embedded", 1, times=2)) == 130
+    again = f"stopped at once: nothing is saved in {tmp_path}; the same command starts again"
+    assert last_line(tmp_path).startswith(again)
+    assert saved_steps(tmp_path) == []
+    for point, step, asked, save_every, steps in STOPS:
+        every = f"run.save_every={save_every}"
+        assert run(tmp_path, every, trigger=Trigger(asked, point, step)) == STOPPED_EXIT_STATUS
+        assert saved_steps(tmp_path) == steps
+        saved = f"received a stop signal: saved at step {steps[-1]} of {STEPS} in {tmp_path}; the same command"
+        assert last_line(tmp_path).startswith(saved)
+    stuck = ("fault=stuck", "fault_step=12", "run.data_timeout=2")
+    assert run(tmp_path, *ONLY_AT_THE_END, *stuck) == STOPPED_EXIT_STATUS
+    message = rf"{LOADER} has given no batch for 2 seconds, run\.data_timeout .*; saved at step 12 of {STEPS} in "
+    assert re.match(message, last_line(tmp_path))
+    assert saved_steps(tmp_path) == [10, 12]
     assert "Traceback" not in (tmp_path / "output-0.txt").read_text()
-    assert len(records(tmp_path)) == saved_steps(tmp_path)[-1] < STEPS
     assert run(tmp_path) == 0
     assert_same_run(tmp_path, unbroken())
 
@@ -231,9 +219,9 @@ SAME_DRAWS = ("dropout=0.0", "optim.learning_rate=3.0e-4")
 
 def test_another_world_size_keeps_the_order_of_samples_and_the_losses(tmp_path, unbroken):
     assert run(tmp_path, *SAME_DRAWS, trigger=Trigger(signal.SIGKILL, "updated", 5)) == KILLED
-    assert run(tmp_path, *SAME_DRAWS, trigger=Trigger(signal.SIGKILL, "gradients", 11), processes=2) == KILLED
     micro = "optim.micro_batch_size=3"
-    assert run(tmp_path, *SAME_DRAWS, micro, trigger=Trigger(signal.SIGKILL, "updated", 14), processes=2) == KILLED
+    assert run(tmp_path, *SAME_DRAWS, micro, trigger=Trigger(signal.SIGKILL, "gradients", 13), processes=2) == KILLED
+    assert last_step(tmp_path) == 12
     assert run(tmp_path, *SAME_DRAWS) == 0
     resumed, expected = records(tmp_path), records(unbroken(*SAME_DRAWS))
     assert [record["image_ids"] for record in resumed] == [record["image_ids"] for record in expected]
@@ -243,78 +231,84 @@ def test_another_world_size_keeps_the_order_of_samples_and_the_losses(tmp_path, 
     assert [record["loss"] for record in resumed][:3] == [record["loss"] for record in expected][:3]
 
 
-def test_two_processes_killed_give_the_losses_of_two_unbroken_and_agree_when_one_is_asked_to_stop(tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert ended(started(whole, processes=2)) == [0, 0]
-    assert run(broken, trigger=Trigger(signal.SIGKILL, "optimizer half", 9), processes=2) == KILLED
-    asked = ended(started(broken, trigger=Trigger(signal.SIGINT, "embedded", 12), processes=2))
+def test_two_processes_agree_whatever_ends_them_and_go_on_to_the_losses_of_two_unbroken(tmp_path, unbroken):
+    # a second Ctrl-C, which reaches both, ends them at once
+    twice = Trigger(signal.SIGINT, "embedded", 4, times=2)
+    assert ended(started(tmp_path, trigger=twice, everywhere=True, processes=2)) == [130] * 2
+    first, *_, last = (tmp_path / "output-0.txt").read_text().splitlines()[-3:]
+    assert first.startswith("received a stop signal: finishing and saving this step; press Ctrl-C again to end at once")
+    saved = f"stopped at once: the last checkpoint is step 3 in {tmp_path}; the same command resumes from there"
+    assert last.startswith(saved)
+    assert "stop" not in (tmp_path / "output-1.txt").read_text()
+    assert saved_steps(tmp_path) == [3]
+
+    # the main process cannot write, as on a full disk
+    in_the_way = tmp_path / "checkpoints" / ".writing-step-00000006"
+    in_the_way.write_text("a file where a folder must go")
+    assert ended(started(tmp_path, processes=2)) == [1, 1]
+    for rank in range(2):
+        full = r"error: cannot write .*step-00000006: .*What was saved before stays: step-00000003"
+        assert re.match(full, last_line(tmp_path, rank))
+    in_the_way.unlink(missing_ok=True)
+
+    # one of them loses a loader process
+    killed = ("fault=killed", "fault_step=12")
+    assert ended(started(tmp_path, *ONLY_AT_THE_END, *killed, processes=2)) == [1, 1]
+    assert len(records(tmp_path)) == saved_steps(tmp_path)[-1] > 3
+    for rank in range(2):
+        lost = f"error: {LOADER} has lost a process: SIGKILL, as the system sends it where memory runs out; saved at "
+        assert re.match(f"{lost}step {last_step(tmp_path)} of {STEPS} in {tmp_path}; ", last_line(tmp_path, rank))
+
+    # one waits for data; impatient signals, as of Slurm and a launcher together, reach the loader processes too
+    children = started(tmp_path, *ONLY_AT_THE_END, "fault=stuck", "fault_step=15", processes=2)
+    while len(records(tmp_path)) < 15:
+        assert children[0].is_alive()
+        time.sleep(0.001)
+    time.sleep(1)  # now it waits
+    for asked in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        for child in children:
+            os.killpg(child.pid, asked)
+    assert ended(children) == [STOPPED_EXIT_STATUS] * 2
+    waited = f"received a stop signal while {LOADER} had no batch ready; saved at step 15 of {STEPS} in {tmp_path}; "
+    assert re.match(waited, last_line(tmp_path))
+
+    # one is asked to stop
+    asked = ended(started(tmp_path, trigger=Trigger(signal.SIGINT, "embedded", 15), processes=2))
     assert asked == [STOPPED_EXIT_STATUS] * 2
-    assert saved_steps(broken)[-1] == 13
-    assert run(broken, processes=2) == 0
-    assert_same_run(broken, whole)
+    assert saved_steps(tmp_path) == [15, 16]
+    assert not any("Traceback" in (tmp_path / f"output-{rank}.txt").read_text() for rank in range(2))
+
+    assert run(tmp_path, trigger=Trigger(signal.SIGKILL, "optimizer half", STEPS), processes=2) == KILLED
+    assert last_step(tmp_path) == 16
+    assert run(tmp_path, processes=2) == 0
+    assert_same_run(tmp_path, unbroken(processes=2))
 
 
 def test_a_loss_that_is_not_finite_stops_every_process(tmp_path):
     settings = ("optim.learning_rate=1.0e+18", "optim.warmup_steps=0", "run.save_every=0")
     assert ended(started(tmp_path, *settings, processes=2)) == [1, 1]
     for rank in range(2):  # the step after the one that spoilt the weights
-        last = (tmp_path / f"output-{rank}.txt").read_text().splitlines()[-1]
-        assert re.match(r"error: loss is (nan|inf) at step 1 \(scale .*Largest norms: towers", last)
+        assert re.match(
+            r"error: loss is (nan|inf) at step 1 \(scale .*Largest norms: towers", last_line(tmp_path, rank)
+        )
     assert saved_steps(tmp_path) == []
 
 
-def test_a_disk_that_is_full_on_the_main_process_stops_all_of_them(tmp_path):
-    assert run(tmp_path, trigger=Trigger(signal.SIGKILL, "updated", 4), processes=2) == KILLED
-    (tmp_path / "checkpoints" / ".writing-step-00000006").write_text("a file where a folder must go")
-    assert ended(started(tmp_path, processes=2)) == [1, 1]
-    for rank in range(2):
-        last = (tmp_path / f"output-{rank}.txt").read_text().splitlines()[-1]
-        assert re.match(r"error: cannot write .*step-00000006: .*What was saved before stays: step-00000003", last)
-
-
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_second_ctrl_c_ends_at_once_and_tells_what_is_saved(tmp_path, processes):
-    goes_on = f"the last checkpoint is step 3 in {tmp_path}; the same command resumes from there"
-    for step, message in ((1, f"nothing is saved in {tmp_path}; the same command starts again"), (4, goes_on)):
-        twice = Trigger(signal.SIGINT, "embedded", step, times=2)
-        assert ended(started(tmp_path, trigger=twice, everywhere=True, processes=processes)) == [130] * processes
-        first, *_, last = (tmp_path / "output-0.txt").read_text().splitlines()[-3:]
-        assert first.startswith(
-            "received a stop signal: finishing and saving this step; press Ctrl-C again to end at once"
-        )
-        assert last.startswith(f"stopped at once: {message}")
-        assert saved_steps(tmp_path) == ([] if step == 1 else [3])
-    others = [(tmp_path / f"output-{rank}.txt").read_text() for rank in range(1, processes)]
-    assert not any("stop" in output or "Traceback" in output for output in others)
-
-
 def test_the_paper_s_script_killed_and_asked_to_stop_goes_on_to_the_same_losses(tmp_path):
-    few = (
-        "run.log_every=1",
-        "run.evaluate_every=0",
-        "run.save_every=2",
-        "optim.steps=40",
-        "data.num_test=8",
-        "data.num_labelled=8",
-    )
+    few = ("run.log_every=1", "run.evaluate_every=0", "run.save_every=2", "data.num_test=8", "data.num_labelled=8")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    script = "oblique_topology.train"
-    assert run(whole, *few, script=script) == 0
-    for asked, reached, status in ((signal.SIGKILL, 2, KILLED), (signal.SIGTERM, 12, STOPPED_EXIT_STATUS)):
-        children = started(broken, *few, script=script)
-        while children[0].is_alive() and max(saved_steps(broken), default=0) < reached:
-            time.sleep(0.001)
-        os.kill(children[0].pid, asked)
-        assert ended(children) == [status]
-    step = saved_steps(broken)[-1]
-    assert 12 <= step < 40
-    assert f"received a stop signal: saved at step {step} of 40 in {broken}" in (broken / "output-0.txt").read_text()
+    of_the_paper = {"script": "oblique_topology.train"}
+    assert run(whole, *few, **of_the_paper) == 0
+    for asked, step, status, saved in ((signal.SIGKILL, 3, KILLED, 2), (signal.SIGTERM, 5, STOPPED_EXIT_STATUS, 5)):
+        assert run(broken, *few, trigger=Trigger(asked, "logged", step), **of_the_paper) == status
+        assert last_step(broken) == saved
+    assert f"received a stop signal: saved at step 5 of 6 in {broken}" in (broken / "output-0.txt").read_text()
     assert not (broken / "evaluation.json").exists()
-    assert run(broken, *few, script=script) == 0
+    assert run(broken, *few, **of_the_paper) == 0
     one, other = (read_log(folder / "log.jsonl") for folder in (broken, whole))
     losses = [[record["loss"] for record in log if record["event"] == "train"] for log in (one, other)]
     assert losses[0] == losses[1]  # to the last bit
-    assert len(losses[0]) == 40
+    assert len(losses[0]) == 6
     one, other = (json.loads((folder / "evaluation.json").read_text())["evaluations"] for folder in (broken, whole))
     assert one == other
 

@@ -53,33 +53,6 @@ def test_a_scale_file_says_by_which_number_its_settings_were_chosen(file: Path):
     assert problems_of(file.read_text(encoding="utf-8"), file.stem.rpartition("_")[2]) == []
 
 
-def test_all_scale_files_are_looked_at():
-    assert len(FILES) == 27
-
-
-@pytest.mark.parametrize(
-    ("text", "problems"),
-    [
-        ("# A scale.\noptim: {steps: 1}\n", [""]),
-        ("# chosen by: me\noptim: {steps: 1}\n", [""]),
-        ("# chosen by: val mean recall\noptim: {steps: 1}\n", [""]),
-        ("# chosen by: test data\noptim: {steps: 1}\n", [""]),
-        ("# chosen by: val mean recall, commit 0123abc\noptim: {steps: 1}\n", []),
-        ("# chosen by: speed\n# chosen by: the paper\noptim: {steps: 1}\n", [""]),
-        ("# chosen by: the paper\nrows:\n  a b: {optim: {learning_rate: 1}}\n  c: {optim: {steps: 1}}\n", ["a b"]),
-        (
-            "# chosen by: the paper\nrows:\n  # Why.\n  # chosen by: val kNN accuracy, commit 0123abc\n"
-            "  a: {optim: {learning_rate: 1}}\n  b: {method: {logit_scale: 1}}\n",
-            ["b"],
-        ),
-    ],
-)
-def test_a_scale_file_without_such_a_line_is_refused(text, problems):
-    assert problems_of(text, "demo") == problems
-    if problems == []:
-        assert problems_of(text, "smoke") == [""]
-
-
 def test_the_example_that_trains_says_it_too():
     text = (ROOT / "examples" / "compare_geometries.py").read_text(encoding="utf-8")
     lines = re.findall(r"^ *# chosen by: (.*)$", text, re.MULTILINE)

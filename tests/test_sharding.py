@@ -19,6 +19,7 @@ STARTS = {"geomm/configs/albef_geo.yaml": "geomm/configs/towers.yaml"}  # row ->
 QUICK = ("euclip/configs/table4_euclip.yaml", "geomm/configs/albef_geo.yaml")
 STEPS = 4  # the queue of albef_geo is full after two
 FEW = [f"optim.steps={STEPS}", "run.log_every=1", f"run.evaluate_every={STEPS}", "run.save_every=2", "data.num_test=16"]
+START = ["optim.steps=2", "run.evaluate_every=0", "run.save_every=0"]
 HALF = ["run.mixed_precision=bf16", "optim.steps=3", "run.evaluate_every=0"]
 
 
@@ -37,7 +38,7 @@ def test_sharded_runs_train_evaluate_and_resume(rows, tmp_path):
     folders = {row: tmp_path / row.replace("/", "-") for row in sorted(rows)}
     whole = [command(row, folder / "sharded") for row, folder in folders.items()]
     half = [command(row, folder / "bf16", *HALF) for row, folder in folders.items() if "/vision_" not in row]
-    starts = [command(STARTS[row], folder / "start") for row, folder in folders.items() if row in STARTS]
+    starts = [command(STARTS[row], folder / "start", *START) for row, folder in folders.items() if row in STARTS]
     in_processes(2, train, *((*run, "run.test=false") for run in (*starts, *whole)))
     unbroken = {row: losses(folder / "sharded") for row, folder in folders.items()}
     for folder in folders.values():

@@ -1,5 +1,6 @@
 """Training batches addressed by position."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,18 +88,21 @@ class TrainingView(Dataset):
             image_ids.append(sample["image_id"])
             image_index.append(number_of(sample["image_id"]))
         if self.partners is not None:
-            captions = self._with_wrong_partners(captions, positions, indices)
+            captions = self._with_wrong_partners(captions, positions, indices, broken)
         token_ids = self.tokenizer.encode(captions, self.context_length)
         batch = Batch(torch.stack(images), token_ids, image_ids, torch.tensor(image_index), broken)
         batch.second_views = torch.stack(second) if second else None
         return batch
 
-    def _with_wrong_partners(self, captions: list[str], positions: list[int], indices: np.ndarray) -> list[str]:
+    def _with_wrong_partners(
+        self, captions: list[str], positions: list[int], indices: np.ndarray, broken: list[BrokenSample]
+    ) -> list[str]:
         # only a wrong partner is read again: a right one may be the substitute of a broken sample
         sources, drawn_at = self.partners.of(np.asarray(positions))
+        seeds = [seed_of(self.order.seed, int(at)) for at in drawn_at]
         return [
-            right if source == index else _one_of(self.pairs.captions(int(source)), seed_of(self.order.seed, int(at)))
-            for right, index, source, at in zip(captions, indices, sources, drawn_at)
+            right if source == index else _one_of(self.read(int(source), seed, broken, self.pairs.captions), seed)
+            for right, index, source, seed in zip(captions, indices, sources, seeds)
         ]
 
     def view(self, image: Any, seed: int) -> torch.Tensor:
@@ -110,13 +114,15 @@ class TrainingView(Dataset):
         picture = self.augment(Image.fromarray(pixels.permute(1, 2, 0).numpy()), rng)
         return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
-    def read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
-        """The sample, or its substitute; `broken` receives unreadable ones."""
+    def read(
+        self, index: int, sample_seed: int, broken: list[BrokenSample], load: Callable[[int], Any] | None = None
+    ) -> Any:
+        """The sample (or what `load` gives for its index), or its substitute's; `broken` receives unreadable ones."""
 
         def substitute(index: int, attempt: int) -> int:
             return self.order.substitute(index, seed_of(sample_seed, 2 + attempt))
 
-        return read_or_replace(self.pairs.__getitem__, index, substitute, broken)
+        return read_or_replace(load or self.pairs.__getitem__, index, substitute, broken)
 
 
 def training_batches(

@@ -68,7 +68,7 @@ class BertTokenizer(Tokenizer):
         key = "data.vocabulary" if source else "data.vocabulary is not set, its default"
         path = find_file(source or DEFAULT_SOURCE, FILE_NAMES, key)
         try:
-            tokenizer = cls(_read_vocabulary(path))
+            tokenizer = cls(read_vocabulary(path))
             _check_cleaning(path, source or DEFAULT_SOURCE)
             return tokenizer
         except ValueError as error:
@@ -125,7 +125,7 @@ def _check_cleaning(path: Path, source: str) -> None:
             )
 
 
-def _read_vocabulary(path: Path) -> list[str]:
+def read_vocabulary(path: Path) -> list[str]:
     if path.suffix != ".json":
         return read_lines(path)
     try:

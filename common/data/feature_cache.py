@@ -69,9 +69,13 @@ class FeatureCache:
         # a file for each view; those that are missing are computed under one lock
         views = self.views if training else (CENTRE,)
         files = [self._file(pictures, transform, view) for view in views]
-        if not all(file.is_file() for file in files):
+        if not all(file.is_file() for file in files) or _unreadable_then(files[0]):
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked(Path(f"{files[0]}.lock"), _WAY_ON):  # one computes, other processes and runs wait, however long
+                if any(_reads(pictures, row) for row in _unreadable_then(files[0])):  # a disk that was away for a while
+                    for file in files:
+                        file.unlink(missing_ok=True)
+                        _notes(file).unlink(missing_ok=True)
                 missing = [(file, view) for file, view in zip(files, views) if not file.is_file()]
                 if missing:
                     what = f"features of {pictures.name}: {len(pictures)} images x {len(missing)} views"
@@ -100,6 +104,9 @@ class FeatureCache:
         _keep_freed_memory()
         header = _header((len(pictures), *self.shape))
         row_bytes = 2 * int(np.prod(self.shape))
+        # the notes reach the disk before the rows: after a loss of power they may promise more than there is
+        if done["rows"] and part.stat().st_size < len(header) + done["rows"] * row_bytes:
+            done = {"rows": 0, "broken": {}}
         pixels = _View(pictures, transform, view, done["rows"])
         loader = Loader(pixels, str(pictures.name), self.num_workers, list, batch_size=self.batch_size)
         # written and not mapped: a full disk then is an error, and not a signal that ends the process
@@ -123,6 +130,21 @@ class FeatureCache:
                     write_json(notes, done)
                     bar.update(len(batch))
         part.replace(file)
+
+
+def _unreadable_then(file: Path) -> list[int]:
+    # rows of a complete file whose picture could not be read
+    if not (file.is_file() and _notes(file).is_file()):
+        return []
+    return [int(row) for row in json.loads(_notes(file).read_text(encoding="utf-8"))["broken"]]
+
+
+def _reads(pictures: Any, row: int) -> bool:
+    try:
+        pictures[row]
+    except BrokenSample:
+        return False
+    return True
 
 
 class Cached:

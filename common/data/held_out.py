@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from common.base.provenance import hash_of
+from common.data.broken import BrokenSample
 from common.data.part import Part
 
 
@@ -44,7 +45,11 @@ def split_off(data_set: Any, share: float) -> Split:
         )
     sides: tuple[list[int], list[int]] = ([], [])
     for index in range(len(data_set)):
-        sides[is_held_out(str(data_set.image_id(index)), share)].append(index)
+        try:
+            is_validation = is_held_out(str(data_set.image_id(index)), share)
+        except BrokenSample:  # training counts and replaces it
+            is_validation = False
+        sides[is_validation].append(index)
     if not all(sides):
         raise ValueError(
             f"data.val_share = {share}: of {len(data_set)} samples of {data_set.name} {len(sides[1])} are held out; "

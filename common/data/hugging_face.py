@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from common.data.broken import BrokenSample, check_opened
 from common.data.decoding import check_role, row_of, sampled_places
 from common.data.hugging_face_files import label_of, place_of, stream_of, table_of
-from common.data.rows import RowReader, captions_of, named_columns, pictures_of, rows_of_batch
+from common.data.rows import RowReader, captions_of, named_columns, pictures_of, refuse_splits, rows_of_batch
 from common.data.streamed import StreamedPairs
 
 # usual names of columns, the preferred one first
@@ -173,6 +173,8 @@ def open_hugging_face(
         decode_size=decode_size,
     )
     _check_types(rows, reader)
+    if not stream_buffer and "split" in columns:
+        refuse_splits(where, rows.unique("split"))
     # the library must not decode: a damaged image would end the run instead of being a broken sample
     features = rows.features
     if features is not None and isinstance(features[reader.image], datasets.Image):

@@ -20,7 +20,7 @@ from common.data.broken import Unusable
 from common.data.decoding import refuse_split
 from common.data.picture_files import pictures_in_files
 from common.data.pictures import Pictures
-from common.data.rows import Row, picture_path, pictures_of
+from common.data.rows import Row, picture_path, pictures_of, refuse_splits
 from common.data.text_files import read_json
 
 _SPLIT_OF_ROLE = {"train": "train", "val": "val", "test": "test", "second_test": "test"}
@@ -59,6 +59,7 @@ def open_karpathy(
         refuse_split(annotations, split)
         if not content:
             raise ValueError(f"{annotations}: the list is empty")
+        refuse_splits(annotations, (row.get("split") for row in content if isinstance(row, dict)))
         rows, together = map(_list_row, itertools.count(), content), "path"
     else:
         keys = ", ".join(content)[:200] if isinstance(content, dict) else ""

@@ -242,6 +242,13 @@ def open_webdataset(
     return LabelledPictures(name, shards, class_names, templates, shards.broken_at_open)
 
 
+def _folder_of_sets(root: str | Path) -> Path:
+    folder = Path(root).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder of labelled sets (data.labelled)")
+    return folder
+
+
 def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) -> dict[str, LabelledPictures]:
     """All labelled sets in one folder, by name.
 
@@ -251,9 +258,7 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
     skipped with a warning. A link `imagenet -> /data/tiny_imagenet` puts one set in another's place: tables show it in
     that column and name the set.
     """
-    root = Path(root).expanduser()
-    if not root.is_dir():
-        raise FileNotFoundError(f"{root}: no such folder of labelled sets (data.labelled)")
+    root = _folder_of_sets(root)
     sets: dict[str, LabelledPictures] = {}
     other = []
     for folder in (root / name for name in _visible_folders(root, "data.labelled")):
@@ -289,7 +294,7 @@ def open_labelled_validation(root: str | Path, index_dir: str | Path | None = No
 
     It is `train/nshards.txt` with tar shards, or `train` with one folder per class.
     """
-    folders = sorted(Path(root).expanduser().iterdir(), key=lambda folder: (folder.name != "imagenet", folder.name))
+    folders = sorted(_folder_of_sets(root).iterdir(), key=lambda folder: (folder.name != "imagenet", folder.name))
     for folder in folders:
         if (folder / CLASS_NAMES_FILE).is_file() and (folder / "train").is_dir():
             if (folder / "train" / "nshards.txt").is_file():

@@ -220,6 +220,19 @@ def captions_in(cells: list[Any]) -> Any:
     return [text for text in texts if text is not None and str(text).strip()]
 
 
+def refuse_splits(where: Any, values: Iterable[Any]) -> None:
+    """Refuses a file whose column or key `split` names several splits: one would be trained on and ranked as another.
+
+    Raises:
+        ValueError: it does.
+    """
+    names = list(dict.fromkeys(str(value).strip() for value in values if value is not None and str(value).strip()))
+    if len(names) > 1:
+        raise ValueError(
+            f"{where}: its 'split' names several splits, {', '.join(names[:5])}; expected: a file for each of them"
+        )
+
+
 def named_columns(text: str, columns: Collection[str]) -> list[str]:
     """The columns of a setting, separated by commas; a single name may hold a comma."""
     return [text] if text in columns else [name.strip() for name in text.split(",")]

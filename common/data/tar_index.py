@@ -137,10 +137,11 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
         broken.append(BrokenSample(path, key, reason))
     if damage is not None:
         broken.append(BrokenSample(path, spoilt, f"{damage}; samples read before it: {len(samples)}"))
+    named = {item.key for item in broken}
     broken += [
         BrokenSample(path, key, f"no image: unknown members {', '.join(names[:3])}")
         for key, names in others.items()
-        if key not in samples and not any(key == item.key for item in broken)
+        if key not in samples and key not in named
     ]
     rows = [_row(key, sample, allow_missing_captions) for key, sample in samples.items()]
     table = table_of({column: [row.get(column) for row in rows] for column in _COLUMNS})

@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import re
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -125,27 +126,35 @@ def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
 
 
 def stated_file(name: str, *file_names: str) -> Path | None:
-    """The first of these files in a folder, or a model on the hub; None where it has none."""
+    """The first of these files in a folder, or a model on the hub; None where it has none (warned of if not known)."""
     try:
         return find_file(name, file_names, "weights")
+    except _NotReachedError as error:
+        warnings.warn(f"{error}; it is taken to have none", stacklevel=2)
     except ValueError:
-        return None
+        pass
+    return None
+
+
+class _NotReachedError(ValueError):
+    # neither in the cache nor known to be missing on the hub
+    pass
 
 
 def _hub_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    reason = ""
+    reason, kind = "", _NotReachedError
     for load in (try_to_load_from_cache, hf_hub_download):
         for file_name in file_names:
             try:
                 path = load(name, file_name)
             except LocalEntryNotFoundError as error:  # offline; a subclass of the next one
-                reason = str(error)
+                reason, kind = str(error), _NotReachedError
                 break
             except EntryNotFoundError:
-                reason = "the model has none of them"
+                reason, kind = "the model has none of them", ValueError
                 continue
             except (OSError, ValueError) as error:  # no such model, no such name; errors of connections are OSErrors
                 reason = str(error)
@@ -153,7 +162,7 @@ def _hub_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
             if isinstance(path, str):
                 return Path(path)
     below = f"; or model.weights=<folder> (make: WEIGHTS=<folder>) with {name.rpartition('/')[2]}/ in it"
-    raise ValueError(
+    raise kind(
         f"{key} = {name!r}: no such file or folder, and no {', '.join(file_names)} of a model of that name could be "
         f"had from the Hugging Face hub or its local cache; expected: a file, a folder with one of these, or the name "
         f"of a model{below if key.startswith(('model.', 'data.')) else ''} ({reason.strip().partition(chr(10))[0]})"

@@ -19,7 +19,7 @@ from typing import Any
 from common.data.decoding import refuse_split
 from common.data.picture_files import pictures_in_files
 from common.data.pictures import Pictures
-from common.data.rows import Row, captions_in, named_columns, pictures_of
+from common.data.rows import Row, captions_in, named_columns, pictures_of, refuse_splits
 from common.data.text_files import decoded, refused_text, unpacked
 
 # names by which a header is recognised
@@ -70,6 +70,11 @@ def open_tsv(
     path_at, captions_at = columns if has_header else (0, [1])
     if not has_header:
         rows = itertools.chain([(first_line, header)], rows)
+
+    names = [name.strip().lower() for name in header] if has_header else []
+    if "split" in names:
+        rows, split_at = list(rows), names.index("split")
+        refuse_splits(table, (row[split_at] for _, row in rows if len(row) == len(header)))
 
     # rows of one path become one image; too many in another encoding mean that the whole file is
     checked_rows = (_row(line, row, len(header), path_at, captions_at, separator) for line, row in rows if any(row))

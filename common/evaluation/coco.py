@@ -136,8 +136,11 @@ def evaluate_coco(
     caption_ids: list[int] = []
     for index, captions in zip(embedded.indices, embedded.captions_of):
         ids = pairs.caption_ids(index)
-        if ids is None or len(ids) < len(captions) or None in ids[: len(captions)]:
-            raise ValueError(f"{pairs.name}: image {pairs.image_id(index)} has captions without ids")
+        if ids is None or len(ids) != len(pairs.captions(index)) or None in ids[: len(captions)]:
+            raise ValueError(
+                f"{pairs.name}: image {pairs.image_id(index)} has {len(pairs.captions(index))} captions and the ids "
+                f"{ids}; expected: an id of each"
+            )
         caption_ids += [int(one) for one in ids[: len(captions)]]
     parts = ScoreParts(encoder, embedded.images, embedded.texts)
     results = results_of_parts(

@@ -110,8 +110,9 @@ class Encoder:
         """
         embeddings, readable = self._images(data_set)
         reasons = _why_unreadable(data_set, readable, most=3) if is_main_process() else []
-        if reasons:
+        if is_main_process() and not readable.all():
             lost, name = int((~readable).sum()), getattr(data_set, "name", "pictures")
+            reasons = reasons or ["they can be read now"]
             more = ", ..." if lost > len(reasons) else ""
             warnings.warn(
                 f"{name}: {lost} of {len(readable)} pictures cannot be read and are left out: "
@@ -344,7 +345,7 @@ class ScoreParts:
         # whole tiles of images go to the processes in turn, and as many to a part as fit in the memory
         tiles = _batches(len(images), _ROWS_AT_ONCE)
         tiles = tiles[rank() :: world_size()] if shared else tiles
-        bytes_of_row = len(texts) * self.dtype.itemsize * (1 if self.symmetric else 2)
+        bytes_of_row = max(1, len(texts)) * self.dtype.itemsize * (1 if self.symmetric else 2)
         most_rows = int(encoder.ranking_gb * 1e9 // bytes_of_row)
         fits = sum(map(len, tiles)) <= most_rows
         num_parts = 1 if fits else -(-len(tiles) // max(1, most_rows // _ROWS_AT_ONCE))

@@ -122,12 +122,14 @@ def evaluate_two_stage(
 
     Args:
         build_match: embedded test set, whose `indices` and `captions` say what row and column are -> `match`.
+        k_test: of each query; all candidates, where fewer can be read.
     Returns:
         "contrastive" and "matched" -> Evaluation.
     """
     embedded = embed_pairs(encoder, pairs, rule)
     parts = ScoreParts(encoder, embedded.images, embedded.texts, shared=False)
     positives = Positives.from_owners(embedded.text_to_image, len(embedded.images))
+    k_test = min(k_test, positives.num_images, positives.num_texts)
     stages = two_stage_of_parts(
         parts, positives, build_match(embedded), k_test, pairs_at_once=pairs_at_once, share_queries=True
     )

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from common.base.vision_settings import VisionModelConfig
-from common.distributed import broadcast_
+from common.distributed import broadcast_, world_size
 from common.encoders.resnet import NarrowResNet, resnet50
 from common.methods.momentum_contrast import MomentumContrast, SplitBatchNorm, moco_loss
 
@@ -118,12 +118,18 @@ class RandomWeights(Method):
 
 
 def build_backbone(model: VisionModelConfig, batch_norm_parts: int = 1) -> nn.Module:
-    """(batch, 3, height, width) -> (batch, output_dim); batch normalisation as on `batch_norm_parts` GPUs.
+    """(batch, 3, height, width) -> (batch, output_dim); batch normalisation as on `batch_norm_parts` GPUs in all.
 
     Weights of convolutions have their channels last: the same numbers, a third faster on a CPU. Those of fewer than 8
     channels do not: oneDNN 3.12 writes beyond their gradients without AVX-512, which ends the process.
     """
-    norm_layer = None if batch_norm_parts == 1 else partial(SplitBatchNorm, num_parts=batch_norm_parts)
+    if batch_norm_parts > 1 and batch_norm_parts % world_size():
+        raise ValueError(
+            f"method.batch_norm_parts = {batch_norm_parts} on {world_size()} processes; expected: a multiple of their "
+            "number, or 1"
+        )
+    parts = max(1, batch_norm_parts // world_size())  # of this process's share of the batch
+    norm_layer = None if parts == 1 else partial(SplitBatchNorm, num_parts=parts)
     if model.backbone == "resnet50":
         return resnet50(model.zero_init_residual, norm_layer).to(memory_format=torch.channels_last)
     backbone = NarrowResNet(model.width, model.blocks, norm_layer, model.zero_init_residual)

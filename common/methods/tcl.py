@@ -44,6 +44,12 @@ class Tcl(Albef):
                 f"TCL compares wholes with averages of their parts by the inner product, got the geometry "
                 f"{geometry.name}; expected: one that is an inner product, as sphere and oblique are"
             )
+        tower = encoders.image_tower
+        if tower.patch_dropout and tower.kept_patches > pooled_grid**2:
+            raise ValueError(
+                f"model.patch_dropout = {tower.patch_dropout} leaves {tower.kept_patches} patches, which are no grid, "
+                f"and TCL averages grids to {pooled_grid} x {pooled_grid}; expected: 0"
+            )
         self.pooled_grid = pooled_grid
 
     def forward(

@@ -382,15 +382,13 @@ def write_table(table: Table, folder: str | Path, formats: Sequence[str] = ()) -
     folder, hits = Path(folder), hits_of(table)
     table = replace(table, hits_file=f"{table.table_id}_hits.npz" if hits else "")
     writers = {"md": to_markdown, "json": to_json, "csv": to_csv, "tex": to_latex}
-    for name, ending in FORMATS.items():
-        if name not in formats:
-            del writers[ending]
-            (folder / f"{table.table_id}.{ending}").unlink(missing_ok=True)  # of an earlier run
+    unasked = {f"{table.table_id}.{ending}" for name, ending in FORMATS.items() if name not in formats}
     # before the first file is touched; the hits come first, since the JSON names them
     contents = {table.hits_file: packed(hits)} if hits else {}
-    contents |= {f"{table.table_id}.{ending}": write(table) for ending, write in writers.items()}
-    if not hits:
-        (folder / f"{table.table_id}_hits.npz").unlink(missing_ok=True)
+    tables = {f"{table.table_id}.{ending}": write for ending, write in writers.items()}
+    contents |= {name: write(table) for name, write in tables.items() if name not in unasked}
+    for name in {*unasked, f"{table.table_id}_hits.npz"} - {*contents}:
+        (folder / name).unlink(missing_ok=True)  # of an earlier run
     return [write_atomically(folder / name, content) for name, content in contents.items()]
 
 

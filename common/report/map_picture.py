@@ -111,6 +111,7 @@ def _draw_distances(axis, model: dict[str, Any], content: dict[str, Any]) -> Non
 
 def _rings(farthest: float) -> np.ndarray:
     # Three to six round distances up to the farthest point
+    farthest = farthest or 1.0  # all embeddings in one place
     power = 10.0 ** math.floor(math.log10(farthest))
     lead = farthest / power
     step = power * (2 if lead > 5 else 1 if lead > 2.5 else 0.5 if lead > 1.2 else 0.2)

@@ -127,7 +127,7 @@ def measured_over_seeds(
     """
     if len(values) >= 2:
         interval, kind = interval_over_seeds(values), SEEDS_INTERVAL
-        if hits is not None:
+        if hits is not None and len(hits.queries) > 1:
             center, pictures = math.fsum(values) / len(values), picture_variance(hits.by_picture())
             half_width = float(crossed_half_width(interval[1] - center, pictures, 0.05))
             interval, kind = (center - half_width, center + half_width), CROSSED_INTERVAL
@@ -395,6 +395,9 @@ def plan_of(table: Table, earlier: Sequence[Table], planned: int = 0) -> tuple[i
         planned: seeds that are to decide in the end; it counts only before the first look.
     """
     looks = [other for other in earlier if _extends(table, other)]
+    longer = [other for other in earlier if len(other.seeds) > len(table.seeds) and _extends(other, table)]
+    if not looks and longer:  # fewer seeds after a look at more
+        return longer[0].plan or (len(table.seeds), len(longer[0].seeds))
     if not looks:
         return (len(table.seeds), planned) if planned > len(table.seeds) else ()
     first = min(looks, key=lambda look: len(look.seeds))

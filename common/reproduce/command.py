@@ -1,5 +1,6 @@
 """The command line of every paper's reproduce.py, and what it writes: table, figure, page."""
 
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +34,9 @@ WHERE_DATA_LIE = {  # settings of where the data lie; others of `data` make othe
         "vocabulary", "winogavil", "max_broken_share",
     )
 } | {"model.weights"}  # fmt: skip
+BESIDE_SCENES = {"data.labelled", "data.vocabulary", "data.winogavil", "data.max_broken_share", "model.weights"}
+ON_SCENES = ("smoke", "demo")
+LEAVE_ROWS_OUT = ("temperature_rate.faster", "regime.longer")  # of a grid; the others' numbers stay
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Command:
 
     part: "table2", "figure4", ...
     overrides: "section.key=value" for every row.
+    part_settings: "section.key=value" of the part itself (`split`).
     output: folder of runs, results and the page.
     results: folder of the tables.
     rows: stems of the configs to train; none = all.
@@ -63,6 +68,7 @@ class Command:
     settings: tuple[str, ...] = ()
     planned_seeds: int = 0
     searched: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    part_settings: tuple[str, ...] = ()
 
     @property
     def runs(self) -> Path:
@@ -72,11 +78,14 @@ class Command:
     def changes(self) -> list[str]:
         """Overrides and rows that make another table than the paper's.
 
-        Where the data lie and how a run is made (its precision, workers, log) is no change.
+        Where the data lie, how a run is made (its precision, workers, log) and rows that a grid leaves out are none.
         """
         elsewhere = ("run.", "public.", "coco.", "hierarchies.", "refcoco.", "sugarcrepe.", "traversal.")
-        keys = {text: text.partition("=")[0] for text in self.overrides}
-        changed = (text for text, key in keys.items() if key not in WHERE_DATA_LIE and not key.startswith(elsewhere))
+        elsewhere += LEAVE_ROWS_OUT
+        # scenes lie nowhere: there another source or split is other data
+        lie = WHERE_DATA_LIE if self.scale not in ON_SCENES else WHERE_DATA_LIE & BESIDE_SCENES
+        keys = {text: text.partition("=")[0] for text in (*self.overrides, *self.part_settings)}
+        changed = (text for text, key in keys.items() if key not in lie and not key.startswith(elsewhere))
         near = [f"near {text}" for text in self.settings]
         return [*sorted(changed), *near, *([f"rows={' '.join(sorted(self.rows))}"] if self.rows else [])]
 
@@ -98,6 +107,17 @@ class Command:
         if self.searched:
             raise self.search_error("has no meaning for", "which sets the settings of its rows")
 
+    def refuse_set(self, chosen: Iterable[str]) -> None:
+        """For settings that the part chooses itself, as keys or "key=value".
+
+        Raises:
+            ConfigError: the command sets one of them, or takes it from a search.
+        """
+        keys = list(dict.fromkeys(text.partition("=")[0] for text in chosen))
+        for text in (*self.overrides, *itertools.chain(*self.searched.values())):
+            if text.partition("=")[0] in keys:
+                raise ConfigError(f"{text} cannot be set: {self.part} chooses {', '.join(keys)}")
+
     def search_error(self, what: str, why: str) -> ConfigError:
         return ConfigError(f"{'SEARCHED' if self.takes_best else 'NEAR'}=1 {what} {self.part}, {why}; leave it out")
 
@@ -112,20 +132,22 @@ class Command:
     def text(self, paper: str) -> str:
         """The command as a user types it, without paths of this machine."""
         folders = {"data.root": "DATA", "model.weights": "WEIGHTS"}
-        keys = [text.partition("=")[0] for text in self.overrides]
+        settings = (*self.overrides, *self.part_settings)
+        keys = [text.partition("=")[0] for text in settings]
         # folders have options of their own; other paths are hidden, quotes are kept
-        extra = [_without_path(text) for text, key in zip(self.overrides, keys) if key not in folders]
-        extra = [shlex.quote(text) if re.search(r"[\s'\"]", text) else text for text in extra]
+        extra = [_without_path(text) for text, key in zip(settings, keys) if key not in folders]
+        extra = " ".join(shlex.quote(text) if re.search(r"[\s'\"]", text) else text for text in extra)
         data = "".join(f" {name}=<folder>" for key, name in folders.items() if key in keys)
         rows = " NEAR=1" if self.settings else f' ROWS="{" ".join(self.rows)}"' if self.rows else ""
         plan = f" PLAN={self.planned_seeds}" if self.planned_seeds else ""
-        more = f' SET="{" ".join(extra)}"' if extra else ""
+        quoted = shlex.quote(extra) if '"' in extra else f'"{extra}"'
+        more = f" SET={quoted}" if extra else ""
         searched = " SEARCHED=1" if self.takes_best else ""
         seeds = f"SEEDS={len(self.seeds)}{plan}{searched}"
         return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} {seeds}{data}{rows}{more}"
 
     def split(self, config_class: type) -> "tuple[Any, Command]":
-        """The settings of this part by their sections, and the command without them.
+        """The settings of this part by their sections, and the command for its rows, which still names them.
 
         Args:
             config_class: dataclass of these sections; all fields have defaults.
@@ -135,7 +157,7 @@ class Command:
         sections = tuple(f"{section.name}." for section in fields(config_class))
         settings = [text for text in self.overrides if text.startswith(sections)]
         rest = tuple(text for text in self.overrides if not text.startswith(sections))
-        return load_config(config_class, [], settings), replace(self, overrides=rest)
+        return load_config(config_class, [], settings), replace(self, overrides=rest, part_settings=tuple(settings))
 
     def runs_at(self, scales: Iterable[str], otherwise: str) -> bool:
         """Whether the part exists at the command's scale, one of `scales`; else prints `otherwise`, the reason."""
@@ -243,9 +265,15 @@ def _near(command: Command, paper: str, known: list[str]) -> list[Command]:
     if not near:
         raise not_searched("NEAR", command, paper, known)
     return [
-        replace(command, rows=rows, settings=settings, searched=dict.fromkeys(rows, settings))
+        replace(command, rows=rows, settings=settings, searched={row: _with(command, row, settings) for row in rows})
         for settings, rows in near.items()
     ]
+
+
+def _with(command: Command, row: str, settings: tuple[str, ...]) -> tuple[str, ...]:
+    # beside the best of other searches, where SEARCHED takes it
+    keys = {text.partition("=")[0] for text in settings}
+    return (*(text for text in command.searched.get(row, ()) if text.partition("=")[0] not in keys), *settings)
 
 
 def _best(command: Command, paper: str, known: list[str]) -> dict[str, tuple[str, ...]]:
@@ -283,11 +311,12 @@ def with_folders(overrides: Iterable[str], scale: str, data: str, weights: str) 
     """
     overrides = tuple(overrides)
     # each has an option, which the printed command shows
-    for key, instead in (("run.seed=", "SEEDS"), ("data.root=", "DATA"), ("model.weights=", "WEIGHTS")):
+    options = {"run.seed=": "SEEDS", "data.root=": "DATA", "model.weights=": "WEIGHTS", "run.test=": "make search"}
+    for key, instead in options.items():
         if any(text.startswith(key) for text in overrides):
             raise ConfigError(f"{key.rstrip('=')} cannot be overridden here; use {instead}")
     for key, name, value in (("data.root", "DATA", data), ("model.weights", "WEIGHTS", weights)):
-        if value and scale in ("smoke", "demo"):
+        if value and scale in ON_SCENES:
             raise ConfigError(
                 f"{name}={value} has no effect at scale {scale}, which trains on the embedded scenes; "
                 "use SCALE=photos, photos_scratch or paper"
@@ -389,7 +418,10 @@ def _rows_of_names(
         else:
             custom = ", and no file of a custom row has this name or path" if known else ""
             raise ConfigError(f"ROWS={row}: {part} trains no such row{custom}; {accepted(row, known)}")
-    twice = [row for row in rows if rows.count(row) > 1] or [file.stem for file in custom_files if file.stem in known]
+    # also the names that rows have in the table: printed ones, and those of configs without the table's
+    taken = {row["method"] for row in printed["tables"].get(part, {}).get("rows", [])}
+    taken |= {*known, *(row.removeprefix(f"{part}_") for row in known)}
+    twice = [row for row in rows if rows.count(row) > 1] or [file.stem for file in custom_files if file.stem in taken]
     if twice:
         raise ConfigError(f"ROWS: two rows have the name {twice[0]}; rename the custom row")
     return tuple(rows), tuple(custom_files)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from common.base.arguments import rows_of
 from common.base.config import ConfigError, load_row, row_file
 from common.base.dependencies import changed_files, loaded_files
+from common.base.fields import deciding
 from common.base.files import read_json, read_repository_yaml, write_json
 from common.base.places import ROOT, outputs
 from common.base.provenance import hash_of
@@ -26,6 +27,7 @@ from common.run.checkpoint import last_checkpoint
 from common.run.evaluation_files import is_validated, read_evaluations, read_validation
 from common.run.folder import RunFiles, check_same_run, only_run_in, run_files, set_aside_if_stale, stale_files
 from common.run.guards import NonFiniteLoss
+from common.run.inputs import validates
 from common.run.launch import interrupted_with_saved_step, start_accelerator
 from common.run.log import read_log
 
@@ -166,10 +168,12 @@ class Job(NamedTuple):
         Raises:
             ConfigError: a missing row, or one that starts from itself.
         """
-        start, parents = getattr(self.config(), "start", None), {}
+        config, parents = self.config(), {}
+        start = getattr(config, "start", None)
         # where a row starts says nothing of its parents, but for the BERT below them all
         inherited = (text for text in self.overrides if not text.startswith("start.") or text.startswith("start.bert="))
         overrides = tuple(inherited)
+        keys = {text: text.partition("=")[0] for text in overrides}
         for name, folder in STARTS.items():
             row = getattr(start, name, "")
             if not row or getattr(start, folder):
@@ -179,7 +183,9 @@ class Job(NamedTuple):
                 expected = f"expected another row of {self.paper.name}: {', '.join(rows_of(self.paper.folder))}"
                 raise ConfigError(f"{self.row}: start.{name} = {row}; {expected}")
             paper = self.paper.of(file.name)
-            parents[f"start.{folder}"] = self._replace(paper=paper, row=file.name, overrides=overrides, settings=())
+            known = deciding(paper.config_class)  # settings of a task are none of the pre-training's
+            of_parent = tuple(text for text, key in keys.items() if key in known or key not in deciding(type(config)))
+            parents[f"start.{folder}"] = self._replace(paper=paper, row=file.name, overrides=of_parent, settings=())
         return parents
 
     def opened(self) -> tuple[Any, Any, RunFiles]:
@@ -333,6 +339,9 @@ def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFi
         if is_validated(files, paper.open_validation(config)):
             return "current"
     elif is_current(files, paper.open_tests(config.data)):
+        can_validate = files.validation.is_file() and last_checkpoint(files.checkpoints) is not None
+        if can_validate and validates(config.run) and not is_validated(files, paper.open_validation(config)):
+            return "unfinished"  # its last step is saved: it only validates and evaluates again
         _check_log(files)
         return "current"
     # no current evaluation: the weights may be final, or on their way

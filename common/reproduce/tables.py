@@ -184,7 +184,7 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
     query_interval = None
     kind = "bootstrap"
     # with one seed only the test images give an interval
-    if len(runs) == 1:
+    if len(runs) == 1 and sum(map(bool, runs[0].hits[role][metric])) > 1:
         (low, high), kind = interval_of_hits(runs[0].hits[role][metric])
         query_interval = (100 * low, 100 * high)
     chance = evaluations[0]["chance"].get(metric)

@@ -127,6 +127,14 @@ def run_files(
     return RunFiles(folder, _identity(row, scale, config) | {"key": key})
 
 
+def settings_of_all_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a config.yaml that a run's other seeds share: none of `run`, no folder of a run it starts from."""
+    settings = {key: value for key, value in config.items() if key != "run"}
+    if start := settings.get("start"):
+        settings["start"] = {key: value for key, value in start.items() if key not in ("run", "discriminator_run")}
+    return settings
+
+
 @dataclass(frozen=True)
 class RunName:
     """What a run's folder is named after: table4_clip-demo-0a1b2c3d4e5f/seed0.

@@ -1,6 +1,7 @@
 """Initial weights of a run: `model.init`, `model.image.init`, `model.text.init`, and which of them are locked."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from common.base.config import ConfigError
 from common.base.settings import DataConfig, ModelConfig
 from common.data.text import tokenizer_from_json
+from common.data.text_files import stated_file
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
 from common.encoders.sentence_encoder import check_pooling
@@ -83,6 +85,21 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
     beside = {key: value for key, value in tensors.items() if not key.startswith(("image_tower.", "text_tower."))}
     pixels = dataclasses.replace(ImageTransform.from_json(state["transform"]), crop_scale=None, flip_probability=0.0)
     return Weights(name, towers[0].eval(), towers[1].eval(), beside, state["geometry"], tokenizer.fingerprint, pixels)
+
+
+def _check_vocabulary(key: str, source: str, tokenizer: Tokenizer) -> None:
+    # a BERT's embeddings are of the tokens beside it: another list of the same length gives wrong words
+    if Path(source).expanduser().is_file() or type(tokenizer).__name__ not in ("BertTokenizer", "AlbefTokenizer"):
+        return
+    from common.data.bert_tokenizer import FILE_NAMES, read_vocabulary  # not every run reads its files
+
+    file = stated_file(source, *FILE_NAMES)
+    for number, (theirs, ours) in enumerate(zip(read_vocabulary(file), tokenizer.vocabulary) if file else ()):
+        if theirs != ours:
+            raise WeightsError(
+                f"{key} = {source}: token {number} is {theirs!r}, that of data.vocabulary is {ours!r}; expected: "
+                f"data.vocabulary={source}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +177,8 @@ class InitialWeights:
         logits and geometry continue from there too, inside their bounds.
         """
         facts: dict[str, Any] = {}
+        if stem := stems_to_load(getattr(config, "model", None)).get("text"):
+            _check_vocabulary("model.text.stem.weights", stem.weights, tokenizer)
         is_pair = len(self.of) == 2 and len({id(weights) for _, weights in self.of.values()}) == 1
         for side, (key, weights) in self.of.items():
             tower = bare_tower(getattr(model, f"{side}_tower"))
@@ -168,6 +187,8 @@ class InitialWeights:
                     f"{key} = {weights.source} has another tokenizer than data.tokenizer = {config.data.tokenizer}, "
                     f"data.vocabulary = {config.data.vocabulary!r}; expected both as in the config of that run"
                 )
+            if side == "text" and weights.tokenizer is None:
+                _check_vocabulary(key, weights.source, tokenizer)
             # what the weights lack (a projection, positions of another length) keeps its random values
             # a projection outside of its tower is of use only with that of the other side
             projection = getattr(getattr(model, "encoders", None), f"{side}_projection", None) if is_pair else None

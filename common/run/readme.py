@@ -44,6 +44,7 @@ def write_readme(
         state=state,
         config=config,
         files=files,
+        folder=shlex.quote(shown(files.folder)),
         steps=steps,
         is_finished=is_finished,
         num_parameters=sum(parameter.numel() for parameter in parameters),

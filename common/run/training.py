@@ -292,7 +292,7 @@ def opened(
         "run_key": files.identity.get("key"),
         "data_fingerprint": data_set.fingerprint,
         "training_data": training.description,
-        "precision": accelerator.mixed_precision,
+        "precision": _precision(accelerator.mixed_precision, checkpoint),
         "initial_weights": initial_fingerprints(config),
     }
     state = facts | _code_facts(provenance, checkpoint) | training.state(bare_model)
@@ -340,6 +340,12 @@ def _initial_model(
     initial.load_stems_(model, config)
     events = [("initial_weights", start_text(facts), facts)] if facts else []
     return model, [*events, *setup.start(model, config)]
+
+
+def _precision(now: str, checkpoint: Checkpoint | None) -> str:
+    # of all its processes in order, where a resumed run has another
+    before = now if checkpoint is None else checkpoint.state.get("precision", now)
+    return before if before.endswith(now) else f"{before}, then {now}"
 
 
 def _code_facts(provenance: dict[str, str], checkpoint: Checkpoint | None) -> dict[str, str]:

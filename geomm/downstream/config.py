@@ -25,7 +25,14 @@ class TaskData(DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.task == "text_assignment":
+            if self.blank:
+                raise ValueError("data.blank = true with data.task = text_assignment; expected: false")
             return
+        if self.partner_noise:
+            raise ValueError(
+                f"data.partner_noise = {self.partner_noise} with data.task = {self.task}, which has no captions; "
+                "expected: 0"
+            )
         if self.source not in ("scenes", "karpathy") or self.mixture:
             raise ValueError(
                 f"data.source = {self.source} with data.task = {self.task}; expected: scenes, or karpathy, whose files "

@@ -280,7 +280,10 @@ def open_task_training(config: TaskConfig, items: Any | Pairs, checkpoint: Check
     )
     warn_of_unread_words(tokenizer, items)
     order, transform = order_of(items, config.optim.global_batch_size, config.run.seed), image_transform(data)
-    view = TrainingView(items, order, transform, tokenizer, data.context_length, augmentation=data.augmentation)
+    view = TrainingView(
+        items, order, transform, tokenizer, data.context_length, augmentation=data.augmentation,
+        partner_noise=data.partner_noise, partners_drawn=data.partners_drawn,
+    )  # fmt: skip
     tests = open_test_sets(data) if config.run.test else {}
     validation = open_validation_sets(data) if validates(config.run) else []
     return TaskTraining(items, order, TaskView(view, data.task), tokenizer, transform, tests, validation)

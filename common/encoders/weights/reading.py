@@ -54,7 +54,12 @@ def read_source(
             A side that is left out is a tower that nobody takes.
     """
     path = Path(name).expanduser()
-    if path.is_file():
+    if (
+        path.name in ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+        and path.with_name("open_clip_config.json").is_file()
+    ):
+        name = str(path.parent)
+    elif path.is_file():
         state, stated, is_archive = _read_bare(path, activation)
         clip = clip_from_open_clip(state, stated, source=str(path), heads=heads)
         pixels = ImageTransform(clip.image_tower.image_size) if is_archive else None  # OpenAI's

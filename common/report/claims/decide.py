@@ -277,6 +277,11 @@ def _weigh(margin: Margin, claim: Claim, printed: PaperTables, ours: Mapping[Cel
         return Finding(margin.text, ONE_SEED, value, unit=unit, reason=reason, data=data)
     of_margin = estimate(margin, slopes, used)
     bound = bound_of(margin, slopes, used, printed.numbers, claim.equal_within)
+    shares = all(cell.unit == "percent" for cell in used.values()) and all(0 < mean < 100 for mean in means.values())
+    if shares and of_margin.seed_variance == 0 and not of_margin.picture_variance:
+        # a share moves in steps of one query: few seeds tie by chance
+        reason = "the seeds of both sides tie, so that no spread is known"
+        return Finding(margin.text, UNDECIDED, value, unit=unit, reason=reason, data=data, bound=bound)
     slack = bound.within if margin.allows and not margin.strict and bound.within else 0.0
     basis = of_margin.basis + (f", as good within {slack:.2g} points" if slack else "")
     return Finding(margin.text, UNDECIDED, value, None, unit, basis, "", data, of_margin, bound, slack=slack)
@@ -314,13 +319,14 @@ def _seeds_needed(margin: Margin, finding: Finding) -> tuple[float, str]:
     difference = bound.within or bound.least or abs(margin.at_equality)
     if finding.unit != "points" or not difference > 0:
         return 0, ""
-    unit = "point" if difference == 1 else "points"
+    amount = f"{difference:.2g}"
+    amount += " point" if amount == "1" else " points"
     count = of_margin.seeds_needed(difference)
     if count is None:
-        return math.inf, f"a difference of {difference:.2g} {unit} takes more pictures, not seeds"
+        return math.inf, f"a difference of {amount} takes more pictures, not seeds"
     least = "at least " if of_margin.picture_variance is None else "about "
     unknown = f" ({bound.reason})" if bound.reason else ""
-    return count, f"a difference of {difference:.2g} {unit} takes {least}{count} seeds{unknown}"
+    return count, f"a difference of {amount} takes {least}{count} seeds{unknown}"
 
 
 def seeds_for(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], scale: str) -> float:

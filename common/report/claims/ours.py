@@ -1,5 +1,6 @@
 """Our numbers as claims name them: by scale, table, row and column, and at each setting near the best of a search."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +12,11 @@ from common.report.table import ERROR, Measured, Row, Table
 SCALES = ("paper", "photos", "photos_scratch", "demo", "smoke")  # the more telling first
 
 
+def unplanned(command: str) -> str:
+    """A command without its PLAN, which an experiment keeps where it does not count for the table beside it."""
+    return re.sub(r" PLAN=\d+", "", command)
+
+
 def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dict[str, dict[Cell, OurCell]]:
     """Our numbers of one paper by scale and reference.
 
@@ -18,6 +24,7 @@ def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dic
     with the seeds of the table that shows it.
     """
     every = []
+    by_command = {(unplanned(table.command), table.scale, tuple(table.seeds)): table.deciding for table in tables}
     deciding = {(table.table_id, table.scale, tuple(table.seeds)): table.deciding for table in tables}
     for table in tables:
         untrained = {row.method: row.training.failure for row in table.rows if row.training is not None}
@@ -30,7 +37,8 @@ def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dic
                 every.append((table.scale, Cell(table.table_id, row, column.key), cell))
     for experiment in experiments:
         shown_as = experiment.name, experiment.scale, experiment.seeds
-        count, error = deciding.get(shown_as, (len(experiment.seeds), ERROR))
+        beside = unplanned(experiment.command), experiment.scale, experiment.seeds
+        count, error = deciding.get(shown_as) or by_command.get(beside) or (len(experiment.seeds), ERROR)
         columns: dict[str, dict[str, Measured]] = {}
         for key in experiment.values:
             row, column = experiment.row_of(key)

@@ -1,0 +1,190 @@
+"""No setting is accepted and then ignored, and no number is stored under settings that did not make it."""
+
+import copy
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from refusals import refused
+from runs import row_config
+from torch import nn
+
+import oblique_topology.low_precision
+from common.accumulation import MicroBatches
+from common.base.config import ConfigError
+from common.base.settings import DataConfig
+from common.data.order import SampleOrder
+from common.data.partners import Partners
+from common.methods import self_supervised
+from common.reproduce.command import Command, _near, reproduce_main
+from common.run.folder import settings_of_all_seeds
+from contrastive_basics.reproduce import table1
+from contrastive_basics.vision.config import VisionModelConfig
+from euclip.regime import RegimeConfig
+from euclip.stability import stability
+from geomm import train as geomm_train
+from geomm.ablations import settings_of
+from geomm.cost import Steps
+from geomm.refcoco_plus import GroundConfig
+from oblique_topology.noise import noise
+from oblique_topology.temperature_rate import RateConfig, temperature_rate
+
+
+def command(part: str, *overrides: str, scale: str = "photos", **more) -> Command:
+    return Command(part, scale, (0,), overrides, Path("out"), Path("out/results"), **more)
+
+
+@pytest.mark.parametrize(
+    ("setting", "config_class", "is_change"),
+    [
+        ("grounding.layer=1", GroundConfig, True),
+        ("temperature_rate.faster=false", RateConfig, False),  # leaves rows out
+        ("regime.longer=false", RegimeConfig, False),
+    ],
+)
+def test_a_setting_of_the_part_stays_in_its_folder_and_its_command(setting, config_class, is_change):
+    whole = command("part", "optim.steps=3", setting)
+    options, rows = whole.split(config_class)
+    assert options != config_class()
+    assert rows.overrides == ("optim.steps=3",)
+    assert (rows.changes, rows.folder("p"), rows.text("p")) == (whole.changes, whole.folder("p"), whole.text("p"))
+    assert (setting in whole.changes) is is_change
+    assert f'SET="optim.steps=3 {setting}"' in whole.text("p")
+
+
+def test_a_quote_in_a_setting_can_be_pasted():
+    text = command("table2", "data.train=bob's.tar").text("p")
+    (setting,) = (word for word in shlex.split(text) if word.startswith("SET="))
+    assert shlex.split(setting.removeprefix("SET=")) == ["data.train=bob's.tar"]
+
+
+def test_other_data_than_scenes_are_a_change_and_where_photographs_lie_is_none():
+    for setting in ("data.train=train_crowded", "data.source=shards"):
+        assert command("table4", setting, scale="demo").changes == [setting]
+    assert command("table4", "data.train=/a/b.tar").changes == []
+
+
+def test_what_a_part_chooses_is_refused():
+    code, searched = SimpleNamespace(), {"row": ("optim.learning_rate=1e-3",)}
+    refused(
+        ("chooses optim.global_batch_size", lambda: temperature_rate(command("t", "optim.learning_rate=1"), code)),
+        ("leave it out", lambda: temperature_rate(command("temperature_rate", searched=searched), code)),
+        ("partner_noise=0.1 cannot be set", lambda: noise(command("noise", "data.partner_noise=0.1"), code)),
+        ("cannot be set", lambda: stability(command("stability", "method.logit_scale_init=2"), code)),
+        error=ConfigError,
+    )
+
+
+def test_what_measures_on_one_process_refuses_two(monkeypatch):
+    monkeypatch.setattr(oblique_topology.low_precision, "world_size", lambda: 2)
+    with pytest.raises(ConfigError, match="one process"):
+        oblique_topology.low_precision.low_precision(command("low_precision"), SimpleNamespace())
+
+
+def test_near_keeps_the_best_of_a_rows_other_searches(monkeypatch):
+    monkeypatch.setattr("common.reproduce.command.near_settings", lambda *_: {("optim.learning_rate=2",): ("row",)})
+    best = {"row": ("optim.learning_rate=1", "optim.weight_decay=3")}
+    (near,) = _near(command("table2", searched=best), "p", ["row"])
+    assert near.settings_of("row.yaml") == ("optim.weight_decay=3", "optim.learning_rate=2")
+
+
+def test_commands_refuse_what_would_be_dropped(tmp_path):
+    def made(paper: str, part: str, *arguments: str) -> None:
+        reproduce_main("", paper, {part: lambda _: []}, [part, "--output", str(tmp_path), *arguments])
+
+    row = tmp_path / "MERU.yaml"
+    row.write_text("optim: {steps: 3}\n")
+    refused(
+        ("run.test cannot be overridden", lambda: made("euclip", "table4", "run.test=false")),
+        ("two rows have the name MERU", lambda: made("euclip", "table4", "--rows", f"table4_clip {row}")),
+        ("trains no row at SCALE=paper", lambda: table1(command("table1", scale="paper", rows=("table1_ours",)))),
+        error=ConfigError,
+    )
+
+
+def test_configs_refuse_settings_without_an_effect():
+    def config(paper: str, row: str, *overrides: str):
+        return lambda: row_config(paper, row, *overrides)
+
+    late = ("method.loss=late_interaction", "method.prompt_average=scores")
+    refused(
+        ("ranks the whole test set", config("geomm", "albef", "data.num_test=40", "data.gallery=20")),
+        ("method.match_entropy = false", config("geomm", "clip_soft", "optim.steps=2")),
+        (
+            "model.image.projection = false",
+            lambda: row_config("contrastive_basics", "lit_ours", *late, scale="photos"),
+        ),
+        ("are drawn", lambda: DataConfig(root="/photos")),
+    )
+    assert DataConfig(root="/photos", labelled="sets").root == "/photos"
+
+
+def test_wrong_partners_follow_the_order_of_mafa(monkeypatch):
+    config = row_config("geomm", "mafa", "data.partner_noise=0.1")
+    order = SampleOrder(96, config.optim.global_batch_size, 0)
+    view = SimpleNamespace(order=order, partners=Partners(order, 0.1))
+    training = Opened(order, view)
+    monkeypatch.setattr(geomm_train, "open_training_data", lambda *_: training)
+    opened = geomm_train.open_data(config, range(96), None)
+    assert opened.view.order is opened.view.partners.order is opened.order is not order
+
+
+@dataclass(frozen=True)
+class Opened:
+    order: SampleOrder
+    view: SimpleNamespace
+
+
+def test_lower_layers_of_a_hierarchy_stay_as_they_are_set():
+    config = row_config("geomm", "clip_geo", "method.branching=[8,3]", "method.queue_size=64")
+    assert settings_of("table7b", config)["256 clusters"] == []
+    assert settings_of("table7b", config)["128 clusters"] == ["method.branching=[4, 3]"]
+    assert settings_of("table7a", config)["3 layers"] == ["method.branching=[8, 3, 2]"]
+
+
+def test_every_timed_rebuild_builds_a_graph():
+    config = row_config("geomm", "clip_geo")
+    method = replace(config.method, geodesic_from_step=5, graph_update_interval=4)
+    steps = Steps(replace(config, method=method), torch.device("cpu"))
+    graphs = []
+    for _ in range(2):
+        steps.rebuild()
+        graphs.append(steps.pools[0].graph)
+    assert graphs[0] is not graphs[1]
+
+
+def test_batch_normalisation_has_as_many_parts_on_two_processes_as_on_one(monkeypatch):
+    model, parts = VisionModelConfig(), []
+
+    def split(*_, num_parts: int) -> nn.Module:
+        parts.append(num_parts)
+        return nn.BatchNorm2d(*_)
+
+    monkeypatch.setattr(self_supervised, "SplitBatchNorm", split)
+    for processes in (1, 2):
+        monkeypatch.setattr(self_supervised, "world_size", lambda processes=processes: processes)
+        self_supervised.build_backbone(model, 8)
+    assert set(parts) == {8, 4}
+    monkeypatch.setattr(self_supervised, "world_size", lambda: 3)
+    with pytest.raises(ValueError, match="8 on 3 processes"):
+        self_supervised.build_backbone(model, 8)
+
+
+def test_micro_batches_take_a_frozen_network_that_normalises_by_what_it_learnt():
+    accelerator = SimpleNamespace(gradient_accumulation_steps=1)
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(ValueError, match="batch normalisation"):
+        MicroBatches(accelerator, model, 2)
+    model[1].eval()
+    assert MicroBatches(accelerator, model, 2).size == 2
+
+
+def test_seeds_that_start_from_runs_of_their_seed_share_their_settings():
+    config = {"optim": {"steps": 3}, "run": {"seed": 0}, "start": {"row": "towers", "run": "towers-x/seed0"}}
+    other = copy.deepcopy(config) | {"run": {"seed": 1}}
+    other["start"]["run"] = "towers-y/seed1"
+    assert settings_of_all_seeds(config) == settings_of_all_seeds(other)
+    assert settings_of_all_seeds(config)["start"] == {"row": "towers"}
