@@ -126,6 +126,7 @@ def _check_cleaning(path: Path, source: str) -> None:
 
 
 def read_vocabulary(path: Path) -> list[str]:
+    """Tokens by id, of one of `FILE_NAMES`; ValueError names what is wrong with it."""
     if path.suffix != ".json":
         return read_lines(path)
     try:
