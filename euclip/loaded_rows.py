@@ -19,6 +19,6 @@ def load_run(run: RowRun, command: Command) -> tuple[Any, Encoder]:
 
     If the backbone is frozen, its features come from the cache of the training.
     """
-    data = [text for text in command.overrides if text.startswith("data.")]
+    data = [text for text in command.overrides if text.startswith("data.") and not text.startswith("data.vocabulary=")]
     config, encoder = load_encoder(last_checkpoint(run.files.checkpoints), this_device(), data)
     return config, reading_features(encoder, config)

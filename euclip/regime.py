@@ -238,6 +238,7 @@ def regime_of_rows(
 def regime(command: Command, code: PaperCode) -> list[Table]:
     """Trains the grid, reports which settings are in the paper's regime, and draws recall against steps."""
     command.refuse_search()
+    command.refuse_set(("method.logit_scale_init", "run.evaluate_every"))
     options, command = command.split(RegimeConfig)
     optim = code.config(GEOMETRIES["clip"][1], command.scale, command.overrides).optim
     is_demo = command.scale == "demo"

@@ -56,7 +56,7 @@ class GroundConfig:
 class Grounded:
     """The common inputs of both parts.
 
-    command: without the settings of this part. runs, configs: by method. sets: by name. layer: of the fusion.
+    command: its overrides are those of rows. runs, configs: by method. sets: by name. layer: of the fusion.
     """
 
     command: Command

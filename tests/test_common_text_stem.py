@@ -28,7 +28,7 @@ from common.encoders.transformer import QuickGELU
 from common.encoders.weights import WeightsError, read_source
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles, check_same_run, run_key
-from common.run.initial import _check_vocabulary, open_source
+from common.run.initial import check_vocabulary, open_source
 from common.run.inputs import feature_cache
 from contrastive_basics.model import PatchTokens
 
@@ -222,9 +222,9 @@ def test_what_is_no_stem_is_refused(bert):
 
 def test_weights_meet_the_vocabulary_beside_them(bert):
     name, swapped = str(bert[0]), BertTokenizer([*SPECIAL_TOKENS, "red", "a", *WORDS[2:]])
-    _check_vocabulary("model.text.init", name, TOKENIZER)
+    check_vocabulary("model.text.init", name, TOKENIZER)
     message = "token 5 is 'a', that of data.vocabulary is 'red'; expected: data.vocabulary="
-    refused((message, lambda: _check_vocabulary("model.text.init", name, swapped)), error=WeightsError)
+    refused((message, lambda: check_vocabulary("model.text.init", name, swapped)), error=WeightsError)
 
 
 # ---------------------------------------------------------------- in runs

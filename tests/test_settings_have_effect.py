@@ -1,6 +1,5 @@
 """No setting is accepted and then ignored, and no number is stored under settings that did not make it."""
 
-import copy
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from refusals import refused
 from runs import row_config
 from torch import nn
@@ -21,6 +21,7 @@ from common.data.partners import Partners
 from common.methods import self_supervised
 from common.reproduce.command import Command, _near, reproduce_main
 from common.run.folder import settings_of_all_seeds
+from common.run.pretraining import train_on_pictures
 from contrastive_basics.reproduce import table1
 from contrastive_basics.vision.config import VisionModelConfig
 from euclip.regime import RegimeConfig
@@ -168,9 +169,9 @@ def test_batch_normalisation_has_as_many_parts_on_two_processes_as_on_one(monkey
         monkeypatch.setattr(self_supervised, "world_size", lambda processes=processes: processes)
         self_supervised.build_backbone(model, 8)
     assert set(parts) == {8, 4}
-    monkeypatch.setattr(self_supervised, "world_size", lambda: 3)
-    with pytest.raises(ValueError, match="8 on 3 processes"):
-        self_supervised.build_backbone(model, 8)
+    config = SimpleNamespace(method=SimpleNamespace(batch_norm_parts=8))
+    with pytest.raises(ConfigError, match="8 on 3 processes"):
+        train_on_pictures("p", None, config, None, None, False, SimpleNamespace(num_processes=3), "")
 
 
 def test_micro_batches_take_a_frozen_network_that_normalises_by_what_it_learnt():
@@ -182,9 +183,13 @@ def test_micro_batches_take_a_frozen_network_that_normalises_by_what_it_learnt()
     assert MicroBatches(accelerator, model, 2).size == 2
 
 
-def test_seeds_that_start_from_runs_of_their_seed_share_their_settings():
-    config = {"optim": {"steps": 3}, "run": {"seed": 0}, "start": {"row": "towers", "run": "towers-x/seed0"}}
-    other = copy.deepcopy(config) | {"run": {"seed": 1}}
-    other["start"]["run"] = "towers-y/seed1"
-    assert settings_of_all_seeds(config) == settings_of_all_seeds(other)
-    assert settings_of_all_seeds(config)["start"] == {"row": "towers"}
+def test_seeds_that_start_from_runs_of_their_seed_share_their_settings(tmp_path):
+    configs = []
+    for name, seed, steps in (("x", 0, 2), ("y", 1, 2), ("z", 2, 5)):
+        (tmp_path / name).mkdir()
+        parent = {"optim": {"steps": steps}, "run": {"seed": seed}}
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(parent))
+        start = {"row": "towers", "run": str(tmp_path / name)}
+        configs.append({"optim": {"steps": 3}, "run": {"seed": seed}, "start": start})
+    first, second, other = map(settings_of_all_seeds, configs)
+    assert first == second != other  # of another parent it is another model

@@ -220,6 +220,9 @@ def _overlaid(config_class: type, values: Values, layer: Values) -> Values:
             others |= {f"data.{name}" for name, takers in taken_by.items() if layer[choice][0] not in takers}
     if {"data.source"} <= layer.keys() & values.keys() and values["data.source"][0] != layer["data.source"][0]:
         others |= {f"data.{name}" for name in NAMES_IN_A_SOURCE}
+    below_root = {"data.labelled", "data.winogavil"} & (values | layer).keys()
+    if layer.get("data.source", ("",))[0] == "scenes" and not below_root:
+        others.add("data.root")  # of the photographs before it
     return {key: value for key, value in values.items() if key not in others} | layer
 
 

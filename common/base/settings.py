@@ -73,7 +73,7 @@ class MixedSet:
         others |= {name for name, takers in TAKEN_BY.items() if source not in takers}
         inherited = {key: getattr(data, key) for key in dataclasses.asdict(self).keys() - others - {"weight"}}
         values["root"] = str(Path(data.root) / Path(values["root"]).expanduser()) if "root" in values else data.root
-        if source == "scenes":
+        if source == "scenes" and self.root is None:
             values["root"] = ""
         shared = {name: getattr(data, name) for name in ("image_size", "max_broken_share")}
         if source == "scenes":

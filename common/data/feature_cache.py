@@ -7,6 +7,7 @@ chunks and resumes where it stopped.
 import ctypes
 import io
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -69,13 +70,12 @@ class FeatureCache:
         # a file for each view; those that are missing are computed under one lock
         views = self.views if training else (CENTRE,)
         files = [self._file(pictures, transform, view) for view in views]
-        if not all(file.is_file() for file in files) or _unreadable_then(files[0]):
+        if any(_reads(pictures, row) for row in _unreadable_then(files[0])[:3]):  # a disk that was away for a while
+            hint = "pictures that could not be read can be read now; remove the file to compute them"
+            warnings.warn(f"{files[0]}: {hint}", stacklevel=2)
+        if not all(file.is_file() for file in files):
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked(Path(f"{files[0]}.lock"), _WAY_ON):  # one computes, other processes and runs wait, however long
-                if any(_reads(pictures, row) for row in _unreadable_then(files[0])):  # a disk that was away for a while
-                    for file in files:
-                        file.unlink(missing_ok=True)
-                        _notes(file).unlink(missing_ok=True)
                 missing = [(file, view) for file, view in zip(files, views) if not file.is_file()]
                 if missing:
                     what = f"features of {pictures.name}: {len(pictures)} images x {len(missing)} views"

@@ -123,11 +123,6 @@ def build_backbone(model: VisionModelConfig, batch_norm_parts: int = 1) -> nn.Mo
     Weights of convolutions have their channels last: the same numbers, a third faster on a CPU. Those of fewer than 8
     channels do not: oneDNN 3.12 writes beyond their gradients without AVX-512, which ends the process.
     """
-    if batch_norm_parts > 1 and batch_norm_parts % world_size():
-        raise ValueError(
-            f"method.batch_norm_parts = {batch_norm_parts} on {world_size()} processes; expected: a multiple of their "
-            "number, or 1"
-        )
     parts = max(1, batch_norm_parts // world_size())  # of this process's share of the batch
     norm_layer = None if parts == 1 else partial(SplitBatchNorm, num_parts=parts)
     if model.backbone == "resnet50":

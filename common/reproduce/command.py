@@ -45,7 +45,7 @@ class Command:
 
     part: "table2", "figure4", ...
     overrides: "section.key=value" for every row.
-    part_settings: "section.key=value" of the part itself (`split`).
+    typed: the overrides as they were given, of the part itself, too (`split`); empty = overrides.
     output: folder of runs, results and the page.
     results: folder of the tables.
     rows: stems of the configs to train; none = all.
@@ -68,7 +68,7 @@ class Command:
     settings: tuple[str, ...] = ()
     planned_seeds: int = 0
     searched: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    part_settings: tuple[str, ...] = ()
+    typed: tuple[str, ...] = ()
 
     @property
     def runs(self) -> Path:
@@ -84,14 +84,19 @@ class Command:
         elsewhere += LEAVE_ROWS_OUT
         # scenes lie nowhere: there another source or split is other data
         lie = WHERE_DATA_LIE if self.scale not in ON_SCENES else WHERE_DATA_LIE & BESIDE_SCENES
-        keys = {text: text.partition("=")[0] for text in (*self.overrides, *self.part_settings)}
+        keys = {text: text.partition("=")[0] for text in self.typed or self.overrides}
         changed = (text for text, key in keys.items() if key not in lie and not key.startswith(elsewhere))
-        near = [f"near {text}" for text in self.settings]
+        near = [f"near {text}" for text in self.settings] + (self._best_beside_near if self.settings else [])
         return [*sorted(changed), *near, *([f"rows={' '.join(sorted(self.rows))}"] if self.rows else [])]
 
     def settings_of(self, config: str) -> tuple[str, ...]:
         """What the row with this file in configs/ takes, but not the rows that it starts from."""
         return self.searched.get(Path(config).stem, ())
+
+    @property
+    def _best_beside_near(self) -> list[str]:
+        # settings of searches that SEARCHED takes
+        return sorted({text for of_row in self.searched.values() for text in of_row} - {*self.settings})
 
     @property
     def takes_best(self) -> bool:
@@ -132,7 +137,7 @@ class Command:
     def text(self, paper: str) -> str:
         """The command as a user types it, without paths of this machine."""
         folders = {"data.root": "DATA", "model.weights": "WEIGHTS"}
-        settings = (*self.overrides, *self.part_settings)
+        settings = self.typed or self.overrides
         keys = [text.partition("=")[0] for text in settings]
         # folders have options of their own; other paths are hidden, quotes are kept
         extra = [_without_path(text) for text, key in zip(settings, keys) if key not in folders]
@@ -142,7 +147,7 @@ class Command:
         plan = f" PLAN={self.planned_seeds}" if self.planned_seeds else ""
         quoted = shlex.quote(extra) if '"' in extra else f'"{extra}"'
         more = f" SET={quoted}" if extra else ""
-        searched = " SEARCHED=1" if self.takes_best else ""
+        searched = " SEARCHED=1" if self._best_beside_near else ""
         seeds = f"SEEDS={len(self.seeds)}{plan}{searched}"
         return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} {seeds}{data}{rows}{more}"
 
@@ -157,7 +162,9 @@ class Command:
         sections = tuple(f"{section.name}." for section in fields(config_class))
         settings = [text for text in self.overrides if text.startswith(sections)]
         rest = tuple(text for text in self.overrides if not text.startswith(sections))
-        return load_config(config_class, [], settings), replace(self, overrides=rest, part_settings=tuple(settings))
+        return load_config(config_class, [], settings), replace(
+            self, overrides=rest, typed=self.typed or self.overrides
+        )
 
     def runs_at(self, scales: Iterable[str], otherwise: str) -> bool:
         """Whether the part exists at the command's scale, one of `scales`; else prints `otherwise`, the reason."""
@@ -311,7 +318,12 @@ def with_folders(overrides: Iterable[str], scale: str, data: str, weights: str) 
     """
     overrides = tuple(overrides)
     # each has an option, which the printed command shows
-    options = {"run.seed=": "SEEDS", "data.root=": "DATA", "model.weights=": "WEIGHTS", "run.test=": "make search"}
+    options = {
+        "run.seed=": "SEEDS",
+        "data.root=": "DATA",
+        "model.weights=": "WEIGHTS",
+        "run.test=": "make search, which sets it",
+    }
     for key, instead in options.items():
         if any(text.startswith(key) for text in overrides):
             raise ConfigError(f"{key.rstrip('=')} cannot be overridden here; use {instead}")

@@ -171,7 +171,8 @@ class Job(NamedTuple):
         config, parents = self.config(), {}
         start = getattr(config, "start", None)
         # where a row starts says nothing of its parents, but for the BERT below them all
-        inherited = (text for text in self.overrides if not text.startswith("start.") or text.startswith("start.bert="))
+        of_row = ("start.", "data.blank=")
+        inherited = (text for text in self.overrides if not text.startswith(of_row) or text.startswith("start.bert="))
         overrides = tuple(inherited)
         keys = {text: text.partition("=")[0] for text in overrides}
         for name, folder in STARTS.items():
@@ -247,7 +248,7 @@ def run_row(job: Job) -> RowRun:
     return read_run(files, config)
 
 
-def is_missing(job: Job, states: Collection[str] = ("unfinished", "trained", "stale")) -> bool:
+def is_missing(job: Job, states: Collection[str] = ("unfinished", "trained", "stale", "unvalidated")) -> bool:
     """Whether `run_row` would train or evaluate.
 
     Args:
@@ -330,8 +331,8 @@ def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[]
 
 
 def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFiles) -> str:
-    # "current" (evaluated by this code on these test sets), "trained" (to be evaluated), "diverged", "unfinished" or
-    # "stale" (trained by files that have changed since).
+    # "current" (evaluated by this code on these sets), "trained" or "unvalidated" (to be measured), "diverged",
+    # "unfinished" or "stale" (trained by files that have changed since).
     # If run.test is false the validation sets count.
     if stale_files(files):
         return "stale"
@@ -341,7 +342,7 @@ def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFi
     elif is_current(files, paper.open_tests(config.data)):
         can_validate = files.validation.is_file() and last_checkpoint(files.checkpoints) is not None
         if can_validate and validates(config.run) and not is_validated(files, paper.open_validation(config)):
-            return "unfinished"  # its last step is saved: it only validates and evaluates again
+            return "unvalidated"  # its last step is saved: it only validates and evaluates again
         _check_log(files)
         return "current"
     # no current evaluation: the weights may be final, or on their way

@@ -128,11 +128,14 @@ def run_files(
 
 
 def settings_of_all_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a config.yaml that a run's other seeds share: none of `run`, no folder of a run it starts from."""
+    """Settings of a config.yaml that other seeds share: without `run`; runs it starts from count by their settings."""
     settings = {key: value for key, value in config.items() if key != "run"}
-    if start := settings.get("start"):
-        settings["start"] = {key: value for key, value in start.items() if key not in ("run", "discriminator_run")}
-    return settings
+    start = dict(settings.get("start") or {})
+    for key in ("run", "discriminator_run"):
+        file = Path(start.get(key) or "nowhere") / "config.yaml"
+        if file.is_file():
+            start[key] = settings_of_all_seeds(yaml.safe_load(file.read_text(encoding="utf-8")))
+    return settings | ({"start": start} if start else {})
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,12 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
     return Weights(name, towers[0].eval(), towers[1].eval(), beside, state["geometry"], tokenizer.fingerprint, pixels)
 
 
-def _check_vocabulary(key: str, source: str, tokenizer: Tokenizer) -> None:
-    # a BERT's embeddings are of the tokens beside it: another list of the same length gives wrong words
+def check_vocabulary(key: str, source: str, tokenizer: Tokenizer) -> None:
+    """Refuses a BERT (`source`, of setting `key`) beside another vocabulary: its embeddings would be of other words.
+
+    Raises:
+        WeightsError: a token of the run's vocabulary is another one beside the weights.
+    """
     if Path(source).expanduser().is_file() or type(tokenizer).__name__ not in ("BertTokenizer", "AlbefTokenizer"):
         return
     from common.data.bert_tokenizer import FILE_NAMES, read_vocabulary  # not every run reads its files
@@ -159,11 +163,12 @@ class InitialWeights:
             model = dataclasses.replace(model, text=text)
         return dataclasses.replace(config, model=model)
 
-    def load_stems_(self, model: nn.Module, config: Any) -> None:
+    def load_stems_(self, model: nn.Module, config: Any, tokenizer: Tokenizer | None) -> None:
         stems = stems_to_load(getattr(config, "model", None))
         if "image" in stems:
             bare_tower(model.image_tower).stem.load_(stems["image"].weights)
         if "text" in stems:
+            check_vocabulary("model.text.stem.weights", stems["text"].weights, tokenizer)
             tower = bare_tower(model.text_tower)
             if isinstance(tower, PooledTextStem):
                 check_pooling(stems["text"].weights)
@@ -177,8 +182,6 @@ class InitialWeights:
         logits and geometry continue from there too, inside their bounds.
         """
         facts: dict[str, Any] = {}
-        if stem := stems_to_load(getattr(config, "model", None)).get("text"):
-            _check_vocabulary("model.text.stem.weights", stem.weights, tokenizer)
         is_pair = len(self.of) == 2 and len({id(weights) for _, weights in self.of.values()}) == 1
         for side, (key, weights) in self.of.items():
             tower = bare_tower(getattr(model, f"{side}_tower"))
@@ -188,7 +191,7 @@ class InitialWeights:
                     f"data.vocabulary = {config.data.vocabulary!r}; expected both as in the config of that run"
                 )
             if side == "text" and weights.tokenizer is None:
-                _check_vocabulary(key, weights.source, tokenizer)
+                check_vocabulary(key, weights.source, tokenizer)
             # what the weights lack (a projection, positions of another length) keeps its random values
             # a projection outside of its tower is of use only with that of the other side
             projection = getattr(getattr(model, "encoders", None), f"{side}_projection", None) if is_pair else None

@@ -37,6 +37,11 @@ def train_on_pictures(
         build_method: (config, num_classes, seed) -> the method with weights from the global random state.
     """
     method = config.method
+    parts, processes = getattr(method, "batch_norm_parts", 1), accelerator.num_processes
+    if parts > 1 and parts % processes:
+        raise ConfigError(
+            f"method.batch_norm_parts = {parts} on {processes} processes; expected: a multiple of their number, or 1"
+        )
     setup = Setup(
         paper,
         build_model=lambda config, _: build_method(config, len(training_set.class_names), config.run.seed),

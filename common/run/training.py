@@ -337,7 +337,7 @@ def _initial_model(
     facts = initial.start_(model, config, training.tokenizer) if initial.of else {}
     if checkpoint is not None:
         return model, []
-    initial.load_stems_(model, config)
+    initial.load_stems_(model, config, getattr(training, "tokenizer", None))
     events = [("initial_weights", start_text(facts), facts)] if facts else []
     return model, [*events, *setup.start(model, config)]
 
