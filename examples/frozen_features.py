@@ -43,7 +43,7 @@ def features(config: Config) -> tuple[EmbeddedPairs, EmbeddedPairs]:
     config = initial.resolved(config)
     tokenizer = build_tokenizer(config.data, None)
     model = build_model(config, tokenizer)
-    initial.load_stems_(model, config)
+    initial.load_stems_(model, config, tokenizer)
     # no projection and no normalisation: the features themselves
     model.image_tower.projection, model.text_tower.projection = None, nn.Parameter(torch.eye(model.text_tower.width))
     model.geometry = L2()

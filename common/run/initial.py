@@ -163,7 +163,7 @@ class InitialWeights:
             model = dataclasses.replace(model, text=text)
         return dataclasses.replace(config, model=model)
 
-    def load_stems_(self, model: nn.Module, config: Any, tokenizer: Tokenizer | None = None) -> None:
+    def load_stems_(self, model: nn.Module, config: Any, tokenizer: Tokenizer | None) -> None:
         stems = stems_to_load(getattr(config, "model", None))
         if "image" in stems:
             bare_tower(model.image_tower).stem.load_(stems["image"].weights)
