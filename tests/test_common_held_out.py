@@ -236,4 +236,4 @@ def test_an_image_in_several_samples_of_shards_is_not_ranked_against_itself(tmp_
     }
     write_tar(tmp_path / "train.tar", samples)
     data = DataConfig(source="shards", root=str(tmp_path), train="train.tar", val_share=0.3)
-    refused(("stands in several samples", lambda: open_validation_pairs(data)))
+    refused(("occurs twice, in sample", lambda: open_validation_pairs(data)))

@@ -408,3 +408,10 @@ def test_the_fingerprint_of_a_stream_changes_with_its_files(tmp_path):
     assert first.fingerprint == stream_of(tmp_path, buffer=9, seed=3).fingerprint
     assert first.fingerprint != stream_of(tmp_path, num_rows=24).fingerprint
     assert first.fingerprint != stream_of(tmp_path, files=2).fingerprint
+
+
+def test_a_column_that_names_several_splits_is_refused(tmp_path):
+    rows(range(4), split=["train", "train", "test", "test"]).save_to_disk(tmp_path / "mixed")
+    rows(range(4), split=["train"] * 4).save_to_disk(tmp_path / "one")
+    assert len(open_hugging_face("one", root=tmp_path)) == 4
+    refused(("names several splits, train, test", lambda: open_hugging_face("mixed", root=tmp_path)))

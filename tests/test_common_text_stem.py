@@ -25,10 +25,10 @@ from common.encoders.stem import PooledStem, Stem, StemError
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.text_stem import PooledTextStem, TextStem
 from common.encoders.transformer import QuickGELU
-from common.encoders.weights import WeightsError, read_source
+from common.encoders.weights import read_source
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles, check_same_run, run_key
-from common.run.initial import check_vocabulary, open_source
+from common.run.initial import open_source
 from common.run.inputs import feature_cache
 from contrastive_basics.model import PatchTokens
 
@@ -222,9 +222,9 @@ def test_what_is_no_stem_is_refused(bert):
 
 def test_weights_meet_the_vocabulary_beside_them(bert):
     name, swapped = str(bert[0]), BertTokenizer([*SPECIAL_TOKENS, "red", "a", *WORDS[2:]])
-    check_vocabulary("model.text.init", name, TOKENIZER)
+    TOKENIZER.check_beside(name, "model.text.init")
     message = "token 5 is 'a', that of data.vocabulary is 'red'; expected: data.vocabulary="
-    refused((message, lambda: check_vocabulary("model.text.init", name, swapped)), error=WeightsError)
+    refused((message, lambda: swapped.check_beside(name, "model.text.init")))
 
 
 # ---------------------------------------------------------------- in runs
@@ -256,6 +256,13 @@ def config_of(photographs, bert, *overrides):
 def run(folder, config, resume=False):
     files = trained("euclip", config, folder, resume)
     return logged(files), json.loads(files.evaluation.read_text())["evaluations"]["test"]["metrics"]
+
+
+def test_a_stem_beside_another_vocabulary_does_not_train(photographs, bert, tmp_path, monkeypatch):
+    monkeypatch.setattr("common.run.inputs.outputs", lambda: tmp_path / "outputs")
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "red", "a", *WORDS[2:]]) + "\n")
+    other = config_of(photographs, bert, f"data.vocabulary={tmp_path / 'vocab.txt'}")
+    refused((r"model\.text\.stem\.weights = .*: token 5 is 'a'", lambda: run(tmp_path / "run", other)))
 
 
 def test_training_on_kept_captions_is_training_on_captions_and_goes_on(photographs, bert, tmp_path, monkeypatch):

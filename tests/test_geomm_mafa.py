@@ -23,6 +23,7 @@ from common.reproduce.rows import Job, run_row
 from common.run.checkpoint import last_checkpoint
 from common.run.inputs import open_training_data
 from geomm.evaluate import load_encoder
+from geomm.finetune import CODE as TASKS
 from geomm.grouping import GroupedOrder, Grouping, chain
 from geomm.mafa import Discriminator, Mafa, Mined, mined, negatives, smoothed_targets
 from geomm.mining import precision_at_recall, shares, truth_of
@@ -295,6 +296,13 @@ def test_what_says_where_a_row_starts_says_nothing_of_its_parents(tmp_path):
     of_all = ("start.bert=/a/bert", *FEW)
     parents = Job(CODE, "mafa.yaml", "smoke", 0, of_all, tmp_path).parents()
     assert {parent.overrides for parent in parents.values()} == {of_all}
+
+
+def test_a_row_s_parents_take_no_setting_that_only_tasks_have(tmp_path):
+    settings = ("data.task=vqa", "data.blank=true", "optim.steps=4")
+    (parent,) = Job(TASKS, "vqa_albef.yaml", "smoke", 0, settings, tmp_path).parents().values()
+    assert (parent.row, parent.overrides) == ("albef.yaml", ("optim.steps=4",))
+    parent.config()
 
 
 @pytest.mark.usefixtures("not_evaluated")

@@ -333,6 +333,8 @@ def test_table_7_ranks_a_trained_row_on_the_users_files_and_finds_it_again(coco,
     assert all(cell is not None for cell in row.ours.values())
     assert row.ours["eccv_i2t_map_at_r"].chance == pytest.approx(0.03, abs=0.02)
     assert "num_images 1000, num_texts 5000" in row.ours["coco5k_i2t_r1"].protocol
+    assert "unknown" not in table.models  # how the row was trained stands in its folder, not in that of the protocol
+    assert row.training.loss_over_chance
     assert coco.root not in table.command
     (evaluation,) = (tmp_path / "out").glob("runs/*/*/*/coco-*/evaluation.json")
     before = evaluation.stat().st_mtime_ns

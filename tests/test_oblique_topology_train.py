@@ -175,6 +175,8 @@ def test_a_checkpoint_rebuilds_its_model_and_no_other(unbroken):
 
     with pytest.raises(ConfigError, match=r"model.image.layers=2 would change a trained model"):
         load_encoder(checkpoint, torch.device("cpu"), ["model.image.layers=2"])
+    with pytest.raises(ConfigError, match=r"data.resize would change what a trained model reads"):
+        load_encoder(checkpoint, torch.device("cpu"), ["data.resize=squeeze"])
     foreign = Checkpoint(checkpoint.path, {**checkpoint.state, "paper": "euclip"})
     with pytest.raises(CheckpointError, match=r"by euclip/train.py, .*; run: python euclip/evaluate.py --check"):
         load_encoder(foreign, torch.device("cpu"))

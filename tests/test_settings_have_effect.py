@@ -13,22 +13,34 @@ from runs import row_config
 from torch import nn
 
 import oblique_topology.low_precision
+import scripts.map
+import scripts.same_losses
+import scripts.search
 from common.accumulation import MicroBatches
-from common.base.config import ConfigError
+from common.base.config import ConfigError, override
+from common.base.provenance import ROOT
 from common.base.settings import DataConfig
 from common.data.order import SampleOrder
 from common.data.partners import Partners
+from common.evaluation import rerank
 from common.methods import self_supervised
 from common.reproduce.command import Command, _near, reproduce_main
 from common.run.folder import settings_of_all_seeds
 from common.run.pretraining import train_on_pictures
+from common.run.training import _in_turn
+from contrastive_basics import public
 from contrastive_basics.reproduce import table1
 from contrastive_basics.vision.config import VisionModelConfig
+from euclip import regime
+from euclip import train as euclip_train
 from euclip.regime import RegimeConfig
 from euclip.stability import stability
+from geomm import evaluate as geomm_evaluate
+from geomm import hierarchy_error
 from geomm import train as geomm_train
 from geomm.ablations import settings_of
 from geomm.cost import Steps
+from geomm.pool import GeodesicPool
 from geomm.refcoco_plus import GroundConfig
 from oblique_topology.noise import noise
 from oblique_topology.temperature_rate import RateConfig, temperature_rate
@@ -118,9 +130,11 @@ def test_configs_refuse_settings_without_an_effect():
             "model.image.projection = false",
             lambda: row_config("contrastive_basics", "lit_ours", *late, scale="photos"),
         ),
-        ("are drawn", lambda: DataConfig(root="/photos")),
+        ("data.root = '/photos' with data.source = scenes", config("euclip", "table4_clip", "data.root=/photos")),
     )
-    assert DataConfig(root="/photos", labelled="sets").root == "/photos"
+    assert row_config("euclip", "table4_clip", "data.root=/photos", "data.labelled=sets").data.root == "/photos"
+    photographs = replace(row_config("euclip", "table4_clip"), data=DataConfig(source="shards", root="/photos"))
+    assert override(photographs, ["data.source=scenes"]).data.source == "scenes"  # whose root nobody named
 
 
 def test_wrong_partners_follow_the_order_of_mafa(monkeypatch):
@@ -146,15 +160,15 @@ def test_lower_layers_of_a_hierarchy_stay_as_they_are_set():
     assert settings_of("table7a", config)["3 layers"] == ["method.branching=[8, 3, 2]"]
 
 
-def test_every_timed_rebuild_builds_a_graph():
+def test_every_timed_rebuild_builds_a_graph(monkeypatch):
     config = row_config("geomm", "clip_geo")
     method = replace(config.method, geodesic_from_step=5, graph_update_interval=4)
     steps = Steps(replace(config, method=method), torch.device("cpu"))
-    graphs = []
+    rebuild, built = GeodesicPool.rebuild, []
+    monkeypatch.setattr(GeodesicPool, "rebuild", lambda pool, step: built.append(rebuild(pool, step)))
     for _ in range(2):
         steps.rebuild()
-        graphs.append(steps.pools[0].graph)
-    assert graphs[0] is not graphs[1]
+    assert built == [True] * 4
 
 
 def test_batch_normalisation_has_as_many_parts_on_two_processes_as_on_one(monkeypatch):
@@ -193,3 +207,82 @@ def test_seeds_that_start_from_runs_of_their_seed_share_their_settings(tmp_path)
         configs.append({"optim": {"steps": 3}, "run": {"seed": seed}, "start": start})
     first, second, other = map(settings_of_all_seeds, configs)
     assert first == second != other  # of another parent it is another model
+
+
+def test_a_row_whose_entailment_is_switched_off_is_judged_by_no_entailment(monkeypatch):
+    monkeypatch.setattr(regime, "measure", lambda *_: {"recall": 1.0})
+    off = SimpleNamespace(config=row_config("euclip", "table4_euclip", "method.entailment_weight=0"))
+    assert regime.regime_of_rows({"euclip": [off]}, command("table4")) == ({}, [])
+
+
+def test_test_sets_that_are_not_evaluated_are_not_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr(euclip_train, "open_training_data", lambda *_: SimpleNamespace(evaluation_sets=None))
+    monkeypatch.setattr(euclip_train, "check_tests", lambda *_: asked.append(1))
+    for test in ("true", "false"):
+        euclip_train.open_data(row_config("euclip", "table4_clip", f"run.test={test}"), None, None)
+    assert len(asked) == 1
+
+
+def test_a_gallery_reaches_the_ranking(monkeypatch):
+    galleries = []
+    for module in (geomm_evaluate, public):
+        monkeypatch.setattr(module, "evaluate_retrieval", lambda *_, gallery: galleries.append(gallery))
+    sets = SimpleNamespace(retrieval={"test": None})
+    config = row_config("geomm", "clip", "data.num_test=40", "data.gallery=20")
+    geomm_evaluate.evaluate_all(config, SimpleNamespace(model=None), sets)
+    monkeypatch.setattr(public, "open_retrieval_sets", lambda _: {"test": None})
+    monkeypatch.setattr(public, "read_with", lambda *_: None)
+    monkeypatch.setattr(public, "activation_of", lambda _: None)
+    public.evaluate_public(None, config)
+    assert galleries == [20, 20]
+
+
+def test_candidates_are_at_most_those_that_can_be_read(monkeypatch):
+    taken = []
+    embedded = SimpleNamespace(images=torch.zeros(12, 2), texts=torch.zeros(13, 2), text_to_image=torch.arange(13) % 12)
+
+    def ranked(parts, positives, match, k_test, **_):
+        taken.append(k_test)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rerank, "embed_pairs", lambda *_: embedded)
+    monkeypatch.setattr(rerank, "ScoreParts", lambda *_, **__: None)
+    monkeypatch.setattr(rerank, "two_stage_of_parts", ranked)
+    for k_test in (11, 128):
+        with pytest.raises(KeyboardInterrupt):
+            rerank.evaluate_two_stage(None, None, lambda _: None, k_test)
+    assert taken == [11, 12]
+
+
+def test_a_pool_that_is_not_full_has_no_graph_to_compare(monkeypatch):
+    tensors = {"text_pool.queue.features": torch.zeros(8, 2), "text_pool.queue.fill_level": torch.tensor(5)}
+    monkeypatch.setattr(hierarchy_error, "last_checkpoint", lambda _: SimpleNamespace(model_tensors=lambda: tensors))
+    monkeypatch.setattr(hierarchy_error, "load_encoder", lambda *_: (None, None))
+    run = SimpleNamespace(files=SimpleNamespace(checkpoints=None), config=row_config("geomm", "clip"))
+    with pytest.raises(ConfigError, match="leaves 5 keys in a pool of 8"):
+        hierarchy_error.measure(run)
+
+
+def test_commands_without_a_name_are_refused(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["map.py", ""])
+    refused(
+        ("RUNS names no run", scripts.map.main),
+        ("ROWS=: no row of geomm", lambda: scripts.search.main(["geomm", "--rows", "", "--set", "optim.steps=1,2"])),
+        error=ConfigError,
+    )
+
+
+def test_rows_of_other_code_are_no_rows_of_this_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(scripts.same_losses, "ROWS", {})
+    scripts.same_losses.train_rows(ROOT, tmp_path)
+    scripts.same_losses.train_rows(ROOT, tmp_path)
+    (tmp_path / "code.txt").write_text("of yesterday")
+    with pytest.raises(ValueError, match="rows of other code"):
+        scripts.same_losses.train_rows(ROOT, tmp_path)
+
+
+def test_a_run_that_went_on_in_another_precision_says_both():
+    before = SimpleNamespace(state={"precision": "bf16"})
+    assert [_in_turn("precision", now, before) for now in ("bf16", "no")] == ["bf16", "bf16, then no"]
+    assert _in_turn("precision", "no", None) == "no"

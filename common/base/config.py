@@ -56,7 +56,14 @@ def _filled(config_class: type, layers: Iterable[tuple[str, dict[str, Any]]], ov
     values: Values = {}
     for where, content in [*layers, ("command line", _parsed(config_class, overrides))]:
         values = _overlaid(config_class, values, dict(flat(config_class, content, where)))
-    return checked(config_class, values)
+    config = checked(config_class, values)
+    data, root = getattr(config, "data", None), any(re.match("data.root=.", text) for text in overrides)
+    if root and data.source == "scenes" and not (getattr(data, "labelled", "") or getattr(data, "mixture", ())):
+        raise ConfigError(
+            f"command line: data.root = {data.root!r} with data.source = scenes, which are drawn; expected: another "
+            "source (as with --scale photos), or no folder"
+        )
+    return config
 
 
 def load_beside_weights(config_class: type, overrides: Sequence[str], fixed: Sequence[str] = ()) -> Any:
@@ -220,9 +227,6 @@ def _overlaid(config_class: type, values: Values, layer: Values) -> Values:
             others |= {f"data.{name}" for name, takers in taken_by.items() if layer[choice][0] not in takers}
     if {"data.source"} <= layer.keys() & values.keys() and values["data.source"][0] != layer["data.source"][0]:
         others |= {f"data.{name}" for name in NAMES_IN_A_SOURCE}
-    below_root = {"data.labelled", "data.winogavil"} & (values | layer).keys()
-    if layer.get("data.source", ("",))[0] == "scenes" and not below_root:
-        others.add("data.root")  # of the photographs before it
     return {key: value for key, value in values.items() if key not in others} | layer
 
 

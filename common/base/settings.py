@@ -73,8 +73,6 @@ class MixedSet:
         others |= {name for name, takers in TAKEN_BY.items() if source not in takers}
         inherited = {key: getattr(data, key) for key in dataclasses.asdict(self).keys() - others - {"weight"}}
         values["root"] = str(Path(data.root) / Path(values["root"]).expanduser()) if "root" in values else data.root
-        if source == "scenes" and self.root is None:
-            values["root"] = ""
         shared = {name: getattr(data, name) for name in ("image_size", "max_broken_share")}
         if source == "scenes":
             shared["num_captions"] = data.num_captions
@@ -153,12 +151,6 @@ class DataConfig:
                         f"data.{item.name} = {value!r} has no effect with data.{choice} = {chosen}; expected: "
                         f"data.{choice} = {' or '.join(takers)}, or the default, {item.default!r}"
                     )
-        below_root = self.labelled or self.mixture or getattr(self, "winogavil", "")
-        if self.source == "scenes" and self.root and not below_root:
-            raise ValueError(
-                f"data.root = {self.root!r} with data.source = scenes, which are drawn; expected: empty, or another "
-                "source (--scale photos reads shards)"
-            )
         if self.source == "scenes" and self.train not in ("", *SCENES_TO_TRAIN_ON):
             raise ValueError(
                 f"data.train = {self.train!r} with data.source = scenes; expected one of: "

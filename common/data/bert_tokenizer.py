@@ -68,11 +68,25 @@ class BertTokenizer(Tokenizer):
         key = "data.vocabulary" if source else "data.vocabulary is not set, its default"
         path = find_file(source or DEFAULT_SOURCE, FILE_NAMES, key)
         try:
-            tokenizer = cls(read_vocabulary(path))
+            tokenizer = cls(_read_vocabulary(path))
             _check_cleaning(path, source or DEFAULT_SOURCE)
             return tokenizer
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+    def check_beside(self, weights: str, key: str) -> None:
+        """As in the base class: with another list of the same length embeddings would be those of other words.
+
+        Raises:
+            ValueError: a token beside the weights, a folder or a name on the hub, is another one here.
+        """
+        file = None if Path(weights).expanduser().is_file() else stated_file(weights, *FILE_NAMES)
+        for number, (theirs, ours) in enumerate(zip(_read_vocabulary(file), self.vocabulary) if file else ()):
+            if theirs != ours:
+                raise ValueError(
+                    f"{key} = {weights}: token {number} is {theirs!r}, that of data.vocabulary is {ours!r}; expected: "
+                    f"data.vocabulary={weights}"
+                )
 
     def _fields(self) -> tuple[Any, ...]:
         return (pack("\n".join(self.vocabulary)),)  # 150 kB with BERT's vocabulary
@@ -125,8 +139,7 @@ def _check_cleaning(path: Path, source: str) -> None:
             )
 
 
-def read_vocabulary(path: Path) -> list[str]:
-    """Tokens by id, of one of `FILE_NAMES`; ValueError names what is wrong with it."""
+def _read_vocabulary(path: Path) -> list[str]:
     if path.suffix != ".json":
         return read_lines(path)
     try:

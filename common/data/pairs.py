@@ -76,21 +76,11 @@ def open_validation_pairs(data: DataConfig) -> Pairs:
     if data.val_share:
         held_out = split_off(_open_photographs(data, "train", is_ranked=True), data.val_share).validation
         if data.source == "shards":  # other sources join the captions of an image
-            _check_once(held_out, data.val_share)
+            from common.data.shards import check_unique_ids
+
+            check_unique_ids(held_out)
         return some_of(held_out, data.validation_size)
     return some_of(_open_photographs(data, "val"), data.validation_size)
-
-
-def _check_once(pairs: Pairs, share: float) -> None:
-    # of two samples of one image each would count the other's captions as wrong
-    ids: set[str] = set()
-    for index in range(len(pairs)):
-        if (image_id := pairs.image_id(index)) in ids:
-            raise ValueError(
-                f"data.val_share = {share}: image {image_id!r} stands in several samples of {pairs.name}; expected: "
-                "one sample with all its captions, or data.val"
-            )
-        ids.add(image_id)
 
 
 def open_retrieval_sets(data: DataConfig) -> dict[str, Pairs]:

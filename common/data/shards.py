@@ -6,7 +6,9 @@ Headers and captions are read once; then any sample is one seek away, so the ord
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -65,21 +67,26 @@ def open_shards(
     empty = f"no captioned image in {len(paths)} shards, {paths[0]} ..."
     check_opened(empty, len(pictures), pictures.broken_at_open, max_broken_share)
     if is_ranked:
-        _check_unique_ids(pictures)
+        check_unique_ids(pictures, lambda row: str(pictures.broken(row, "")))
     return pictures
 
 
-def _check_unique_ids(pictures: Pictures) -> None:
-    # of two samples of one image each would count the other's captions as wrong
-    rows: dict[str, int] = {}
-    for row in range(len(pictures)):
-        image_id = pictures.image_id(row)
+def check_unique_ids(pairs: Any, place: Callable[[int], str] | None = None) -> None:
+    """Checks that a ranked set has every image once: of two samples each would count the other's captions as wrong.
+
+    Args:
+        place: row -> where it lies, for the message; None = its number.
+    Raises:
+        ValueError: an `image_id` occurs twice.
+    """
+    place, rows = place or (lambda row: f"sample {row} of {pairs.name}"), {}
+    for row in range(len(pairs)):
+        image_id = pairs.image_id(row)
         first = rows.setdefault(image_id, row)
         if first != row:
             raise ValueError(
-                f"image {image_id!r} occurs twice, in {pictures.broken(first, '')} and in "
-                f"{pictures.broken(row, '')}; expected in a set that is ranked: each image_id once, with all its "
-                "captions"
+                f"image {image_id!r} occurs twice, in {place(first)} and in {place(row)}; expected in a "
+                "set that is ranked: each image_id once, with all its captions"
             )
 
 

@@ -100,6 +100,9 @@ class Tokenizer:
             raise ValueError(f"id {outside[0]} is outside [0, {len(self.vocabulary)})")
         return [self.vocabulary[token_id] for token_id in ids]
 
+    def check_beside(self, weights: str, key: str) -> None:
+        """Checks the vocabulary beside the text weights of a setting `key`; only a BERT's is known to lie there."""
+
     def to_json(self) -> str:
         """A JSON text that rebuilds it offline, vocabulary included; equal tokenizers give equal texts."""
         return json.dumps(

@@ -109,10 +109,9 @@ class Encoder:
             zero and must not be ranked); a warning names some.
         """
         embeddings, readable = self._images(data_set)
-        reasons = _why_unreadable(data_set, readable, most=3) if is_main_process() else []
         if is_main_process() and not readable.all():
             lost, name = int((~readable).sum()), getattr(data_set, "name", "pictures")
-            reasons = reasons or ["they can be read now"]
+            reasons = _why_unreadable(data_set, readable, most=3) or ["they can be read now"]
             more = ", ..." if lost > len(reasons) else ""
             warnings.warn(
                 f"{name}: {lost} of {len(readable)} pictures cannot be read and are left out: "

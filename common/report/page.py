@@ -172,8 +172,8 @@ def maps_beside(roots: Sequence[str | Path], page: str | Path) -> list[tuple[str
     page = Path(page).resolve()
     folders = [folder for root in map(Path, roots) for folder in (*sorted(root.glob("*/map/*")), root.resolve().parent)]
     files = (file for folder in (*folders, page.parent) for file in sorted(folder.glob("map*.html")))
-    heads = {file.resolve(): file.open("rb").read(2000).decode("utf-8", "replace") for file in files}
-    titles = {file: re.search("<title>(Map of .*)</title>", head) for file, head in heads.items()}
+    pages = {file.resolve(): file.read_text("utf-8", "replace") for file in files}
+    titles = {file: re.search("<title>(Map of .*)</title>", text[:2000]) for file, text in pages.items()}
     return [
         (html.unescape(title[1]), Path(os.path.relpath(file, page.parent)).as_posix())
         for file, title in titles.items()

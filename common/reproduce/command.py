@@ -83,7 +83,7 @@ class Command:
         elsewhere = ("run.", "public.", "coco.", "hierarchies.", "refcoco.", "sugarcrepe.", "traversal.")
         elsewhere += LEAVE_ROWS_OUT
         # scenes lie nowhere: there another source or split is other data
-        lie = WHERE_DATA_LIE if self.scale not in ON_SCENES else WHERE_DATA_LIE & BESIDE_SCENES
+        lie = BESIDE_SCENES if self.scale in ON_SCENES else WHERE_DATA_LIE
         keys = {text: text.partition("=")[0] for text in self.typed or self.overrides}
         changed = (text for text, key in keys.items() if key not in lie and not key.startswith(elsewhere))
         near = [f"near {text}" for text in self.settings] + (self._best_beside_near if self.settings else [])

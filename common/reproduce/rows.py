@@ -168,13 +168,11 @@ class Job(NamedTuple):
         Raises:
             ConfigError: a missing row, or one that starts from itself.
         """
-        config, parents = self.config(), {}
-        start = getattr(config, "start", None)
+        start, parents = getattr(self.config(), "start", None), {}
         # where a row starts says nothing of its parents, but for the BERT below them all
         of_row = ("start.", "data.blank=")
         inherited = (text for text in self.overrides if not text.startswith(of_row) or text.startswith("start.bert="))
-        overrides = tuple(inherited)
-        keys = {text: text.partition("=")[0] for text in overrides}
+        inherited = tuple(inherited)
         for name, folder in STARTS.items():
             row = getattr(start, name, "")
             if not row or getattr(start, folder):
@@ -185,8 +183,8 @@ class Job(NamedTuple):
                 raise ConfigError(f"{self.row}: start.{name} = {row}; {expected}")
             paper = self.paper.of(file.name)
             known = deciding(paper.config_class)  # settings of a task are none of the pre-training's
-            of_parent = tuple(text for text, key in keys.items() if key in known or key not in deciding(type(config)))
-            parents[f"start.{folder}"] = self._replace(paper=paper, row=file.name, overrides=of_parent, settings=())
+            overrides = tuple(text for text in inherited if text.partition("=")[0] in known)
+            parents[f"start.{folder}"] = self._replace(paper=paper, row=file.name, overrides=overrides, settings=())
         return parents
 
     def opened(self) -> tuple[Any, Any, RunFiles]:
@@ -340,9 +338,11 @@ def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFi
         if is_validated(files, paper.open_validation(config)):
             return "current"
     elif is_current(files, paper.open_tests(config.data)):
-        can_validate = files.validation.is_file() and last_checkpoint(files.checkpoints) is not None
-        if can_validate and validates(config.run) and not is_validated(files, paper.open_validation(config)):
-            return "unvalidated"  # its last step is saved: it only validates and evaluates again
+        validated = not files.validation.is_file() or not validates(config.run)
+        validated = validated or is_validated(files, paper.open_validation(config))
+        # read last, as its sums take time; with its last step a run only validates and evaluates again
+        if not validated and last_checkpoint(files.checkpoints) is not None:
+            return "unvalidated"
         _check_log(files)
         return "current"
     # no current evaluation: the weights may be final, or on their way

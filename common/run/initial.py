@@ -1,7 +1,6 @@
 """Initial weights of a run: `model.init`, `model.image.init`, `model.text.init`, and which of them are locked."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from torch import nn
 from common.base.config import ConfigError
 from common.base.settings import DataConfig, ModelConfig
 from common.data.text import tokenizer_from_json
-from common.data.text_files import stated_file
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
 from common.encoders.sentence_encoder import check_pooling
@@ -87,25 +85,6 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
     return Weights(name, towers[0].eval(), towers[1].eval(), beside, state["geometry"], tokenizer.fingerprint, pixels)
 
 
-def check_vocabulary(key: str, source: str, tokenizer: Tokenizer) -> None:
-    """Refuses a BERT (`source`, of setting `key`) beside another vocabulary: its embeddings would be of other words.
-
-    Raises:
-        WeightsError: a token of the run's vocabulary is another one beside the weights.
-    """
-    if Path(source).expanduser().is_file() or type(tokenizer).__name__ not in ("BertTokenizer", "AlbefTokenizer"):
-        return
-    from common.data.bert_tokenizer import FILE_NAMES, read_vocabulary  # not every run reads its files
-
-    file = stated_file(source, *FILE_NAMES)
-    for number, (theirs, ours) in enumerate(zip(read_vocabulary(file), tokenizer.vocabulary) if file else ()):
-        if theirs != ours:
-            raise WeightsError(
-                f"{key} = {source}: token {number} is {theirs!r}, that of data.vocabulary is {ours!r}; expected: "
-                f"data.vocabulary={source}"
-            )
-
-
 @dataclasses.dataclass(frozen=True)
 class InitialWeights:
     """Initial weights.
@@ -168,7 +147,7 @@ class InitialWeights:
         if "image" in stems:
             bare_tower(model.image_tower).stem.load_(stems["image"].weights)
         if "text" in stems:
-            check_vocabulary("model.text.stem.weights", stems["text"].weights, tokenizer)
+            tokenizer.check_beside(stems["text"].weights, "model.text.stem.weights")
             tower = bare_tower(model.text_tower)
             if isinstance(tower, PooledTextStem):
                 check_pooling(stems["text"].weights)
@@ -191,7 +170,7 @@ class InitialWeights:
                     f"data.vocabulary = {config.data.vocabulary!r}; expected both as in the config of that run"
                 )
             if side == "text" and weights.tokenizer is None:
-                check_vocabulary(key, weights.source, tokenizer)
+                tokenizer.check_beside(weights.source, key)
             # what the weights lack (a projection, positions of another length) keeps its random values
             # a projection outside of its tower is of use only with that of the other side
             projection = getattr(getattr(model, "encoders", None), f"{side}_projection", None) if is_pair else None

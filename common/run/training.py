@@ -292,7 +292,7 @@ def opened(
         "run_key": files.identity.get("key"),
         "data_fingerprint": data_set.fingerprint,
         "training_data": training.description,
-        "precision": _precision(accelerator.mixed_precision, checkpoint),
+        "precision": _in_turn("precision", accelerator.mixed_precision, checkpoint),
         "initial_weights": initial_fingerprints(config),
     }
     state = facts | _code_facts(provenance, checkpoint) | training.state(bare_model)
@@ -342,18 +342,16 @@ def _initial_model(
     return model, [*events, *setup.start(model, config)]
 
 
-def _precision(now: str, checkpoint: Checkpoint | None) -> str:
-    # of all its processes in order, where a resumed run has another
-    before = now if checkpoint is None else checkpoint.state.get("precision", now)
+def _in_turn(key: str, now: str, checkpoint: Checkpoint | None) -> str:
+    # what all processes of a run had, in order
+    before = now if checkpoint is None else checkpoint.state.get(key, "not known")
     return before if before.endswith(now) else f"{before}, then {now}"
 
 
 def _code_facts(provenance: dict[str, str], checkpoint: Checkpoint | None) -> dict[str, str]:
     # Revision at the start of a run, and the libraries of all its processes in order.
-    versions = provenance["versions"]
-    if checkpoint is None:
-        return {"training_revision": provenance["git_revision"], "training_versions": versions}
-    before = checkpoint.state.get("training_versions", "not known")
-    if not before.endswith(versions):
-        before = f"{before}, then {versions}"
-    return {"training_revision": checkpoint.state["training_revision"], "training_versions": before}
+    revision = provenance["git_revision"] if checkpoint is None else checkpoint.state["training_revision"]
+    return {
+        "training_revision": revision,
+        "training_versions": _in_turn("training_versions", provenance["versions"], checkpoint),
+    }
