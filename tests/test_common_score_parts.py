@@ -98,7 +98,7 @@ def test_a_set_that_takes_more_than_the_bound_is_ranked_within_it():
     texts = images[owners] + torch.randn(20_000, 8)
     positives = Positives.from_owners(owners, 4_000)
     ranks_of_parts([Part(torch.arange(2), torch.eye(2))], Positives.from_owners(torch.arange(2), 2))  # compiles
-    with at_most(200):  # megabytes; all scores take 320
+    with at_most(300):  # megabytes; all scores take 320, and what is computed with them 100
         parts = ScoreParts(encoder, images, texts)
         ranks = ranks_of_parts(parts, positives)
     assert parts.scores.nbytes <= 30e6
