@@ -17,6 +17,7 @@ import torch
 from common.base.drawing import COLORS, FONT, GREY, SMALL, figure_with_panels, literal, write_figure
 from common.base.random_keys import derive_key
 from common.data.broken import readable_items
+from common.data.order import permuted, seed_of
 from common.data.pairs import open_retrieval_sets
 from common.data.transforms import normalize
 from common.data.views import stacked_views
@@ -59,6 +60,12 @@ PAIRED = {  # columns of cosines: (label, unit, which is better)
 # ------------------------------------------------------------------------------------------------ two views
 
 
+def viewed_pictures(test: Any) -> list[Any]:
+    """`NUM_VIEWED` test pictures in a fixed random order: folders of classes list one class after another."""
+    order = permuted(np.arange(len(test)), len(test), seed_of(len(test))).tolist()
+    return [item["image"] for item in readable_items(test, NUM_VIEWED, order)]
+
+
 @torch.no_grad()
 def cosines_of_views(run: RowRun) -> torch.Tensor:
     """(pictures, pictures) cosines of what the run's method compares, first view of each row, second of each column."""
@@ -66,7 +73,7 @@ def cosines_of_views(run: RowRun) -> torch.Tensor:
     classes = open_training_set(config.data).class_names
     model = load_method(VisionConfig, build_method, last_checkpoint(run.files.checkpoints), len(classes))
     encoder = model.encoder.to(this_device()).eval()
-    pictures = [item["image"] for item in readable_items(open_test_set(config.data), NUM_VIEWED)]
+    pictures = viewed_pictures(open_test_set(config.data))
     recipes = view_recipes(config)[:2]
     seeds = [derive_key("views of a figure", number) for number in range(len(pictures))]
     embedded = []

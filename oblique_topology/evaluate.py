@@ -16,6 +16,7 @@ from common.base.provenance import hash_of
 from common.base.settings import DataConfig
 from common.data.pairs import EvaluationSets, open_evaluation_sets
 from common.data.scenes import classification_task
+from common.encoders.two_towers import bare_tower
 from common.evaluation.embed import Encoder
 from common.evaluation.linear_probe import PROBES, ProbeConfig, backbone_encoder, check_classes, evaluate_linear_probe
 from common.evaluation.protocol import Evaluation
@@ -63,7 +64,7 @@ def evaluate_all(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict
 
 def linear_probe(encoder: Encoder, train: Any, test: Any, recipe: ProbeConfig) -> Evaluation:
     """Accuracy of a linear probe on the image tower, see `probe_sets`; a frozen backbone has cached features."""
-    stem = encoder.model.image_tower.stem
+    stem = bare_tower(encoder.model.image_tower).stem
     if stem is not None and not stem.trainable:
         recipe = CACHED_PROBE
     backbone = backbone_encoder(encoder, encoder.model.image_tower)

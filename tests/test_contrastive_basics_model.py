@@ -11,6 +11,7 @@ from common.data.scenes import SceneDataset, scene_words
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, evaluate_retrieval
+from common.evaluation.linear_probe import TowerFeatures
 from common.geometry import Geometry
 from common.late_interaction import late_interaction
 from contrastive_basics.config import Config
@@ -54,6 +55,13 @@ def test_every_row_loads_at_every_scale_and_embeds(row):
         image_embeddings, text_embeddings, logit_scale = model(images, token_ids)
         assert model.geometry.similarity(image_embeddings, text_embeddings).shape == (2, 2)
         assert logit_scale.shape == ()
+
+
+def test_features_of_a_row_of_patch_tokens_are_those_of_its_tower_before_the_projection():
+    model, images = built(LATE), torch.randn(2, 3, 32, 32)
+    features = TowerFeatures(model.image_tower)
+    assert torch.equal(features.encode_image(images), model.image_tower.tower.class_tokens(images).flatten(1))
+    assert features.tower.stem is None  # a probe asks for it
 
 
 def test_the_main_row_at_paper_scale_has_the_size_of_clip_vit_b_32():

@@ -35,7 +35,7 @@ from common.run.pictures import (
     view_recipes,
 )
 from common.run.schedule import build_sgd, set_sgd_rates
-from contrastive_basics.figures import figure1
+from contrastive_basics.figures import NUM_VIEWED, figure1, viewed_pictures
 from contrastive_basics.pretrain import SCALE_FILES, pretrain, reevaluate
 from contrastive_basics.vision.config import VisionConfig
 from contrastive_basics.vision.methods import build_method
@@ -383,6 +383,11 @@ def test_figure_1_separates_views_of_a_picture_from_those_of_two(reproduced):
     series = json.loads(plotted.read_text())
     assert len(series) == 2 * len(ROWS)
     assert all(sum(line["percent"]) == pytest.approx(100, abs=0.01) for line in series)
+
+
+def test_figure_1_looks_at_all_classes_of_a_set_that_lists_one_after_the_other():
+    pictures = viewed_pictures([{"image": number // 400} for number in range(4_000)])
+    assert (len(pictures), set(pictures)) == (NUM_VIEWED, set(range(10)))
 
 
 def test_a_second_call_trains_nothing_and_a_lost_evaluation_is_made_again(reproduced, capsys):

@@ -27,6 +27,7 @@ from common.data.pairs import lost_at_open
 from common.data.rand_augment import rand_augment
 from common.data.transforms import ImageTransform
 from common.distributed import gather_rows, rank, world_size
+from common.encoders.two_towers import bare_tower
 from common.evaluation.accuracy import classification_evaluation
 from common.evaluation.arrays import labels_of, tensor_of
 from common.evaluation.embed import evaluation_mode
@@ -225,7 +226,7 @@ class TowerFeatures(nn.Module):
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()
-        self.tower = tower
+        self.tower = bare_tower(tower)
 
     def encode_image(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, 3, size, size) normalised pixels -> (batch, feature_dim), after the last LayerNorm."""

@@ -33,7 +33,7 @@ class VisionMethodConfig:
     queue_size: int | None = setting(None, at_least=1)  # MoCo v1, v2: keys of past steps
     ema_momentum: float | None = setting(None, at_least=0.0, at_most=1.0)  # MoCo: at the start
     ema_schedule: Literal["constant", "half_cosine"] = "constant"  # MoCo: half_cosine rises to 1 (v3)
-    symmetric: bool = False  # MoCo v1, v2: each view is query once and key once
+    symmetric: bool = False  # MoCo v1, v2: each view is query once and key once, half the published sum
     batch_norm_parts: int = setting(1, at_least=1)  # MoCo v1, v2: statistics of parts of a batch, as on that many GPUs
     shuffle_keys: bool = True  # MoCo v1, v2: statistics of keys differ from those of their queries
 

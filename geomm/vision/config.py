@@ -1,12 +1,17 @@
 """Configuration of MoCo v2 and SwAV, with the cosine or a geodesic distance."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from common.base.settings import RunConfig, SgdConfig, setting
 from common.base.vision_settings import VisionDataConfig, VisionEvaluationConfig, VisionModelConfig
 from geomm.config import DistanceConfig, check_graph
+
+_ONLY = {  # settings of one method
+    **dict.fromkeys(("symmetric", "ema_schedule", "batch_norm_parts", "shuffle_keys"), "moco_v2"),
+    **dict.fromkeys(("sinkhorn_scale", "sinkhorn_iterations", "small_views", "code_queue"), "swav"),
+}
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,8 @@ class VisionMethodConfig(DistanceConfig):
     head_dim: int = setting(128, at_least=1)  # of what is compared
     ema_momentum: float | None = setting(None, at_least=0.0, at_most=1.0)  # MoCo v2: of the encoder of keys
     ema_schedule: Literal["constant", "half_cosine"] = "constant"  # MoCo v2: half_cosine rises to 1
-    symmetric: bool = False  # MoCo v2: each view is query once and key once
-    batch_norm_parts: int = setting(1, at_least=1)  # statistics of parts of a batch, as on that many GPUs
+    symmetric: bool = False  # MoCo v2: each view is query once and key once, half the published sum
+    batch_norm_parts: int = setting(1, at_least=1)  # MoCo v2: statistics of parts of a batch, as on that many GPUs
     shuffle_keys: bool = True  # MoCo v2: statistics of keys differ from those of their queries
     num_prototypes: int = setting(3_000, at_least=2)  # SwAV
     sinkhorn_scale: float = setting(20.0, above=0.0)  # SwAV: 1/epsilon
@@ -43,9 +48,10 @@ class VisionMethodConfig(DistanceConfig):
         if (self.ema_momentum is None) == (self.name == "moco_v2"):
             expected = "a number, as MoCo v2 has a momentum encoder" if self.name == "moco_v2" else "null"
             raise ValueError(f"method.ema_momentum = {self.ema_momentum} with {self.name}; expected: {expected}")
-        for key, only in {"small_views": "swav", "code_queue": "swav", "symmetric": "moco_v2"}.items():
-            if getattr(self, key) and self.name != only:
-                raise ValueError(f"method.{key} = {getattr(self, key)} with {self.name}; expected: only with {only}")
+        for item in fields(self):  # the number of prototypes and their frozen steps are those of a scale, for all rows
+            only, value = _ONLY.get(item.name, self.name), getattr(self, item.name)
+            if self.name != only and value != item.default:
+                raise ValueError(f"method.{item.name} = {value} with {self.name}; expected: only with {only}")
 
 
 @dataclass(frozen=True)

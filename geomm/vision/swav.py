@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from common.distributed import broadcast_, gather_without_gradient, is_main_process, local_rows
+from common.distributed import broadcast_, gather_without_gradient, local_rows
 from common.feature_queue import FeatureQueue
 from common.geometry import at_least_float32, full_precision, unit
 from common.host_numbers import host_number, write_number_
 from common.info_nce import info_nce
 from common.logit_scale import LogitScale
 from common.methods.self_supervised import Method, StepLoss
+from common.sharded import whole
 from geomm.config import DistanceConfig
 from geomm.geodesic import GeodesicGraph, center_graph, geodesic_similarity, shortest_paths
 from geomm.graph_report import path_statistics, unreachable_share
@@ -57,7 +58,7 @@ class Prototypes(nn.Module):
         self.factor = self.method.scale_factor if step >= self.method.geodesic_from_step else 1.0
         if not graph_is_due(self.method, host_number(self.has_paths), step):
             return False
-        self.paths.copy_(shortest_paths(center_graph(self.weight, self.method.num_neighbors, self.method.graph)))
+        self.paths.copy_(shortest_paths(center_graph(whole(self.weight), self.method.num_neighbors, self.method.graph)))
         broadcast_(self.paths)
         write_number_(self.has_paths, True)
         return True
@@ -65,8 +66,9 @@ class Prototypes(nn.Module):
     @torch.no_grad()
     def report(self) -> dict[str, Any]:
         """What the graph is like: `path_statistics` and `unreachable_share`."""
-        edges = center_graph(self.weight, self.method.num_neighbors, self.method.graph)
-        return path_statistics(self.weight, edges) | {"unreachable": unreachable_share(self.paths)}
+        nodes = whole(self.weight)
+        edges = center_graph(nodes, self.method.num_neighbors, self.method.graph)
+        return path_statistics(nodes, edges) | {"unreachable": unreachable_share(self.paths)}
 
     def similarity(self, embeddings: torch.Tensor) -> torch.Tensor:
         """(batch, dim) unit vectors -> (batch, count), cosines or `geodesic_similarity`, times the factor.
@@ -123,7 +125,7 @@ class Swav(Method):
         """Normalises the prototypes, and recomputes their paths if they are due; then facts about these."""
         if step > self.frozen_steps:
             self.prototypes.normalise_()
-        return self.prototypes.report() if self.prototypes.rebuild(step) and is_main_process() else {}
+        return self.prototypes.report() if self.prototypes.rebuild(step) else {}
 
     def hold(self, step: int) -> None:
         """Freezes the prototypes in the first steps: no gradient, no weight decay."""
