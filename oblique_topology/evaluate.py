@@ -47,7 +47,7 @@ def evaluated_sets(data: DataConfig) -> dict[str, Any]:
     """Role -> its test set, or an object with only its fingerprint."""
     sets = open_evaluation_sets(data)
     probe = probe_sets(data, sets)
-    classified = _without_probe_train(sets)
+    classified = without_probe_train(sets)
     probed = {} if probe is None else {"linear_probe": ProbedSets(_fingerprint_of_probe(*probe[:2]))}
     return {**classified.zero_shot, **classified.retrieval, **probed}
 
@@ -57,7 +57,7 @@ def evaluate_all(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict
 
     The probe reads all class tokens after the last LayerNorm, before the projection, so Multi has more features.
     """
-    results = zero_shot_and_retrieval(config, encoder, _without_probe_train(sets))
+    results = zero_shot_and_retrieval(config, encoder, without_probe_train(sets))
     probe = probe_sets(config.data, sets)
     return results if probe is None else results | {"linear_probe": linear_probe(encoder, *probe)}
 
@@ -94,7 +94,7 @@ def probe_sets(data: DataConfig, sets: EvaluationSets) -> tuple[Any, Any, ProbeC
     return None
 
 
-def _without_probe_train(sets: EvaluationSets) -> EvaluationSets:
+def without_probe_train(sets: EvaluationSets) -> EvaluationSets:
     """The sets without the probe's training set, which is not classified zero-shot."""
     return replace(sets, zero_shot={name: task for name, task in sets.zero_shot.items() if name != PROBE_TRAIN})
 

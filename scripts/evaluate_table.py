@@ -28,7 +28,7 @@ from common.encoders.weights import HEADS_HELP, NOT_STATED, heads_argument
 from common.evaluation.embed import Encoder
 from common.evaluation.knn import evaluate_knn
 from common.evaluation.linear_probe import backbone_encoder
-from common.evaluation.protocol import HEADLINES, Evaluation, data_text, protocol_text
+from common.evaluation.protocol import HEADLINES, MAY_DIFFER, Evaluation, data_text, first_difference
 from common.geometry import has_root
 from common.run.evaluation import zero_shot_and_retrieval
 from common.run.named_models import open_model
@@ -36,15 +36,16 @@ from common.run.sources import run_checkpoint
 from euclip.hierarchies import CHANCE, COLUMNS, measure
 from euclip.published import LAYOUTS
 from euclip.traversal_data import hierarchy_task
-from oblique_topology.evaluate import PROBE_TEST, PROBE_TRAIN, linear_probe, probe_sets
+from oblique_topology.evaluate import PROBE_TEST, PROBE_TRAIN, linear_probe, probe_sets, without_probe_train
 
+_MAY_DIFFER = (*MAY_DIFFER, "preprocessing")
 TASKS = ("retrieval", "zero_shot", "probe", "knn", "hierarchy")
 
 
 class Number(NamedTuple):
     """A row of the CSV file.
 
-    metric: "task/metric". value, chance: fractions (rsum: a sum); chance "" = not known.
+    metric: "task/metric". value, chance: fractions (rsum: a sum); chance "" = not known. protocol: as JSON.
     n: images; "" where `data` states what was measured.
     """
 
@@ -107,7 +108,10 @@ def evaluate_model(model: Model, tasks: Sequence[str], data: Any, sets: Evaluati
     """All numbers of a model."""
     encoder, method = model.encoder, model.config.method
     # the same functions as those of every evaluate.py
-    chosen = EvaluationSets(*({} if task not in tasks else getattr(sets, task) for task in ("zero_shot", "retrieval")))
+    classified = without_probe_train(sets)
+    chosen = EvaluationSets(
+        *({} if task not in tasks else getattr(classified, task) for task in ("zero_shot", "retrieval"))
+    )
     results = list(zero_shot_and_retrieval(SimpleNamespace(data=data, method=method), encoder, chosen).values())
     if "probe" in tasks:
         results.append(linear_probe(encoder, *probe_sets(data, sets)))
@@ -120,12 +124,12 @@ def evaluate_model(model: Model, tasks: Sequence[str], data: Any, sets: Evaluati
         radius = SimpleNamespace(min_radius=getattr(method, "min_radius", None))
         what, scores = measure(encoder, SimpleNamespace(data=data, run=model.config.run, method=radius), "")["captions"]
         for name, value in scores.items():
-            yield Number(model.label, what, f"hierarchy/{name}", value, CHANCE.get(name, ""), "all chains", "")
+            yield Number(model.label, what, f"hierarchy/{name}", value, CHANCE.get(name, ""), '{"chains": "all"}', "")
 
 
 def _numbers(label: str, result: Evaluation) -> Iterator[Number]:
     protocol = result.protocol
-    about = data_text(protocol), protocol_text(protocol), protocol["num_images"]
+    about = data_text(protocol), json.dumps(protocol, ensure_ascii=False), protocol["num_images"]
     for metric, value in result.metrics.items():
         chance = result.chance.get(metric, "")
         yield Number(label, about[0], f"{protocol['task']}/{metric}", value, chance, *about[1:])
@@ -141,11 +145,12 @@ def csv_text(numbers: Sequence[Number]) -> str:
 def table_text(numbers: Sequence[Number]) -> str:
     """Headline metrics with their units: a line per metric and protocol, a column per model.
 
-    Models that were measured by several protocols share no line; these lines end with theirs.
+    Numbers of unlike protocols share no line; these lines end with what differs first. A model's own preprocessing may
+    differ, as in `compare.py`.
     """
     labels = list(dict.fromkeys(number.model for number in numbers))
     lines: dict[tuple[str, ...], dict[str, str]] = {}
-    protocols: dict[tuple[str, str], set[str]] = {}
+    protocols: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for number in numbers:
         name = number.metric.partition("/")[2]
         if name in {*HEADLINES, *COLUMNS}:
@@ -153,13 +158,19 @@ def table_text(numbers: Sequence[Number]) -> str:
             if unit == "fraction":
                 unit, form = "percent", lambda value: f"{100 * value:.1f}"
             chance = "" if number.chance == "" else form(number.chance)
-            key = (number.data, number.metric, unit, chance, number.protocol)
-            lines.setdefault(key, {})[number.model] = form(number.value)
-            protocols.setdefault(key[:2], set()).add(number.protocol)
+            unlike, protocol = protocols.setdefault((number.data, number.metric), []), json.loads(number.protocol)
+            alike = (n for n, other in enumerate(unlike) if first_difference(protocol, other, _MAY_DIFFER) is None)
+            which = next(alike, len(unlike))
+            if which == len(unlike):
+                unlike.append(protocol)
+            lines.setdefault((number.data, number.metric, unit, chance, which), {})[number.model] = form(number.value)
     rows = [("data", "metric", "unit", "chance", *labels, "")]
-    for (*key, protocol), values in lines.items():
-        several = len(protocols[key[0], key[1]]) > 1
-        rows.append((*key, *(values.get(label, "") for label in labels), protocol if several else ""))
+    for (*key, which), values in lines.items():
+        unlike = protocols[key[0], key[1]]
+        # the first beside the second, all others beside the first
+        difference = len(unlike) > 1 and first_difference(unlike[which], unlike[which == 0], _MAY_DIFFER)
+        end = " ".join(difference[:2]) if difference else ""
+        rows.append((*key, *(values.get(label, "") for label in labels), end))
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 

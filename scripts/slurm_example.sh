@@ -19,7 +19,7 @@
 # and then ends with status 1.
 # Slurm does not make the folder of --output: mkdir -p outputs before sbatch.
 # With --resume auto a job that ran into its time limit resumes when it is submitted again; name an --output-dir,
-# because the default folder changes with the config and the code.
+# because the default folder changes with the config; after a change of the code the run there is set aside.
 
 set -euo pipefail
 

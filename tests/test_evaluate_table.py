@@ -94,22 +94,23 @@ def test_a_run_and_a_stranger_have_the_numbers_that_each_has_by_itself(run, stra
     header, *lines, _ = screen.splitlines()
     assert header.split() == ["data", "metric", "unit", "chance", "stranger", LABEL]
     shown = [row for row in rows if row["metric"].partition("/")[2] in HEADLINES]
-    assert len(lines) == len({(row["data"], row["metric"], row["protocol"]) for row in shown}) < len(shown)
+    assert len(lines) == len({(row["data"], row["metric"]) for row in shown}) < len(shown)
+    assert all(json.loads(row["protocol"])["task"] == row["metric"].partition("/")[0] for row in rows)
     assert {row["n"] for row in rows} == {"8"}
 
 
 def test_numbers_share_a_line_by_protocol_and_only_shares_are_in_percent():
-    recall = Number("a", "d", "retrieval/i2t_recall_at_1", 0.25, 0.01, "squeeze", 8)
-    walk = Number("a", "d", "hierarchy/walk_captions", 2.75, "", "all chains", "")
+    recall = Number("a", "d", "retrieval/i2t_recall_at_1", 0.25, 0.01, '{"tie_rule": "low", "view": "squeeze"}', 8)
+    walk = Number("a", "d", "hierarchy/walk_captions", 2.75, "", '{"chains": "all"}', "")
     others = [number._replace(model="b", value=number.value / 2) for number in (recall, walk)]
     table = [line.split() for line in table_text([recall, walk, *others]).splitlines()]
     assert table[1:] == [
         ["d", "retrieval/i2t_recall_at_1", "percent", "1.0", "25.0", "12.5"],
         ["d", "hierarchy/walk_captions", "captions", "2.75", "1.38"],
     ]
-    other_protocol = others[0]._replace(protocol="crop")
+    other_protocol = others[0]._replace(protocol='{"tie_rule": "low", "view": "crop", "preprocessing": {"size": 8}}')
     lines = table_text([recall, other_protocol]).splitlines()[1:]
-    assert [line.split()[-2:] for line in lines] == [["25.0", "squeeze"], ["12.5", "crop"]]
+    assert [line.split()[-3:] for line in lines] == [["25.0", "view", '"squeeze"'], ["12.5", "view", '"crop"']]
 
 
 def test_the_other_tasks_have_numbers_of_both(run, stranger, capsys):
