@@ -72,7 +72,8 @@ def _trained(command: Command, table_id: str) -> list[Table]:
         | of_regime,
         notes=notes,
         rows_are_runs=True,
-        measured_on="the log's last step",
+        measured_on=dict.fromkeys(regime.COLUMNS, f"at most {regime.NUM_PICTURES:,} training images, and the log")
+        | dict.fromkeys(AT_THE_END, "the log's last step"),
     )
     return [table, write_findings(command, PAPER, findings, runs)]
 

@@ -34,7 +34,7 @@ from common.evaluation.embed import Encoder, FurtherMetrics, evaluate_retrieval,
 from common.evaluation.protocol import Evaluation
 from common.evaluation.zero_shot import classification_hits
 from euclip.config import Config, EvaluationData
-from euclip.datacomp import DATACOMP_AVERAGES, DATACOMP_TASKS, datacomp_averages
+from euclip.datacomp import DATACOMP_AVERAGES, DATACOMP_TASKS, DATACOMP_UNSCORED, datacomp_averages
 from euclip.winogavil import Associations, SceneAssociations, evaluate_associations, open_winogavil
 
 DECIDES = "evaluation"
@@ -47,9 +47,16 @@ _ROLE_OF = {  # DataComp's key -> role here; the others' is the name of their fo
     "retrieval/mscoco_2014_5k_test_image_text_retrieval": "second_test",
     "misc/winogavil": WINOGAVIL,
 }
-_TASK_OF = {_ROLE_OF.get(task.key, task.key.replace("/", "-")): task for task in DATACOMP_TASKS}
+
+
+def _role(key: str) -> str:
+    # DataComp's folders of "fairness/geode" and the like have no "fairness" in their names
+    return _ROLE_OF.get(key, key.removeprefix("fairness/").replace("/", "-"))
+
+
+_TASK_OF = {_role(task.key): task for task in DATACOMP_TASKS}
 _METRIC_OF = {"mean_recall@1": MEAN_RECALL_AT_1}  # DataComp's names that are other ones here
-_GROUPED = ("wilds-fmow", "fairness-geode", "fairness-dollar_street")  # scored by the groups in their metadata
+_GROUPED = ("wilds-fmow", "geode", "dollar_street")  # scored by the groups in their metadata
 _REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania", OTHER_REGION)  # of FMoW, in the order of WILDS
 
 
@@ -79,12 +86,16 @@ class Suite:
 
 
 def open_suite(data: EvaluationData, sets: EvaluationSets) -> Suite:
-    """All test sets of a row; scenes add their VTAB tasks and associations to `sets`, those of every paper.
+    """All test sets of a row but those without a score; scenes add their VTAB tasks and associations to `sets`.
 
     Raises:
         ValueError: sets of DataComp that are missing or lack what their metric needs; names them.
     """
-    zero_shot, associations = dict(sets.zero_shot), {}
+    # a folder may be named by the whole key, too
+    zero_shot = {role.removeprefix("fairness-"): task for role, task in sets.zero_shot.items()}
+    for key in DATACOMP_UNSCORED:
+        zero_shot.pop(_role(key), None)
+    associations: dict[str, Associations] = {}
     if data.source == "scenes":
         for name in CLASSIFICATION_TASKS:
             if name not in zero_shot:
@@ -163,14 +174,14 @@ def further_metrics(role: str, task: Any) -> FurtherMetrics | None:
     """DataComp's metric of a set beside accuracy and mean per-class recall; None where it has no other.
 
     Args:
-        role: name of the set; those of DataComp are keys with "-" for "/".
+        role: name of the set; those of DataComp are its folders' names.
         task: the first entry of its `metadata(index)` is the region or income group.
     """
     metrics = {
         "wilds-iwildcam": _f1_macro,
         "wilds-fmow": partial(_worst_region, task),
-        "fairness-geode": partial(_worst_group, task, "acc_wg", 1),
-        "fairness-dollar_street": partial(_worst_group, task, "acc_top5_wg", 5),
+        "geode": partial(_worst_group, task, "acc_wg", 1),
+        "dollar_street": partial(_worst_group, task, "acc_top5_wg", 5),
     }
     return metrics.get(role)
 

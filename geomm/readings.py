@@ -160,7 +160,11 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
         data=f"{first.training_data}; ranked on {stand_in_for(command, runs, 'test')}",
         measured_on=dict.fromkeys(columns, "log of the training")
         | dict.fromkeys(COLUMNS, str(stand_in_for(command, runs, "test")))
-        | {"validation_recall": ", ".join(first.validation)},
+        | {
+            "validation_recall": ", ".join(
+                name for name, numbers in first.validation.items() if "mean_recall" in numbers
+            )
+        },
         protocol="test set by the cosine; log of the last step and of the last graphs",
         settings={"rows": settings, "overrides": [*of_scale, *command.changes]},
         rows={name: row.label for name, row in trained.items()},

@@ -111,7 +111,8 @@ def noise(command: Command, code: PaperCode) -> list[Table]:
         caption="The learned temperature by the share of wrong pairs in the training data (claim C37).",
         data=trained_on(first),
         measured_on=f"training log and batches; recall: {stand_in_for(command, runs, 'test')}",
-        protocol=f"log of the last update; {BATCHES} random training batches of the trained model, or as many as the set has",
+        protocol="log of the last update; "
+        f"{BATCHES} random training batches of the trained model, or as many as the set has",
         settings={"rows": {key: list(row.settings) for key, row in rows.items()}, "batches": BATCHES},
         rows={key: row.label for key, row in rows.items()},
         columns=COLUMNS,

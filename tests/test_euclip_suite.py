@@ -116,13 +116,15 @@ def test_what_is_evaluated_is_what_the_cache_compares(results):
 
 
 def datacomp_sets():
-    """DataComp's 38 sets by role, with nothing in them but metadata; and the role of each key."""
+    """DataComp's 38 sets by role, its folders' names, with nothing in them but metadata; and the role of each key."""
     role_of = {
         "retrieval/flickr_1k_test_image_text_retrieval": "test",
         "retrieval/mscoco_2014_5k_test_image_text_retrieval": "second_test",
         "misc/winogavil": "winogavil",
     }
-    roles = {task.key: role_of.get(task.key, task.key.replace("/", "-")) for task in DATACOMP_TASKS}
+    roles = {
+        task.key: role_of.get(task.key, task.key.removeprefix("fairness/").replace("/", "-")) for task in DATACOMP_TASKS
+    }
     return {
         role: SimpleNamespace(name=role, fingerprint=role, metadata=lambda index: [0]) for role in roles.values()
     }, roles
@@ -219,7 +221,7 @@ def test_a_folder_named_after_a_set_of_datacomp_counts_in_its_group_by_its_metri
     assert means["mean_all"].metrics["my_own"] == means["mean_all"].metrics["imagenet100"] == "acc1"
 
 
-@pytest.mark.parametrize("role", ["wilds-fmow", "fairness-geode", "fairness-dollar_street"])
+@pytest.mark.parametrize("role", ["wilds-fmow", "geode", "fairness-dollar_street"])
 def test_a_set_that_lacks_the_metadata_of_its_metric_is_refused_when_the_suite_is_opened(role, monkeypatch):
     for task in (
         SimpleNamespace(name=role, fingerprint=role),
@@ -227,6 +229,20 @@ def test_a_set_that_lacks_the_metadata_of_its_metric_is_refused_when_the_suite_i
     ):
         with pytest.raises(ValueError, match=f"{role}, picture 0: no metadata"):
             suite_of({role: task}, "present", monkeypatch)
+
+
+def test_sets_of_fairness_go_by_their_folders_or_their_keys_and_two_without_a_score_are_left_out(monkeypatch):
+    """DataComp's script writes "wds_geode_test" for fairness/geode."""
+    names = ("geode", "fairness-dollar_street", "fairface", "fairness-utkface")
+    sets = {name: SimpleNamespace(name=name, fingerprint=name, metadata=lambda index: [0]) for name in names}
+    others = {
+        name: SimpleNamespace(name=name, fingerprint=name) for name in ("imagenet1k", "sun397", "imagenetv2", "test")
+    }
+    suite = suite_of(sets | others, "present", monkeypatch)
+    assert suite.zero_shot.keys() == {"geode", "dollar_street", "imagenet1k", "sun397", "imagenetv2"}
+    metrics = suite.means["mean_all"].metrics
+    assert len(metrics) == 6
+    assert (metrics["geode"], metrics["dollar_street"]) == ("acc_wg", "acc_top5_wg")
 
 
 # DataComp's own metrics
@@ -251,8 +267,8 @@ def test_special_metrics_are_those_of_the_arrays(grouped):
     task_of_regions = SimpleNamespace(name="fmow", metadata=lambda index: np.array([groups[index] + 2, 2016]))
     expected = {
         "wilds-iwildcam": (task, {"F1-macro_all": f1_macro_present(predictions, labels)}),
-        "fairness-geode": (task, {"acc_wg": worst_group_accuracy(hits, groups)}),
-        "fairness-dollar_street": (task, {"acc_top5_wg": worst_group_accuracy(top5, groups)}),
+        "geode": (task, {"acc_wg": worst_group_accuracy(hits, groups)}),
+        "dollar_street": (task, {"acc_top5_wg": worst_group_accuracy(top5, groups)}),
         "wilds-fmow": (task_of_regions, worst_region_accuracy(hits, regions)),
     }
     for role, (of_task, metrics) in expected.items():
@@ -275,7 +291,7 @@ def array(*values):
 
 
 def test_a_webdataset_with_metadata_is_scored_by_its_worst_group(tmp_path):
-    folder = tmp_path / "wds_fairness-geode_test"
+    folder = tmp_path / "wds_geode_test"
     (folder / "test").mkdir(parents=True)
     (folder / "classnames.txt").write_text("red circle\nblue square\n")
     (folder / "zeroshot_classification_templates.txt").write_text("a {c}\na picture of a {c}\n")
@@ -290,10 +306,8 @@ def test_a_webdataset_with_metadata_is_scored_by_its_worst_group(tmp_path):
     }
     write_tar(folder / "test" / "0.tar", samples)
     task = open_webdataset(folder)
-    assert task.name == "fairness-geode"
-    evaluation = evaluate_zero_shot(
-        encoder_of("euclidean_squared"), task, "embeddings", further_metrics("fairness-geode", task)
-    )
+    assert task.name == "geode"
+    evaluation = evaluate_zero_shot(encoder_of("euclidean_squared"), task, "embeddings", further_metrics("geode", task))
     hits = [value for (value,) in evaluation.hits["acc1"]]
     by_group = [np.mean(hits[start : start + 4]) for start in (0, 4, 8)]
     assert evaluation.metrics["acc_wg"] == pytest.approx(min(by_group))
