@@ -4,11 +4,10 @@ Each shape lives in a square of 257 x 257 cells, (u, v) in [-128, 128], v downwa
 3-4 chamfer distance to the outside, 0 = outside. All arithmetic is in integers, so the tables are the same everywhere.
 """
 
+import itertools
 from functools import cache
 
 import numpy as np
-
-from common.base.compiled import compiled
 
 # names of the shapes and their indices; apart from the other attributes because the masks need nothing else
 SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross", "ring", "heart", "moon", "arrow")
@@ -29,63 +28,42 @@ def _inside_polygon(u, v, vertices):
     return inside
 
 
-def _shape_mask(shape: int) -> np.ndarray:
-    # (SIDE, SIDE) bool, rows v, columns u, pointing up
+def _shape_masks() -> np.ndarray:
+    # (number of shapes, SIDE, SIDE) bool in the order of SHAPES, rows v, columns u, pointing up
     v, u = np.mgrid[-HALF : HALF + 1, -HALF : HALF + 1].astype(np.int64)
     squared = u * u + v * v
-    if shape == CIRCLE:
-        return squared <= 122**2
-    if shape == SQUARE:
-        return (abs(u) <= 106) & (abs(v) <= 106)
-    if shape == TRIANGLE:
-        return (v <= 106) & (abs(u) * 226 <= (v + 120) * 124)
-    if shape == DIAMOND:
-        return abs(u) * 126 + abs(v) * 92 <= 92 * 126
-    if shape == STAR:
-        return _inside_polygon(u, v, _STAR)
-    if shape == CROSS:
-        return (abs(u) <= 38) & (abs(v) <= 120) | (abs(v) <= 38) & (abs(u) <= 120)
-    if shape == RING:
-        return (squared <= 126**2) & (squared >= 66**2)
-    if shape == HEART:
-        lobes = (abs(u) - 58) ** 2 + (v + 48) ** 2 <= 66**2
-        return lobes | _inside_polygon(u, v, _HEART)
-    if shape == MOON:
-        return ((u - 22) ** 2 + v * v <= 124**2) & ((u - 76) ** 2 + v * v >= 102**2) & (u <= HALF)
-    if shape == ARROW:
-        head = (v <= 4) & (abs(u) * 128 <= (v + 124) * 108)
-        return head | (abs(u) <= 40) & (v > 0) & (v <= 120)
-    raise AssertionError(f"shape {shape} of {len(SHAPES)} has no mask")
+    return np.stack(
+        [
+            squared <= 122**2,
+            (abs(u) <= 106) & (abs(v) <= 106),
+            (v <= 106) & (abs(u) * 226 <= (v + 120) * 124),  # triangle
+            abs(u) * 126 + abs(v) * 92 <= 92 * 126,  # diamond
+            _inside_polygon(u, v, _STAR),
+            (abs(u) <= 38) & (abs(v) <= 120) | (abs(v) <= 38) & (abs(u) <= 120),  # cross
+            (squared <= 126**2) & (squared >= 66**2),  # ring
+            ((abs(u) - 58) ** 2 + (v + 48) ** 2 <= 66**2) | _inside_polygon(u, v, _HEART),  # two lobes above a tip
+            ((u - 22) ** 2 + v * v <= 124**2) & ((u - 76) ** 2 + v * v >= 102**2) & (u <= HALF),  # moon
+            (v <= 4) & (abs(u) * 128 <= (v + 124) * 108) | (abs(u) <= 40) & (v > 0) & (v <= 120),  # arrow: head, shaft
+        ]
+    )
 
 
-@compiled
-def _chamfer(mask):
-    # two-pass 3-4 chamfer distance to the outside; the rim of the table counts as outside
-    rows, columns = mask.shape
-    distance = np.zeros((rows, columns), dtype=np.int16)
-    for i in range(rows):
-        for j in range(columns):
-            if mask[i, j]:
-                best = 3
-                if i > 0 and 0 < j < columns - 1:
-                    best = min(distance[i - 1, j] + 3, distance[i, j - 1] + 3)
-                    best = min(best, distance[i - 1, j - 1] + 4, distance[i - 1, j + 1] + 4)
-                distance[i, j] = best
-    for i in range(rows - 1, -1, -1):
-        for j in range(columns - 1, -1, -1):
-            if mask[i, j]:
-                best = 3
-                if i < rows - 1 and 0 < j < columns - 1:
-                    best = min(distance[i + 1, j] + 3, distance[i, j + 1] + 3)
-                    best = min(best, distance[i + 1, j + 1] + 4, distance[i + 1, j - 1] + 4)
-                distance[i, j] = min(distance[i, j], best)
-    return distance
+def _chamfer(mask: np.ndarray) -> np.ndarray:
+    # two-pass 3-4 chamfer distance to the outside, down the rows, then up; the rim of the table has outside around it
+    distance = np.pad(np.where(mask, 9999, 0), 1)
+    steps = 3 * np.arange(distance.shape[1])
+    for _ in range(2):
+        for above, row in itertools.pairwise(distance):
+            row[1:-1] = np.minimum.reduce([row[1:-1], above[1:-1] + 3, above[:-2] + 4, above[2:] + 4])
+            row[:] = np.minimum.accumulate(row - steps) + steps  # 3 more than the left neighbour, at most
+        distance = distance[::-1, ::-1]
+    return distance[1:-1, 1:-1]
 
 
 @cache
 def shape_tables() -> np.ndarray:
     """(number of shapes, 257, 257) int16: 3 x depth inside the shape in cells, 0 outside; rows v, columns u."""
-    tables = np.stack([_chamfer(_shape_mask(shape)) for shape in range(len(SHAPES))])
+    tables = np.stack([_chamfer(mask) for mask in _shape_masks()]).astype(np.int16)
     tables.flags.writeable = False
     return tables
 
