@@ -544,8 +544,7 @@ def test_a_broken_sample_of_a_mixture_is_replaced_by_one_of_its_set_and_ids_of_t
     assert len(open_training_pairs(mixture, 0)) == 2 * NUM_SAMPLES + 40
 
 
-def test_the_words_of_a_mixture_are_those_of_all_its_sets_and_its_fingerprint_knows_the_weights(mixture, monkeypatch):
-    monkeypatch.setattr("common.data.text.outputs", pairs_module.outputs)
+def test_the_words_of_a_mixture_are_those_of_all_its_sets_and_its_fingerprint_knows_the_weights(mixture):
     pairs = open_training_pairs(mixture, 0)
     tokenizer = build_tokenizer(mixture, pairs)
     rows = tokenizer.encode(["picture view of", "circle square triangle"], 8)

@@ -23,7 +23,7 @@ from refusals import refused
 
 from common.base.config import ConfigError, override, to_dict
 from common.base.fields import deciding, stated_by_weights
-from common.base.files import write_json
+from common.base.files import locked, write_json
 from common.base.settings import DataConfig, OptimConfig, RunConfig
 from common.base.signals import stop_signals
 from common.data.batches import TrainingView
@@ -294,6 +294,21 @@ def test_a_folder_is_held_by_one_run(tmp_path):
         pass
     with only_run_in(files):
         pass
+
+
+def test_who_waits_for_a_lock_says_which_file_it_waits_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("common.base.files._QUIET", 0.05)
+    path = tmp_path / "features.lock"
+
+    def wait():
+        with locked(path, ""):
+            pass
+
+    with ThreadPoolExecutor(1) as pool, locked(path, ""):
+        waiting = pool.submit(wait)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.5)
+        assert f"waits for the process that holds {path}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])  # NFS, Lustre, others

@@ -1,15 +1,10 @@
-"""common/data/text.py and text_files.py: choosing, storing and finding tokenizers; the words of a data set, kept."""
+"""common/data/text.py and text_files.py: choosing, storing and finding tokenizers."""
 
-import errno
 import gzip
-import os
 import re
-import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import filelock
 import huggingface_hub
 import huggingface_hub.constants
 import pytest
@@ -20,7 +15,7 @@ from common.base.config import load_config
 from common.base.settings import DataConfig
 from common.data.bert_tokenizer import SPECIAL_TOKENS, AlbefTokenizer, BertTokenizer
 from common.data.scenes import scene_words
-from common.data.text import build_tokenizer, tokenizer_from_json, warn_of_unread_words, words_of
+from common.data.text import build_tokenizer, tokenizer_from_json, warn_of_unread_words
 from common.data.text_files import find_file, pack, read_lines, stated_file, unpack
 from common.data.tokenizer import WordTokenizer
 
@@ -28,13 +23,12 @@ CAPTIONS = ["A dog runs.", "a dog, a cat", "the cat's dog", "A bird"]
 
 
 class Captions:
-    """A training set that counts how often its captions are read."""
+    name = "photographs"
 
-    def __init__(self, captions=CAPTIONS, fingerprint="0" * 64):
-        self.captions, self.fingerprint, self.reads, self.name = captions, fingerprint, 0, "photographs"
+    def __init__(self, captions):
+        self.captions = captions
 
     def all_captions(self):
-        self.reads += 1
         yield from self.captions
 
 
@@ -61,68 +55,6 @@ def test_the_config_chooses_the_tokenizer(tmp_path):
         ("data.vocabulary = 'x.txt' is not used with data.tokenizer = words", lambda: build_tokenizer(named, None)),
         (kinds, lambda: load_config(DataConfig, [], ["tokenizer=bpe"])),
     )
-
-
-def test_other_data_or_bounds_are_counted_again(tmp_path):
-    assert words_of(Captions(), 2, None, tmp_path).words == ("a", "dog")
-    assert words_of(Captions(), 3, None, tmp_path).words == ("a", "dog")
-    assert words_of(Captions(), 1, 6, tmp_path).words == ("a", "dog")
-    other = Captions(["x y x y"], fingerprint="1" * 64)
-    assert words_of(other, 2, None, tmp_path).words == ("x", "y")
-    assert len(list(tmp_path.glob("words-*.json"))) == 4
-
-
-def test_processes_that_share_a_folder_count_once(tmp_path):
-    class Slow(Captions):
-        def all_captions(self):
-            time.sleep(0.2)
-            yield from super().all_captions()
-
-    pairs = Slow()
-    with ThreadPoolExecutor(4) as pool:
-        word_tokenizers = list(pool.map(lambda _: words_of(pairs, 1, None, tmp_path), range(4)))
-    assert (word_tokenizers, pairs.reads) == ([WordTokenizer.from_captions(CAPTIONS, 1)] * 4, 1)
-
-
-def test_words_are_counted_and_kept_without_a_lock_and_while_another_process_holds_it(tmp_path, monkeypatch, capsys):
-    expected = WordTokenizer.from_captions(CAPTIONS, 1)
-    words_of(Captions(), 1, None, tmp_path / "first")
-    (lock,) = (tmp_path / "first").glob("words-*.lock")
-    monkeypatch.setattr("common.base.files._QUIET", 0.1)
-    monkeypatch.setattr("common.data.text._WAIT", 0.2)
-    with filelock.FileLock(tmp_path / lock.name):  # whose holder may stand still
-        assert words_of(Captions(), 1, None, tmp_path) == expected
-    assert f"waits for the process that holds {tmp_path / lock.name}" in capsys.readouterr().err
-    for code in (errno.ENOLCK, errno.ENOSYS):
-        monkeypatch.setattr("fcntl.flock", partial(no_locks, code))
-        pairs = Captions()
-        place = tmp_path / str(code)
-        assert words_of(pairs, 1, None, place) == words_of(pairs, 1, None, place) == expected
-        assert pairs.reads == 1
-
-
-def no_locks(code, *_):
-    raise OSError(code, os.strerror(code))
-
-
-@pytest.mark.parametrize("damage", ["", "{", "[]", '["0", "{}"]', '["0", "x", 1]'])
-def test_a_damaged_file_of_words_is_counted_again(tmp_path, damage):
-    pairs = Captions()
-    words_of(pairs, 1, None, tmp_path)
-    (kept,) = tmp_path.glob("words-*.json")
-    whole = kept.read_text()
-    kept.write_text(damage)
-    assert words_of(pairs, 1, None, tmp_path) == WordTokenizer.from_captions(CAPTIONS, 1)
-    assert kept.read_text() == whole
-    kept.write_text(whole.replace("bird", "bard"))  # would parse; only the fingerprint tells
-    assert words_of(pairs, 1, None, tmp_path) == WordTokenizer.from_captions(CAPTIONS, 1)
-    assert pairs.reads == 3
-
-
-def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.warns(UserWarning, match="the words of the captions cannot be cached in"):
-        assert words_of(Captions(), 1, None, tmp_path / "file") == WordTokenizer.from_captions(CAPTIONS, 1)
 
 
 def test_a_file_is_read_by_path_folder_and_cached_hub_name(tmp_path, monkeypatch):

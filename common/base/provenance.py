@@ -47,20 +47,6 @@ def _git(*arguments: str) -> str:
     ).stdout.strip()
 
 
-def code_fingerprint(paths: Iterable[Path | str]) -> str:
-    """Hash of the names and contents of Python files.
-
-    Args:
-        paths: files, and folders that are searched; absolute or below the repository root.
-    """
-    places = [ROOT / path for path in paths]
-    files = {file for place in places for file in ([place] if place.is_file() else place.rglob("*.py"))}
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def hash_of(content: Any) -> str:
     """12 hex digits of the canonical JSON of plain values."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

@@ -4,17 +4,9 @@ A checkpoint stores it with its vocabulary, so loading needs no other file and n
 """
 
 import itertools
-import json
 import warnings
-from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
-import filelock
-
-from common.base.files import NoLocks, locked, write_json
-from common.base.places import outputs
-from common.base.provenance import code_fingerprint, hash_of
 from common.base.settings import DataConfig
 from common.data.pairs import Pairs
 from common.data.scenes import scene_words
@@ -28,7 +20,6 @@ _INSTEAD = (
     "data.tokenizer=bert_wordpiece with a data.vocabulary of that language, e.g. "
     "google-bert/bert-base-multilingual-uncased, or data.tokenizer=clip_bpe, which has no unknown words"
 )
-_WAIT = 600.0  # seconds, for another process that counts the same words
 
 _KINDS = ("WordTokenizer", "ClipTokenizer", "BertTokenizer", "AlbefTokenizer")
 _KIND_OF = {"clip_bpe": "ClipTokenizer", "bert_wordpiece": "BertTokenizer", "albef_wordpiece": "AlbefTokenizer"}
@@ -56,39 +47,6 @@ def _class_of(kind: str) -> type[Tokenizer]:
     return WordTokenizer
 
 
-def words_of(pairs: Pairs, min_count: int, max_size: int | None, folder: Path) -> WordTokenizer:
-    """The word tokenizer of a training set's captions, counted once and cached.
-
-    Of the processes that share a disk the first counts and the others wait, ten minutes at most. On separate disks, or
-    without locks, each counts, with the same result.
-    """
-    key = hash_of([pairs.fingerprint, min_count, max_size, code_fingerprint(["common/data"])])
-    file = folder / f"words-{key}.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            with suppress(NoLocks, filelock.Timeout):  # then several may count, with the same result
-                stack.enter_context(locked(file.with_suffix(".lock"), "no lock", wait=_WAIT))
-            tokenizer = _read_cached(file)
-            if tokenizer is None:
-                tokenizer = WordTokenizer.from_captions(pairs.all_captions(), min_count, max_size)
-                write_json(file, [tokenizer.fingerprint, tokenizer.to_json()])
-            return tokenizer
-    except OSError as error:
-        warnings.warn(f"the words of the captions cannot be cached in {folder}: {error}", stacklevel=2)
-        return WordTokenizer.from_captions(pairs.all_captions(), min_count, max_size)
-
-
-def _read_cached(path: Path) -> WordTokenizer | None:
-    # None where the file is missing or damaged
-    try:
-        fingerprint, text = json.loads(path.read_text(encoding="utf-8"))
-        tokenizer = WordTokenizer.from_json(text)
-    except (OSError, ValueError, TypeError):
-        return None
-    return tokenizer if tokenizer.fingerprint == fingerprint else None
-
-
 def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
     """The tokenizer that data.tokenizer names; "words": the scenes' closed vocabulary, or the words of captions."""
     if data.tokenizer != "words":
@@ -100,7 +58,7 @@ def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
         )
     if data.training_sources == {"scenes"}:
         return WordTokenizer.from_words(scene_words())
-    return words_of(training_pairs, data.min_word_count, data.max_words, outputs() / "tokenizers")
+    return WordTokenizer.from_captions(training_pairs.all_captions(), data.min_word_count, data.max_words)
 
 
 def warn_of_unread_words(tokenizer: Tokenizer, *sets: Pairs) -> None:
