@@ -28,12 +28,7 @@ def _full(item: SceneObject, say_solid: bool, say_place: bool) -> Mention:
 
 def _fewer_attributes(mention: Mention, choice: int) -> Mention:
     # drops size (0), texture and direction (1), or nothing (2)
-    shape, colour, size, texture, orientation, place = mention
-    if choice == 0:
-        return Mention(shape, colour, -1, texture, orientation, place)
-    if choice == 1:
-        return Mention(shape, colour, size, -1, -1, place)
-    return mention
+    return (mention._replace(size=-1), mention._replace(texture=-1, orientation=-1), mention)[choice]
 
 
 def caption_statements(scene: Scene, detail: int = 0) -> tuple[Statement, ...]:

@@ -17,10 +17,8 @@ _WORDINGS = {"shape": SHAPE_NOUNS, "colour": COLOUR_ADJECTIVES, "texture": TEXTU
 def cue_statement(cue: tuple[str, int]) -> Statement:
     """The statement behind a cue (field, value)."""
     field, value = cue
-    if field == "count":
-        return Statement((), (), -1, value)
-    if field == "background":
-        return Statement((), (), value)
+    if field in ("count", "background"):
+        return Statement((), **{field: value})
     return Statement((Mention(**{field: value}),))
 
 
@@ -40,9 +38,7 @@ def association_item(key: int, turn: int, image_size: int) -> dict:
     draws = Draws(key)
     number = CANDIDATES[turn]
     field = draws.pick(("shape", "shape", "colour", "colour", "texture", "count", "background"))
-    values = {"shape": SHAPE_NOUNS, "colour": COLOUR_ADJECTIVES, "texture": TEXTURE_ADJECTIVES}.get(
-        field, CUES.get(field)
-    )
+    values = _WORDINGS.get(field, CUES.get(field))
     cue = (field, draws.pick(sorted(values)) if isinstance(values, dict) else draws.below(len(values)))
     statement = cue_statement(cue)
     gold = set(draws.shuffled(range(number))[: draws.between(2, number // 2)])

@@ -37,24 +37,16 @@ def count_fitting(mention: Mention, scene: Scene) -> int:
 def pair_holds(statement: PairStatement, left: Scene, right: Scene) -> bool:
     """Whether the statement is true of the pair."""
     in_left, in_right = count_fitting(statement.mention, left), count_fitting(statement.mention, right)
-    kind = statement.kind
-    if kind == "both":
-        return in_left > 0 and in_right > 0
-    if kind == "neither":
-        return in_left == 0 and in_right == 0
-    if kind == "one":
-        return (in_left > 0) != (in_right > 0)
-    if kind == "left":
-        return in_left > 0 and in_right == 0
-    if kind == "total":
-        return in_left + in_right == statement.number
-    if kind == "more":
-        return len(left.objects) > len(right.objects)
-    if kind == "each":
-        return in_left > 0 and count_fitting(statement.other, right) > 0
-    if kind == "equal":
-        return len(left.objects) == len(right.objects)
-    raise AssertionError(f"no meaning for {kind}")
+    return {
+        "both": in_left > 0 and in_right > 0,
+        "neither": in_left == 0 and in_right == 0,
+        "one": (in_left > 0) != (in_right > 0),
+        "left": in_left > 0 and in_right == 0,
+        "total": in_left + in_right == statement.number,
+        "more": len(left.objects) > len(right.objects),
+        "each": in_left > 0 and count_fitting(statement.other, right) > 0,
+        "equal": len(left.objects) == len(right.objects),
+    }[statement.kind]
 
 
 def random_pair_statement(draws: Draws) -> PairStatement:
