@@ -130,7 +130,7 @@ def imperfect_sheet() -> Image.Image:
         ("caption_noise=1: the captions of another picture", {"caption_noise": 1.0}),
         ("ambiguity=1: captions that hold of many pictures", {"ambiguity": 1.0}),
     ):
-        dataset = SceneDataset("train", image_size=SIZE, **options)
+        dataset = SceneDataset("train", size=50_000, image_size=SIZE, **options)  # noise draws its captions among all
         cells += [heading(title, 560), heading("", 560)]
         for i in range(4):
             item = dataset[i]

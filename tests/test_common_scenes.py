@@ -231,15 +231,10 @@ def test_fingerprint_follows_parameters_and_drawing(monkeypatch):
     [
         (
             {"split": "tset"},
-            "unknown split 'tset'; known splits: train, val, test, train_crowded, test_crowded, test_other_domain",
+            "unknown split 'tset'; expected one of: train, val, test, train_crowded, test_crowded, test_other_domain",
         ),
-        ({"size": 0}, "size must be positive, got 0"),
-        ({"image_size": 15}, "image_size must be at least 16 pixels, got 15"),
-        ({"num_captions": 0}, r"num_captions must be in \[1, 5\], got 0"),
-        ({"num_captions": 6}, r"num_captions must be in \[1, 5\], got 6"),
-        ({"caption_noise": 1.2}, "caption_noise must be in \\[0, 1\\], got 1.2"),
-        ({"ambiguity": -0.1}, "ambiguity must be in \\[0, 1\\], got -0.1"),
-        ({"ambiguity": float("nan")}, "ambiguity must be in"),
+        ({"size": 0}, "size = 0, image_size = 48; expected: at least 1 image"),
+        ({"image_size": 15}, "image_size = 15; expected: at least 1 image of at least 16 pixels"),
         ({"size": 1, "caption_noise": 0.5}, "at least 2 images"),
     ],
 )

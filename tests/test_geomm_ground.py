@@ -134,7 +134,7 @@ def test_expressions_mean_one_thing_and_every_picture_has_several():
     assert (trained.name, len(trained), len(trained.captions(0))) == ("scenes/referring_train", 5, 1)
     assert trained.fingerprint == ReferringScenes("train", 5, SIZE, 3, num_captions=1).fingerprint
     refused(
-        ("unknown part 'dev'; known parts: train, val, test", lambda: ReferringScenes("dev")),
+        ("unknown part 'dev'; expected one of: train, val, test", lambda: ReferringScenes("dev")),
         (
             r"have no effect with data\.train = train_referring; expected: 0",
             lambda: DataConfig(train="train_referring", caption_noise=0.1),

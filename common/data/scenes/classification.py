@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from common.base.random_keys import Draws, derive_key
 from common.data.decoding import row_of
-from common.data.scenes.dataset import check_task, fingerprint_of
+from common.data.scenes.dataset import check_drawn, fingerprint_of
 from common.data.scenes.draw import render
 from common.data.scenes.masks import ARROW, CIRCLE, CROSS, HEART, MOON, RING, SHAPES, SQUARE, STAR, TRIANGLE
 from common.data.scenes.sampling import TEXTURE_WEIGHTS
@@ -35,7 +35,6 @@ class TaskSpec(NamedTuple):
     class_names: tuple[str, ...]
     templates: tuple[str, ...]  # each with one {}
     stands_in_for: str
-    group: str  # imagenet, natural, specialised or structured
     scene: Callable[[int, Draws, int], Scene]
 
 
@@ -162,10 +161,10 @@ def _imagenet_r(label: int, draws: Draws, key: int) -> Scene:
 _NAMES = tuple(f"{COLOURS[colour]} {SHAPES[shape]}" for colour, shape in CLASSES)
 _RENDITION_NAMES = tuple(f"{COLOURS[colour]} {SHAPES[shape]}" for colour, shape in RENDITION_CLASSES)
 IMAGENET_TASKS = {
-    "imagenet": TaskSpec(_NAMES, TEMPLATES, "ImageNet", "imagenet", _imagenet),
-    "imagenet_v2": TaskSpec(_NAMES, TEMPLATES, "ImageNet-V2", "imagenet", _imagenet_v2),
-    "imagenet_a": TaskSpec(_NAMES, TEMPLATES, "ImageNet-A", "imagenet", _imagenet_a),
-    "imagenet_r": TaskSpec(_RENDITION_NAMES, TEMPLATES, "ImageNet-R", "imagenet", _imagenet_r),
+    "imagenet": TaskSpec(_NAMES, TEMPLATES, "ImageNet", _imagenet),
+    "imagenet_v2": TaskSpec(_NAMES, TEMPLATES, "ImageNet-V2", _imagenet_v2),
+    "imagenet_a": TaskSpec(_NAMES, TEMPLATES, "ImageNet-A", _imagenet_a),
+    "imagenet_r": TaskSpec(_RENDITION_NAMES, TEMPLATES, "ImageNet-R", _imagenet_r),
 }
 
 
@@ -266,7 +265,7 @@ _PLACES = tuple(phrases[0] for phrases in PLACE_PHRASES)
 _RELATIONS = tuple(phrases[0] for phrases in RELATION_PHRASES)
 _SKETCHES = tuple(SHAPES[shape] for shape in SKETCH_SHAPES)
 VTAB_TASKS = {
-    f"vtab/{name}": TaskSpec(names, templates, f"VTAB {group}: {stands_in_for}", group, scene)
+    f"vtab/{name}": TaskSpec(names, templates, f"VTAB {group}: {stands_in_for}", scene)
     for name, names, templates, group, stands_in_for, scene in (
         ("shape", SHAPES, NOUN_TEMPLATES, "natural", "Caltech101", partial(_one_of, attribute="shape")),
         ("colour", COLOURS, ADJECTIVE_TEMPLATES, "natural", "Flowers102", partial(_one_of, attribute="colour")),
@@ -312,12 +311,12 @@ class ClassificationTask:
     """
 
     def __init__(self, name: str, size: int = 1_000, image_size: int = 48, seed: int = 0, part: str = "test"):
-        check_task(name, CLASSIFICATION_TASKS, part, size, image_size)
+        check_drawn("task", name, CLASSIFICATION_TASKS, size, image_size, part)
         spec = CLASSIFICATION_TASKS[name]
         self.task, self.size, self.image_size, self.seed, self.part = name, size, image_size, seed, part
         self.name = f"scenes/{name}"
         self.class_names, self.templates = list(spec.class_names), list(spec.templates)
-        self.stands_in_for, self.group = spec.stands_in_for, spec.group
+        self.stands_in_for = spec.stands_in_for
         self._make = spec.scene
         self._task_key = derive_key("classification", seed, name, part)
 

@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from common.data.decoding import row_of
 from common.data.scenes.captions import NUM_CAPTIONS, caption_statements, caption_texts, say_plainly, vague_statements
 from common.data.scenes.draw import render
 from common.data.scenes.negatives import hard_negative_pairs
-from common.data.scenes.sampling import draw_scene, find_split
+from common.data.scenes.sampling import SPLITS, draw_scene
 from common.data.scenes.statements import Statement
 from common.data.scenes.world import WORLD_VERSION, Scene
 
@@ -20,26 +19,15 @@ MIN_IMAGE_SIZE = 16
 PARTS = ("train", "val", "test")  # of tasks. train: for probes and fine-tuning; they share no image
 
 
-def check_sizes(size: int, image_size: int) -> None:
-    """Raises ValueError for sizes that no data set can have."""
-    if size <= 0:
-        raise ValueError(f"size must be positive, got {size}")
-    if image_size < MIN_IMAGE_SIZE:
-        raise ValueError(f"image_size must be at least {MIN_IMAGE_SIZE} pixels, got {image_size}")
-
-
-def check_task(name: str, tasks: Mapping[str, Any], part: str, size: int, image_size: int) -> None:
-    """Raises ValueError for an unknown task or part, or sizes as `check_sizes`."""
-    if name not in tasks:
-        raise ValueError(f"unknown task {name!r}; known tasks: {', '.join(tasks)}")
-    check_part(part)
-    check_sizes(size, image_size)
-
-
-def check_part(part: str) -> None:
-    """Raises ValueError for an unknown part."""
-    if part not in PARTS:
-        raise ValueError(f"unknown part {part!r}; known parts: {', '.join(PARTS)}")
+def check_drawn(kind: str, name: str, known: Collection[str], size: int, image_size: int, part: str = "test") -> None:
+    """Raises ValueError for an unknown name of that kind or an unknown part, and for sizes that no set can have."""
+    for what, value, accepted in ((kind, name, known), ("part", part, PARTS)):
+        if value not in accepted:
+            raise ValueError(f"unknown {what} {value!r}; expected one of: {', '.join(accepted)}")
+    if size < 1 or image_size < MIN_IMAGE_SIZE:
+        raise ValueError(
+            f"size = {size}, image_size = {image_size}; expected: at least 1 image of at least {MIN_IMAGE_SIZE} pixels"
+        )
 
 
 def fingerprint_of(parameters: dict, data_set) -> str:
@@ -58,7 +46,7 @@ class SceneDataset:
     """The embedded image-caption data set.
 
     Args:
-        size: None for the split's usual size. Does not change the images themselves.
+        size: number of images; does not change the images themselves.
         caption_noise: probability that an image carries the captions of another one.
         ambiguity: probability of vague captions (`vague_statements`) in fixed words, which often repeat those of other
             images.
@@ -69,28 +57,20 @@ class SceneDataset:
     def __init__(
         self,
         split: str = "train",
-        size: int | None = None,
+        size: int = 1_000,
         image_size: int = 48,
         seed: int = 0,
         caption_noise: float = 0.0,
         ambiguity: float = 0.0,
         num_captions: int = NUM_CAPTIONS,
     ):
-        spec = find_split(split)
-        size = spec.default_size if size is None else size
-        check_sizes(size, image_size)
-        for name, value in (("caption_noise", caption_noise), ("ambiguity", ambiguity)):
-            if not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name} must be in [0, 1], got {value}")
-        if not 1 <= num_captions <= NUM_CAPTIONS:
-            raise ValueError(f"num_captions must be in [1, {NUM_CAPTIONS}], got {num_captions}")
+        check_drawn("split", split, SPLITS, size, image_size)
         if caption_noise > 0 and size < 2:
             raise ValueError(f"caption_noise {caption_noise} needs at least 2 images, got size {size}")
         self.split, self.size, self.image_size, self.seed = split, size, image_size, seed
         self.caption_noise, self.ambiguity, self.num_captions = caption_noise, ambiguity, num_captions
         self.name = f"scenes/{split}"
-        self.stands_in_for = spec.stands_in_for
-        self._statistics = spec.statistics
+        self._statistics = SPLITS[split]
         self._noise_threshold = round(caption_noise * 2**31)
         self._ambiguity_threshold = round(ambiguity * 2**31)
         self._split_key = derive_key("scenes", seed, split)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from common.base.random_keys import Draws, derive_key
 from common.data.decoding import row_of
-from common.data.scenes.dataset import check_task, fingerprint_of
+from common.data.scenes.dataset import check_drawn, fingerprint_of
 from common.data.scenes.tasks.associations import association_item
 from common.data.scenes.tasks.entailment import ENTAILMENT_LABELS, entailment_item
 from common.data.scenes.tasks.grounding import grounding_item
@@ -18,15 +18,14 @@ class AnnotationSpec(NamedTuple):
 
     item: Callable[[int, int, int], dict]
     turns: int
-    stands_in_for: str
 
 
 ANNOTATION_TASKS: dict[str, AnnotationSpec] = {
-    "grounding": AnnotationSpec(grounding_item, 1, "RefCOCO+"),
-    "vqa": AnnotationSpec(question_item, QUESTION_TURNS, "VQA v2"),
-    "nlvr2": AnnotationSpec(pair_item, 2, "NLVR2"),
-    "visual_entailment": AnnotationSpec(entailment_item, len(ENTAILMENT_LABELS), "SNLI-VE"),
-    "winogavil": AnnotationSpec(association_item, 4, "WinoGAViL"),
+    "grounding": AnnotationSpec(grounding_item, 1),  # RefCOCO+
+    "vqa": AnnotationSpec(question_item, QUESTION_TURNS),  # VQA v2
+    "nlvr2": AnnotationSpec(pair_item, 2),  # NLVR2
+    "visual_entailment": AnnotationSpec(entailment_item, len(ENTAILMENT_LABELS)),  # SNLI-VE
+    "winogavil": AnnotationSpec(association_item, 4),  # WinoGAViL
 }
 
 
@@ -37,9 +36,9 @@ class AnnotationTask:
     """
 
     def __init__(self, name: str, size: int = 1_000, image_size: int = 48, seed: int = 0, part: str = "test"):
-        check_task(name, ANNOTATION_TASKS, part, size, image_size)
+        check_drawn("task", name, ANNOTATION_TASKS, size, image_size, part)
         self.name, self.size, self.image_size, self.seed, self.part = name, size, image_size, seed, part
-        self._make, self._turns, self.stands_in_for = ANNOTATION_TASKS[name]
+        self._make, self._turns = ANNOTATION_TASKS[name]
         self._task_key = derive_key("annotation", seed, name, part)
 
     def __len__(self) -> int:

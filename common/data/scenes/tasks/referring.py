@@ -4,7 +4,7 @@ import numpy as np
 
 from common.base.random_keys import Draws, derive_key
 from common.data.decoding import row_of
-from common.data.scenes.dataset import check_part, check_sizes, fingerprint_of
+from common.data.scenes.dataset import PARTS, check_drawn, fingerprint_of
 from common.data.scenes.draw import render
 from common.data.scenes.sampling import draw_scene
 from common.data.scenes.tasks.grounding import STATISTICS, appearance_statement, proposals
@@ -18,8 +18,7 @@ class ReferringScenes:
     def __init__(
         self, part: str, size: int = 1_000, image_size: int = 48, seed: int = 0, num_captions: int = 5
     ) -> None:
-        check_part(part)
-        check_sizes(size, image_size)
+        check_drawn("part", part, PARTS, size, image_size)
         self.part, self.size, self.image_size, self.seed, self.num_captions = part, size, image_size, seed, num_captions
         self.name = f"scenes/referring_{part}"
         self._key = derive_key("referring", seed, part)
