@@ -6,14 +6,16 @@ uint8 tensors, which is faster; both have the bits of torchvision's functions, w
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from common.data.text_files import parsed_json
@@ -23,17 +25,15 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-_CHOICES = {
-    "mode": ("squeeze", "crop"),
-    "interpolation": ("bicubic", "bilinear"),
-    "resize_with": ("pillow", "torchvision"),
-}
 CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop, as torchvision's RandomResizedCrop
 CROP_ATTEMPTS = 10
 MAX_SIDE_RATIO = 100  # long side over short one: of a longer image the central part is taken
 
 
-@dataclass(frozen=True)
+Share, Positive = Annotated[float, Field(ge=0.0, le=1.0)], Annotated[float, Field(gt=0.0)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class ImageTransform:
     """From an image of any size to a uint8 tensor (3, size, size).
 
@@ -51,38 +51,21 @@ class ImageTransform:
             on average and by 2 at most.
     """
 
-    size: int
+    size: Annotated[int, Field(ge=1)]
     mode: Literal["squeeze", "crop"] = "crop"
-    crop_scale: tuple[float, float] | None = None
-    flip_probability: float = 0.0
-    mean: tuple[float, float, float] = CLIP_MEAN
-    std: tuple[float, float, float] = CLIP_STD
+    crop_scale: tuple[Positive, Share] | None = None
+    flip_probability: Share = 0.0
+    mean: tuple[Share, Share, Share] = CLIP_MEAN
+    std: tuple[Positive, Positive, Positive] = CLIP_STD
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     resized: int | None = None
     resize_with: Literal["pillow", "torchvision"] = "pillow"
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise ValueError(f"size is {self.size!r}; expected: a whole number of pixels, at least 1")
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; expected one of: {', '.join(known)}")
-        if self.resized is not None and (type(self.resized) is not int or self.resized < self.size):
-            raise ValueError(f"resized is {self.resized!r}; expected a whole number of pixels, at least {self.size}")
-        if self.crop_scale is not None:
-            object.__setattr__(self, "crop_scale", _floats("crop_scale", self.crop_scale, 2))
-            low, high = self.crop_scale
-            if not 0.0 < low <= high <= 1.0:
-                raise ValueError(f"crop_scale is {self.crop_scale!r}; expected: (low, high) with 0 < low <= high <= 1")
-        if not _is_number(self.flip_probability) or not 0.0 <= self.flip_probability <= 1.0:
-            raise ValueError(f"flip_probability is {self.flip_probability!r}; expected: a number in [0, 1]")
-        object.__setattr__(self, "flip_probability", float(self.flip_probability))
-        object.__setattr__(self, "mean", _floats("mean", self.mean, 3))
-        object.__setattr__(self, "std", _floats("std", self.std, 3))
-        if not all(0.0 <= value <= 1.0 for value in self.mean):
-            raise ValueError(f"mean is {self.mean!r}; expected: three numbers in [0, 1]")
-        if not all(value > 0.0 for value in self.std):
-            raise ValueError(f"std is {self.std!r}; expected: three numbers above 0")
+        if self.resized is not None and self.resized < self.size:
+            raise ValueError(f"resized is {self.resized}; expected: at least size, {self.size}")
+        if self.crop_scale is not None and self.crop_scale[0] > self.crop_scale[1]:
+            raise ValueError(f"crop_scale is {self.crop_scale}; expected: (low, high) with low <= high")
 
     def eval(self, image: Image.Image | np.ndarray) -> Tensor:
         """The evaluation view, (3, size, size) uint8.
@@ -114,7 +97,7 @@ class ImageTransform:
         """
         if self.crop_scale is None and not self.flip_probability:
             return self.eval(image)
-        rng = _generator(rng)
+        rng = np.random.default_rng(rng)  # a generator as it is
         if self.crop_scale is None:
             pixels = self.eval(image)
         else:
@@ -202,11 +185,8 @@ def normalize(images_uint8: Tensor, mean: tuple[float, ...] = CLIP_MEAN, std: tu
             f"images are {images_uint8.dtype} of shape {tuple(images_uint8.shape)}; "
             "expected: uint8 (batch, 3, height, width)"
         )
-    mean, std = _floats("mean", mean, 3), _floats("std", std, 3)
-    if not all(value > 0.0 for value in std):
-        raise ValueError(f"std is {std!r}; expected: three numbers above 0")
     pixels = images_uint8.to(torch.float32).div_(255.0)
-    return pixels.sub_(_of_channels(mean, pixels.device)).div_(_of_channels(std, pixels.device))
+    return pixels.sub_(_of_channels(tuple(mean), pixels.device)).div_(_of_channels(tuple(std), pixels.device))
 
 
 @lru_cache(maxsize=64)
@@ -214,14 +194,6 @@ def _of_channels(values: tuple[float, ...], device: torch.device) -> Tensor:
     # copied to the device once: every copy from ordinary memory makes the host wait
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=torch.float32, device=device).view(1, 3, 1, 1)
-
-
-def _generator(rng: np.random.Generator | int) -> np.random.Generator:
-    if isinstance(rng, np.random.Generator):
-        return rng
-    if isinstance(rng, bool) or not isinstance(rng, int | np.integer) or rng < 0:
-        raise ValueError(f"rng is {rng!r}; expected: a numpy Generator or a seed of at least 0")
-    return np.random.default_rng(int(rng))
 
 
 def _check_array(image: np.ndarray) -> None:
@@ -245,13 +217,3 @@ def _centre(picture: Image.Image, width: int, height: int) -> Image.Image:
 
 def _as_tensor(picture: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _floats(name: str, values: object, count: int) -> tuple[float, ...]:
-    if not isinstance(values, list | tuple) or len(values) != count or not all(map(_is_number, values)):
-        raise ValueError(f"{name} is {values!r}; expected: {count} numbers")
-    return tuple(float(value) for value in values)

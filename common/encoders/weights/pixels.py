@@ -6,6 +6,8 @@ It belongs to weights as their activation does: the wrong one costs accuracy wit
 from collections.abc import Mapping
 from typing import Any
 
+import pydantic
+
 from common.data.text_files import stated_file
 from common.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
 from common.encoders.weights.keys import PREPROCESS, PROCESSOR, check_keys, refused, square
@@ -120,8 +122,10 @@ def processor_of(pixels: ImageTransform) -> dict[str, Any]:
 def _transform(where: str, **fields: Any) -> ImageTransform:
     try:
         return ImageTransform(**fields)
-    except ValueError as error:
-        raise WeightsError(f"{where}{error}") from None
+    except pydantic.ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise WeightsError(f"{where}{place} = {problem['input']!r}: {problem['msg']}") from None
 
 
 def _three(value: Any) -> tuple[float, ...]:
