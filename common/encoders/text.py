@@ -73,11 +73,7 @@ class BidirectionalTextTransformer(nn.Module):
             nn.init.normal_(self.token_embedding.weight, std=0.02)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """(batch, length) ids, class id first -> (batch, num_class_tokens * projection_dim), one block per class token.
-
-        Raises:
-            ValueError: if the ids are longer than context_length.
-        """
+        """(batch, length) ids, class id first -> (batch, num_class_tokens * projection_dim), one block per token."""
         tokens = self.class_tokens(token_ids)
         return (tokens if self.projection is None else tokens @ self.projection).flatten(1)
 
@@ -103,7 +99,6 @@ class BidirectionalTextTransformer(nn.Module):
     def _blocks(
         self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None, first: int | None = None
     ) -> torch.Tensor:
-        _check_length(token_ids, self.context_length)
         word_mask = self.word_mask(token_ids) if word_mask is None else word_mask
         more = self.num_class_tokens - 1  # class tokens in front of the first
         tokens = self.token_embedding(token_ids if self.stem is None else self.stem(token_ids))
@@ -171,7 +166,7 @@ class CausalTextTransformer(nn.Module):
         """(batch, length) ids -> (batch, projection_dim).
 
         Raises:
-            ValueError: if the ids are longer than context_length, or (ids on the CPU) a row has no end token.
+            ValueError: (ids on the CPU) if a row has no end token.
         """
         tokens = self.class_tokens(token_ids)[:, 0]
         return tokens if self.projection is None else tokens @ self.projection
@@ -204,7 +199,6 @@ class CausalTextTransformer(nn.Module):
         return self.final_norm(self._blocks(token_ids))
 
     def _blocks(self, token_ids: torch.Tensor) -> torch.Tensor:
-        _check_length(token_ids, self.context_length)
         tokens = self.token_embedding(token_ids if self.stem is None else self.stem(token_ids))
         tokens = tokens + self.position_embedding[: tokens.shape[1]].to(tokens.dtype)
         return self.transformer(self.dropout(tokens))
@@ -212,8 +206,3 @@ class CausalTextTransformer(nn.Module):
 
 def _token_embedding(vocabulary_size: int, width: int, stem: nn.Module | None) -> nn.Module:
     return nn.Embedding(vocabulary_size, width) if stem is None else nn.Linear(stem.width, width)
-
-
-def _check_length(token_ids: torch.Tensor, context_length: int) -> None:
-    if token_ids.shape[1] > context_length:
-        raise ValueError(f"token_ids have length {token_ids.shape[1]}, this tower takes up to {context_length}")

@@ -45,7 +45,6 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
-        _check_heads(width, heads)
         self.heads, self.dropout = heads, dropout
         self.in_projection = nn.Linear(width, 3 * width)
         self.out_projection = nn.Linear(width, width)
@@ -68,7 +67,6 @@ class CrossAttention(nn.Module):
 
     def __init__(self, width: int, memory_width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
-        _check_heads(width, heads)
         self.heads, self.dropout = heads, dropout
         self.query_projection = nn.Linear(width, width)
         self.memory_projection = nn.Linear(memory_width, 2 * width)
@@ -129,8 +127,6 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         activations = {"gelu": nn.GELU, "quick_gelu": QuickGELU}
-        if activation not in activations:
-            raise ValueError(f"activation = {activation!r}; expected: {', '.join(activations)}")
         hidden = round(width * mlp_ratio)
         self.pre_norm = pre_norm
         self.attention = Attention(width, heads, dropout)
@@ -225,20 +221,13 @@ class Transformer(nn.Module):
             memory: (batch, memory_length, memory_width) for cross-attention; of a tuple, block i takes number i mod its
                 length.
             memory_mask: (batch, memory_length), as key_mask; the same for all memories.
-            recorded: receives the cross-attention weights of every block, in order (see `CrossAttention`).
+            recorded: receives the cross-attention weights of every block, in order (see `CrossAttention`); not in
+                training with gradient checkpointing.
             first: number of tokens to return; the last block computes no others. None = all. Not for a causal
                 transformer.
         Returns:
             (batch, first, width).
-        Raises:
-            ValueError: a memory without cross-attention or the reverse, or `recorded` in training with gradient
-                checkpointing.
         """
-        if recorded is not None and self.gradient_checkpointing and self.training:
-            raise ValueError("weights cannot be recorded in training with gradient checkpointing; use eval()")
-        expects_memory = len(self.blocks) > 0 and self.blocks[0].cross_attention is not None
-        if expects_memory != (memory is not None):
-            raise ValueError(f"this transformer {'needs' if expects_memory else 'takes no'} memory")
         mask = None if key_mask is None else key_mask[:, None, None, :]  # (batch, 1 head, 1 query, length)
         causal = self.causal
         if causal and mask is not None:  # the fused kernel takes one or the other
@@ -285,8 +274,3 @@ def _initialise(block: Block, width: int, layers: int, initialisation: Initialis
         zero += [block.mlp[0], block.mlp[2]]
     for linear in zero:
         nn.init.zeros_(linear.bias)
-
-
-def _check_heads(width: int, heads: int) -> None:
-    if width % heads:
-        raise ValueError(f"width {width} is not a multiple of heads {heads}")

@@ -14,7 +14,7 @@ class VisionTransformer(nn.Module):
     `patch_bias=True, input_norm=False, projection_dim=None` gives the ViT of timm and DeiT, ALBEF's image tower.
 
     Args:
-        image_size: side of the square input in pixels.
+        image_size: side of the square input in pixels, a multiple of patch_size.
         projection_dim: output numbers per class token; None = no projection.
         num_class_tokens: each has its own embedding and position row (oblique submission, Sec. 3.2); they share the
             projection.
@@ -22,8 +22,7 @@ class VisionTransformer(nn.Module):
         patch_dropout: share of its patches that a training image loses, in [0, 1).
         stem: its features stand in for the patches (hybrid architecture).
     Raises:
-        ValueError: if image_size is no multiple of patch_size, patch_dropout leaves no patch, or the stem has another
-            grid.
+        ValueError: if the stem has another grid.
     """
 
     def __init__(
@@ -47,8 +46,6 @@ class VisionTransformer(nn.Module):
         initialisation: Initialisation = "clip_image",
     ) -> None:
         super().__init__()
-        if image_size % patch_size:
-            raise ValueError(f"image_size {image_size} is not a multiple of patch_size {patch_size}")
         if stem is not None and stem.grid != image_size // patch_size:
             raise ValueError(
                 f"the stem {stem.name} makes {stem.grid} x {stem.grid} places of {image_size} pixels, patches of "
@@ -59,8 +56,6 @@ class VisionTransformer(nn.Module):
         self.num_class_tokens, self.projection_dim, self.patch_dropout = num_class_tokens, projection_dim, patch_dropout
         num_patches = (image_size // patch_size) ** 2
         self.kept_patches = round(num_patches * (1 - patch_dropout))
-        if not 0 <= patch_dropout < 1 or not self.kept_patches:
-            raise ValueError(f"patch_dropout {patch_dropout} of {num_patches} patches; expected: [0, 1), one must stay")
         scale = width**-0.5
         self.stem = stem
         channels, side = (3, patch_size) if stem is None else (stem.channels, 1)
