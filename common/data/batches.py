@@ -1,8 +1,7 @@
 """Training batches addressed by position."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +20,7 @@ from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
 
 
-@dataclass
-class Batch:
+class Batch(NamedTuple):
     """One process's share of a global batch."""
 
     images: torch.Tensor  # (batch, 3, size, size) uint8
@@ -31,16 +29,6 @@ class Batch:
     image_index: torch.Tensor  # (batch,) int64 >= 0, equal for equal image_ids: an image listed twice has one
     broken: list[BrokenSample]  # samples that could not be read and were replaced
     second_views: torch.Tensor | None = None  # as images; row k of both shows one image
-
-    def __len__(self) -> int:
-        return len(self.image_ids)
-
-    def pin_memory(self) -> "Batch":
-        self.images, self.token_ids = self.images.pin_memory(), self.token_ids.pin_memory()
-        if self.second_views is not None:
-            self.second_views = self.second_views.pin_memory()
-        self.image_index = self.image_index.pin_memory()
-        return self
 
 
 class TrainingView(Dataset):
@@ -90,9 +78,8 @@ class TrainingView(Dataset):
         if self.partners is not None:
             captions = self._with_wrong_partners(captions, positions, indices, broken)
         token_ids = self.tokenizer.encode(captions, self.context_length)
-        batch = Batch(torch.stack(images), token_ids, image_ids, torch.tensor(image_index), broken)
-        batch.second_views = torch.stack(second) if second else None
-        return batch
+        second_views = torch.stack(second) if second else None
+        return Batch(torch.stack(images), token_ids, image_ids, torch.tensor(image_index), broken, second_views)
 
     def _with_wrong_partners(
         self, captions: list[str], positions: list[int], indices: np.ndarray, broken: list[BrokenSample]

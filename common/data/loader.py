@@ -99,11 +99,9 @@ def _more_room(size: float = 0.0) -> str:
 
 
 def tensors_of(item: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a batch: a tensor, a dataclass, or lists and tuples of them."""
+    """The tensors of a batch: a tensor, or lists and tuples of them, named ones too."""
     if isinstance(item, torch.Tensor):
         yield item
-    elif dataclasses.is_dataclass(item):
-        yield from tensors_of(list(vars(item).values()))
     elif isinstance(item, (list, tuple)):
         for part in item:
             yield from tensors_of(part)

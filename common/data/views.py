@@ -7,9 +7,10 @@ left and right. Blur is Pillow's, as in MoCo and SimSiam; SimCLR's kernel ends 1
 beyond five sigma at 224 pixels.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -130,30 +131,18 @@ def stacked_views(
     ]
 
 
-@dataclass
-class ViewBatch:
+class ViewBatch(NamedTuple):
     """One process's share of a global batch."""
 
     first_views: torch.Tensor  # (batch, 3, size, size) uint8
     second_views: torch.Tensor  # as first_views; row k of both shows one image
     labels: torch.Tensor  # (batch,) int64
     broken: list[BrokenSample]  # images that could not be read and were replaced
-    small_views: list[torch.Tensor] = field(
-        default_factory=list
-    )  # as first_views, of smaller images (SwAV's multi-crop)
-
-    def __len__(self) -> int:
-        return len(self.labels)
+    small_views: Sequence[torch.Tensor] = ()  # as first_views, of smaller images (SwAV's multi-crop)
 
     @property
     def views(self) -> list[torch.Tensor]:
         return [self.first_views, self.second_views, *self.small_views]
-
-    def pin_memory(self) -> "ViewBatch":
-        self.first_views, self.second_views = self.first_views.pin_memory(), self.second_views.pin_memory()
-        self.small_views = [views.pin_memory() for views in self.small_views]
-        self.labels = self.labels.pin_memory()
-        return self
 
 
 class TwoViews(Dataset):

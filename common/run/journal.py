@@ -232,7 +232,7 @@ class Journal:
             TooManyBroken: see BrokenLog.
         """
         self.done = done
-        self.broken.collect(batch.broken, seen=len(batch))
+        self.broken.collect(batch.broken, seen=len(batch[0]))
         self.progress.update()
         if not self.logs_at(done):
             return

@@ -1,10 +1,10 @@
 """Annotated images of a task by role, and training batches of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -187,22 +187,13 @@ def encoded_answers(tokenizer: Tokenizer, answers: list[str]) -> torch.Tensor:
     return ids[:, : int((ids == tokenizer.end_id).int().argmax(dim=1).max()) + 1]
 
 
-@dataclass
-class TaskBatch:
+class TaskBatch(NamedTuple):
     """One process's share of a global batch."""
 
     images: torch.Tensor  # (batch, pictures, 3, size, size) uint8
     token_ids: torch.Tensor  # (batch, context_length)
     targets: tuple[torch.Tensor, ...]  # further arguments of the model's forward pass
-    broken: list[BrokenSample] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def pin_memory(self) -> "TaskBatch":
-        self.images, self.token_ids = self.images.pin_memory(), self.token_ids.pin_memory()
-        self.targets = tuple(tensor.pin_memory() for tensor in self.targets)
-        return self
+    broken: list[BrokenSample]  # items that could not be read and were replaced
 
 
 class TaskView(Dataset):
