@@ -21,7 +21,7 @@ from common.base.files import printable
 from common.data.broken import BrokenSample, Unusable, check_opened, named
 from common.data.decoding import content_hash, id_text, read_picture, row_of, sampled_places
 from common.data.picture_files import find_images, missing_picture, sizes_of_files
-from common.data.pictures import feed_texts, packed, unpacked
+from common.data.pictures import packed, unpacked
 from common.data.rows import picture_path
 from common.data.scenes.tasks.entailment import ENTAILMENT_LABELS
 from common.data.text_files import parsed_json, read_json, read_text
@@ -232,7 +232,7 @@ class AnnotatedPictures:
     @cached_property
     def fingerprint(self) -> str:
         digest = hashlib.sha256(json.dumps(self._sizes).encode())
-        feed_texts(digest.update, self._rows)
+        digest.update(repr(self._rows.to_pylist()).encode())
         for place in sampled_places(len(self)):
             for picture in json.loads(unpacked(self._rows, place))[0]:
                 digest.update(content_hash(self.images / picture))

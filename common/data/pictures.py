@@ -71,13 +71,6 @@ def unpacked(texts: pa.LargeBinaryArray | pa.ChunkedArray, place: int) -> str:
     return texts[place].as_py().decode("utf-8", "surrogateescape")
 
 
-def feed_texts(update: Callable[[Any], Any], texts: pa.LargeBinaryArray | pa.LargeStringArray) -> None:
-    """Passes the ends and the bytes of all texts to a digest."""
-    _, ends, content = texts.buffers()
-    update(ends[: 8 * (len(texts) + 1)])
-    update(content[: int(np.frombuffer(ends, np.int64)[len(texts)])])
-
-
 class Shard(NamedTuple):
     """A tar with some of the rows. digest: SHA-256 of member names, sizes and captions."""
 
@@ -224,24 +217,11 @@ class Pictures:
         for shard in self.shards:
             update(f"{shard.path.name}\0{shard.file_size}\0{shard.digest}\0".encode("utf-8", "surrogateescape"))
         if not self.shards:
-            self._feed_rows(update)
+            for name, column in self._rows.items():
+                update(f"{name}{column.to_pylist()}".encode())
         for row in sampled_places(len(self)):
             with suppress(Unusable, OSError):
                 update(hashlib.sha256(self.read(row, "image")).digest())
-
-    def _feed_rows(self, update: Callable[[Any], Any]) -> None:
-        rows = {name: column.combine_chunks() for name, column in self._rows.items()}
-        feed_texts(update, rows["name"])
-        if "captions" in rows:
-            feed_texts(update, rows["image_id"])
-            feed_texts(update, rows["captions"].flatten())
-            update(rows["captions"].offsets.to_numpy().tobytes())
-        if "label" in rows:
-            update(np.array(rows["label"].to_pylist(), np.int64).tobytes())
-        update(rows["image"].flatten().to_numpy()[1::2].tobytes())  # sizes
-        if "captions" in rows:
-            ids = rows.get("caption_ids")
-            update(b"-" if ids is None else ids.flatten().fill_null(-1).to_numpy().tobytes())
 
     def __repr__(self) -> str:
         return f"Pictures({self.name!r}, {len(self)} samples in {len(self.shards) or len(self)} files)"
