@@ -97,14 +97,11 @@ def test_two_processes_and_a_later_start_draw_the_same_partners(drawn):
 
 
 def test_a_stream_and_a_mixture_have_no_partners_and_say_so():
-    order = SampleOrder(SIZE, BATCH, 0, forward_only=True)
     mixed = (MixedSet(), MixedSet())
     refused(
-        ("data.partner_noise = 0.5 with a stream", lambda: Partners(order, 0.5)),
         ("data.partner_noise = 0.5 with data.mixture", lambda: DataConfig(partner_noise=0.5, mixture=mixed)),
         ("expected: 0, or one training set", lambda: DataConfig("hugging_face", partner_noise=0.5, stream_buffer=8)),
     )
-    assert Partners(order, 0.0).of(np.arange(4))[0].tolist() == [0, 1, 2, 3]
 
 
 def test_runs_without_noise_keep_their_key_and_noise_makes_another_run():

@@ -177,8 +177,6 @@ def test_halves_of_utf_16_pairs_are_joined_or_replaced(text, clean):
         (lambda: WordTokenizer.from_captions(["a b c"]), "none of the 3 words of the captions occurs 2 times"),
         (lambda: WordTokenizer.from_captions("a a"), "captions is the string"),
         (lambda: WordTokenizer.from_captions([["a", "a"]]), "of type list"),
-        (lambda: WordTokenizer.from_captions(["a a"], min_count=0), "min_count is 0"),
-        (lambda: WordTokenizer.from_captions(["a a"], max_size=4), "max_size is 4"),
         (lambda: WordTokenizer.from_json({"type": "WordTokenizer", "version": 1, "words": "a"}), "type str"),
     ],
 )
@@ -254,7 +252,6 @@ def test_bad_texts_and_stored_forms_are_refused(tokenizer):
     for call, words in (
         (lambda: tokenizer.encode("a", 5), "texts is the string 'a'"),
         (lambda: tokenizer.encode(["a", None], 5), "texts holds None of type NoneType"),
-        (lambda: tokenizer.encode(["a"], 2), "context_length is 2"),
         (lambda: tokenizer.decode([size]), f"id {size} is outside [0, {size})"),
         (lambda: tokenizer.decode([-1]), "id -1 is outside"),
         (lambda: tokenizer.from_json("{"), "not valid JSON"),

@@ -49,7 +49,7 @@ _Words.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("(~|null|Null|
 
 def load_config(config_class: type, files: list[Path], overrides: Sequence[str] = ()) -> Any:
     """Fills a config dataclass from its defaults, then YAML files in order, then overrides."""
-    return located(_filled(config_class, [(str(path), _read_yaml(path)) for path in files], overrides))
+    return located(_filled(config_class, [(str(path), _content(path, _bytes(path))) for path in files], overrides))
 
 
 def _filled(config_class: type, layers: Iterable[tuple[str, dict[str, Any]]], overrides: Sequence[str] = ()) -> Any:
@@ -242,10 +242,6 @@ def _parsed(config_class: type, overrides: Sequence[str]) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise ConfigError(f"command line: {text!r}: the value is no YAML ({error})") from error
     return content
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    return _content(path, _bytes(path))
 
 
 def _bytes(path: Path) -> bytes:

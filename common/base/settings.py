@@ -137,7 +137,7 @@ class DataConfig:
     vocabulary: str = path_setting(decides="nothing")
     context_length: int = setting(32, at_least=3)  # tokens, class and end token included
     min_word_count: int = setting(2, at_least=1)  # words: rarer ones of the training captions are unknown
-    max_words: int | None = setting(None, at_least=4)  # words: size of the vocabulary, null = no bound
+    max_words: int | None = setting(None, at_least=5)  # words: size of the vocabulary, null = no bound
     # stop above this share of broken samples
     max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0, decides="nothing")
 
@@ -187,10 +187,6 @@ class DataConfig:
     def validation_size(self) -> int | None:
         """Images that are ranked during training; None = all."""
         return 500 if self.num_val is None and self.source == "scenes" else self.num_val
-
-    @property
-    def training_sources(self) -> set[str]:
-        return {part.source or self.source for part in self.mixture} or {self.source}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from common.base.random_keys import derive_key
-from common.data.order import MixedOrder, SampleOrder, seed_of
+from common.data.order import SampleOrder, seed_of
 
 Drawn = Literal["every_batch", "once"]
 
@@ -35,17 +35,11 @@ class Partners:
     """The caption at each position; a pure function of (seed, position).
 
     Args:
+        order: of one set that is read by index.
         share: of wrong pairs, in [0, 1], rounded to whole pairs of a batch (`every_batch`) or of the set (`once`).
-    Raises:
-        ValueError: a share above 0 of a stream or a mixture.
     """
 
-    def __init__(self, order: SampleOrder | MixedOrder, share: float, drawn: Drawn = "every_batch") -> None:
-        if share and (isinstance(order, MixedOrder) or order.forward_only):
-            raise ValueError(
-                f"data.partner_noise = {share} with a stream or a mixture; expected: 0, or one training set that is "
-                "read by index (data.stream_buffer=0)"
-            )
+    def __init__(self, order: SampleOrder, share: float, drawn: Drawn = "every_batch") -> None:
         self.order, self.share, self.drawn = order, share, drawn
 
     def of(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

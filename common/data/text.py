@@ -56,7 +56,7 @@ def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
             f"data.vocabulary = {data.vocabulary!r} is not used with data.tokenizer = words, whose vocabulary comes "
             f"from the training captions; expected one of: {', '.join(_KIND_OF)}"
         )
-    if data.training_sources == {"scenes"}:
+    if {part.source or data.source for part in data.mixture or [data]} == {"scenes"}:
         return WordTokenizer.from_words(scene_words())
     return WordTokenizer.from_captions(training_pairs.all_captions(), data.min_word_count, data.max_words)
 

@@ -81,8 +81,6 @@ class Tokenizer:
         Returns:
             (num_texts, context_length), int64.
         """
-        if context_length < 3:
-            raise ValueError(f"context_length is {context_length!r}; start, one piece and end need at least 3")
         rows = []
         for text in _checked(texts, "texts"):
             # one text at a time: the batched call starts threads, after which loader workers cannot fork in peace
@@ -221,12 +219,8 @@ class WordTokenizer(Tokenizer):
 
         Args:
             min_count: at least 1; rarer words stay unknown.
-            max_size: largest `vocabulary_size`; None for no bound.
+            max_size: largest `vocabulary_size`, at least 5, as four ids are special; None for no bound.
         """
-        if min_count < 1:
-            raise ValueError(f"min_count is {min_count!r}; it is at least 1")
-        if max_size is not None and max_size <= len(SPECIAL_TOKENS):
-            raise ValueError(f"max_size is {max_size!r}; {len(SPECIAL_TOKENS)} ids are special, so it is at least 5")
         counts: Counter[str] = Counter()
         for caption in _checked(captions, "captions"):
             counts.update(split_words(caption))
