@@ -41,7 +41,7 @@ from common.encoders.weights import (
     heads_in,
     heads_of,
     read_bare,
-    read_clip,
+    read_source,
     read_weights,
     two_towers_from,
     without_ddp,
@@ -95,8 +95,6 @@ def euclip_from_open_clip(
     geometry: GeometryName,
     activation: Activation = "gelu",
     source: str = "state",
-    image_heads: int | None = None,
-    text_heads: int | None = None,
     heads: Heads = NOT_STATED,
 ) -> TwoTowers:
     """A model of EuCLIP's fork of open_clip, or open_clip's own CLIP.
@@ -104,8 +102,7 @@ def euclip_from_open_clip(
     Args:
         state: "visual.conv1.weight", ... ; with or without the two final LayerNorms.
         source: named in errors.
-        image_heads, text_heads: None = those of the published model of these sizes, else of `heads`.
-        heads: as the user states them.
+        heads: as the user states them, of towers whose sizes no published model has.
     Raises:
         WeightsError: tensors that are missing, left over or not finite; hyperbolic scalars with another geometry; heads
             that do not divide a width.
@@ -118,8 +115,7 @@ def euclip_from_open_clip(
         raise WeightsError(f"{source} has {len(scales)} logit scales; expected one of: {', '.join(_LOGIT_SCALES)}")
     state["logit_scale"] = state.pop(scales[0])
     scalars = _scalars_of(state, 0)
-    known = {"text_heads": text_heads, "image_heads": image_heads}
-    clip = clip_from_open_clip(state, activation, source=source, heads=heads, **known)
+    clip = clip_from_open_clip(state, activation, source, heads)
     return _with_geometry(clip, geometry, scalars, source)
 
 
@@ -202,7 +198,7 @@ def open_published(
     """Model, preprocessing and tokenizer of published weights.
 
     Args:
-        checkpoint: file of weights; layout transformers: a folder or hub name, or whatever `load_clip` takes.
+        checkpoint: file of weights; layout transformers: a folder or hub name, or whatever `read_source` takes.
         layout: one of LAYOUTS.
         geometry: of the training; only for layout open_clip.
         activation: of a bare file in open_clip's layout; otherwise the source states it (MERU: gelu).
@@ -220,10 +216,10 @@ def open_published(
         model = meru_from_state(state, source=checkpoint, heads=heads)
         pixels = meru_pixels(state, model.image_tower.image_size)
     elif layout == "open_clip":
-        state, activation = read_bare(checkpoint, activation)
+        state, activation, _ = read_bare(Path(checkpoint), activation)
         model, pixels = euclip_from_open_clip(state, geometry, activation, checkpoint, heads=heads), None
     else:
-        weights = read_clip(checkpoint, activation, heads)
+        weights = read_source(checkpoint, activation, heads=heads)
         model, pixels = weights.clip(), weights.pixels
     agreed_heads(checkpoint, heads_in(model), heads)
     tokenizer = ClipTokenizer.from_vocabulary(config.data.vocabulary)

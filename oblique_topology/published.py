@@ -22,7 +22,7 @@ from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_evaluation_sets
 from common.data.transforms import ImageTransform
 from common.encoders.transformer import Activation
-from common.encoders.weights import NOT_STATED, Heads, agreed_activation, agreed_heads, heads_in, read_clip
+from common.encoders.weights import NOT_STATED, Heads, agreed_activation, agreed_heads, heads_in, read_source
 from common.evaluation.coco import evaluate_coco
 from common.evaluation.embed import Encoder
 from common.run.evaluation import (
@@ -53,7 +53,7 @@ def open_published(
     """Model, preprocessing and tokenizer of published weights; released files use CLIP's scaling and crop.
 
     Args:
-        checkpoint: a released file; layout clip: whatever `load_clip` takes.
+        checkpoint: a released file; layout clip: whatever `read_source` takes.
         layout: released or clip.
         config: data.vocabulary names the tokenizer's file, run its batch size.
         activation: of a bare file of layout clip; otherwise the source states it (released: gelu).
@@ -68,7 +68,7 @@ def open_published(
         pixels = ImageTransform(model.image_tower.image_size, "crop")
         tokenizer = BertTokenizer.from_vocabulary(config.data.vocabulary)
     else:
-        weights = read_clip(checkpoint, activation, heads)
+        weights = read_source(checkpoint, activation, heads=heads)
         model, pixels = weights.clip(), weights.pixels
         tokenizer = ClipTokenizer.from_vocabulary(config.data.vocabulary)
     agreed_heads(checkpoint, heads_in(model), heads)

@@ -33,9 +33,9 @@ from common.encoders.weights import (
     clip_to_transformers,
     heads_argument,
     heads_in,
-    load_clip,
     preprocess_of,
     processor_of,
+    read_source,
 )
 from common.geometry import unit
 from common.run.initial import open_source
@@ -70,7 +70,7 @@ def export_to_open_clip(model: TwoTowers, pixels: ImageTransform, folder: Path):
     try:
         import open_clip
     except ImportError:
-        again = load_clip(folder)
+        again = read_source(str(folder)).clip()
         return lambda images, token_ids: (again.encode_image(images), again.encode_text(token_ids)), "our own reader"
     theirs = open_clip.CLIP(
         configuration["embed_dim"],

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from test_common_weights import IDS, IMAGES, shaken, tiny_transformers_clip
 
 from common.caption_lengths import encode_by_length
-from common.encoders.weights import WeightsError, clip_from_transformers, load_clip, read_source
+from common.encoders.weights import WeightsError, clip_from_transformers, read_source
 from common.encoders.weights.heads import PUBLISHED
 from common.encoders.weights.keys import (
     OPEN_CLIP_MODEL,
@@ -134,7 +134,7 @@ def ids_ending_with(end_id):
 
 @torch.no_grad()
 def assert_same_features(folder, theirs, end_id=59):
-    ours = load_clip(folder)
+    ours = read_source(str(folder)).clip()
     ids = ids_ending_with(end_id)
     torch.testing.assert_close(ours.image_tower(IMAGES), theirs.encode_image(IMAGES), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours.text_tower(ids), theirs.encode_text(ids), rtol=1e-4, atol=1e-4)
@@ -161,7 +161,7 @@ def refused_key(message, config):
 def refusal(folder):
     """What the reader says of a configuration without weights; None where it only misses these."""
     with pytest.raises(ValueError, match="open_clip") as raised:
-        load_clip(folder)
+        read_source(str(folder))
     return None if "is a folder without any of open_clip_model" in str(raised.value) else str(raised.value)
 
 
@@ -239,7 +239,7 @@ def test_a_key_is_honoured_or_refused_by_name(tmp_path, section, key, value, mes
         assert_same_features(tmp_path / "model", theirs)
     else:
         write_configuration(tmp_path / "model", config)
-        refused((message, lambda: load_clip(tmp_path / "model")), error=WeightsError)
+        refused((message, lambda: read_source(str(tmp_path / "model"))), error=WeightsError)
 
 
 def test_tensors_of_other_sizes_than_the_configuration_says_are_refused(tmp_path):
@@ -250,12 +250,12 @@ def test_tensors_of_other_sizes_than_the_configuration_says_are_refused(tmp_path
         changed[section][key] = value  # open_clip interpolates the positions when it loads the tensors
         write_configuration(tmp_path, changed)
         message = rf"{section}\.{key} = {value}; the tensors have"
-        refused((message, functools.partial(load_clip, tmp_path)), error=WeightsError)
+        refused((message, functools.partial(read_source, str(tmp_path))), error=WeightsError)
     write_configuration(tmp_path, config | {"init_logit_bias": -10})
-    refused(("init_logit_bias = -10; the tensors have no bias", lambda: load_clip(tmp_path)), error=WeightsError)
+    refused(("init_logit_bias = -10; the tensors have no bias", lambda: read_source(str(tmp_path))), error=WeightsError)
     write_folder(tmp_path, config | {"init_logit_bias": -10})
     write_configuration(tmp_path, config)
-    refused(("init_logit_bias = null; the tensors have a bias", lambda: load_clip(tmp_path)), error=WeightsError)
+    refused(("init_logit_bias = null; the tensors have a bias", lambda: read_source(str(tmp_path))), error=WeightsError)
 
 
 # ---------------------------------------------------------------- transformers

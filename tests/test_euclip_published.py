@@ -176,7 +176,7 @@ def test_float64_weights_stay_float64_and_heads_are_stated_where_no_shape_has_th
     scalars = {"alpha_img": -1.2, "alpha_txt": -1.9, "curvature": -4.0}
     state = theirs.state_dict() | {name: torch.tensor(value).double() for name, value in scalars.items()}
     state["hyper_logit_scale"] = state.pop("logit_scale")
-    ours = euclip_from_open_clip(state, "hyperbolic", image_heads=3, text_heads=2)
+    ours = euclip_from_open_clip(state, "hyperbolic", heads={"image": 3, "text": 2})
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float64}
     assert ours.geometry.name == "hyperbolic"
     assert ours.geometry.curvature().item() == pytest.approx(0.1)  # the fork's clamp in the forward pass
@@ -185,12 +185,12 @@ def test_float64_weights_stay_float64_and_heads_are_stated_where_no_shape_has_th
     torch.testing.assert_close(ours.encode_image(images.double()), expected, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(ours.encode_text(ids), math.exp(-1.9) * theirs.encode_text(ids), rtol=1e-7, atol=1e-9)
     for heads, message in (
-        ({"text_heads": 2}, "heads of the image tower, .* width 48 with 2 layers; give --heads IMAGE,TEXT"),
-        ({"image_heads": 3}, r"heads of the text tower, .* width 32 with 1 layers.* model\.text\.heads"),
-        ({"image_heads": 5, "text_heads": 2}, "the image tower's width 48 cannot be cut into 5 heads"),
+        ({"image": None, "text": 2}, "heads of the image tower, .* width 48 with 2 layers; give --heads IMAGE,TEXT"),
+        ({"image": 3, "text": None}, r"heads of the text tower, .* width 32 with 1 layers.* model\.text\.heads"),
+        ({"image": 5, "text": 2}, "the image tower's width 48 cannot be cut into 5 heads"),
     ):
         with pytest.raises(WeightsError, match=f"fork.pt: .*{message}"):
-            euclip_from_open_clip(state, "hyperbolic", source="fork.pt", **heads)
+            euclip_from_open_clip(state, "hyperbolic", source="fork.pt", heads=heads)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -17,7 +17,7 @@ from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.transformer import Activation
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
-from common.encoders.weights.heads import NOT_STATED, Heads, agreed_heads, heads_in
+from common.encoders.weights.heads import NOT_STATED, Heads
 from common.encoders.weights.keys import TRANSFORMERS, check_keys, square
 from common.encoders.weights.layouts import ARCHIVE_NUMBERS, NOT_WEIGHTS, WeightsError, without_ddp
 from common.encoders.weights.open_clip_folder import check_sizes, read_configuration
@@ -60,7 +60,7 @@ def read_source(
     ):
         name = str(path.parent)
     elif path.is_file():
-        state, stated, is_archive = _read_bare(path, activation)
+        state, stated, is_archive = read_bare(path, activation)
         clip = clip_from_open_clip(state, stated, source=str(path), heads=heads)
         pixels = ImageTransform(clip.image_tower.image_size) if is_archive else None  # OpenAI's
         return _of_clip(clip, name, pixels, heads)
@@ -70,25 +70,8 @@ def read_source(
     return _read_transformers(name, configuration, activation)
 
 
-def load_clip(path: str | Path, activation: Activation | None = None, heads: Heads = NOT_STATED) -> TwoTowers:
-    """CLIP from a source of `read_source`; how pixels become its inputs stands in `read_source(path).pixels`."""
-    return read_clip(str(path), activation, heads).clip()
-
-
-def read_clip(name: str, activation: Activation | None = None, heads: Heads = NOT_STATED) -> Weights:
-    """Weights of both towers, as `read_source`; heads that the user states must be those of the weights."""
-    weights = read_source(name, activation, heads=heads)
-    agreed_heads(name, heads_in(weights.clip()), heads)
-    return weights
-
-
-def read_bare(path: str | Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation]:
-    """Tensors of a bare file of weights, and the activation of its MLPs; `activation` as in `read_source`."""
-    return _read_bare(Path(path), activation)[:2]
-
-
-def _read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation, bool]:
-    # As `read_bare`, and whether the file is a TorchScript archive.
+def read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation, bool]:
+    """Of a bare file of weights: tensors, the activation of the MLPs (see `read_source`), whether it is an archive."""
     state, is_archive = _read_file(path)
     theirs = next((name for name in without_ddp(state) if name.startswith(_OF_TRANSFORMERS)), None)
     if theirs is not None:
@@ -121,15 +104,7 @@ def _read_open_clip(name: str, configuration: Path, activation: Activation | Non
     model, image, text, pixels = read_configuration(configuration)
     file = find_file(name, ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"), key)
     activation = agreed_activation(name, "quick_gelu" if model.get("quick_gelu") else "gelu", activation)
-    clip = clip_from_open_clip(
-        read_weights(file),
-        activation,
-        image_heads=image.pop("heads"),
-        text_heads=text.pop("heads"),
-        source=str(file),
-        image=image,
-        text=text,
-    )
+    clip = clip_from_open_clip(read_weights(file), activation, str(file), image=image, text=text)
     check_sizes(clip, model, f"{configuration}: ")
     return _of_clip(clip, name, pixels, SIDES)
 

@@ -179,10 +179,7 @@ def _read_sizes(tensors: State, width: int) -> dict[str, Any]:
 def clip_from_open_clip(
     state: State,
     activation: Activation,
-    vision_head_width: int | None = None,
-    text_heads: int | None = None,
     source: str = "state",
-    image_heads: int | None = None,
     heads: Heads = NOT_STATED,
     image: Mapping[str, Any] | None = None,
     text: Mapping[str, Any] | None = None,
@@ -193,10 +190,8 @@ def clip_from_open_clip(
         state: "visual.conv1.weight", ...; open_clip's "text." and the prefixes of `without_ddp` are understood.
         activation: "quick_gelu" for OpenAI's weights and those trained from them, "gelu" for most of open_clip's. The
             weights do not state it, and the wrong one costs accuracy without an error.
-        vision_head_width: 64 in all of OpenAI's models, 80 in open_clip's ViT-H/14.
-        text_heads, image_heads: None = those of the published model of these sizes (`PUBLISHED`), else of `heads`.
-        heads: as in `read_source`.
-        image, text: what else no shape shows, as in `two_towers_from`.
+        heads: as in `read_source`; a tower of published sizes (`PUBLISHED`) has the heads of that model.
+        image, text: what else no shape shows, as in `two_towers_from`; "heads" there come first.
     """
     # open_clip's custom text towers have a prefix of their own, OpenAI's archives numbers that are no weights
     state = {name.removeprefix("text."): value for name, value in without_ddp(state).items()}
@@ -208,19 +203,13 @@ def clip_from_open_clip(
     widths = {"image": len(state["visual.conv1.weight"])}
     if "token_embedding.weight" in state:  # else it is missed below
         widths["text"] = state["token_embedding.weight"].shape[1]
-    if vision_head_width is not None and image_heads is None:
-        image_heads = widths["image"] // vision_head_width
     blocks = {"image": OPEN_CLIP.image_blocks, "text": OPEN_CLIP.text_blocks}
-    known = {"image": image_heads, "text": text_heads}
+    stated = {side: {"activation": activation, **(more or {})} for side, more in (("image", image), ("text", text))}
     for side, width in widths.items():
-        if known[side] is None:
+        if "heads" not in stated[side]:
             layers = count_blocks(state, blocks[side][0])
-            known[side] = heads_of(side, width, layers, heads.get(side, 1), source)
-    image, text = (
-        {"heads": known[side], "activation": activation, **(more or {})}
-        for side, more in (("image", image), ("text", text))
-    )
-    return two_towers_from(state, OPEN_CLIP, image, text, source)
+            stated[side]["heads"] = heads_of(side, width, layers, heads.get(side, 1), source)
+    return two_towers_from(state, OPEN_CLIP, stated["image"], stated["text"], source)
 
 
 def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
