@@ -28,11 +28,11 @@ from common.encoders.weights import (
     heads_argument,
     heads_in,
     load_bert_,
-    load_vit_,
     read_source,
     read_weights,
 )
 from common.encoders.weights.exporting import ratio_rounded_down
+from common.encoders.weights.single import vit_tower
 from common.geometry import Sphere
 from common.logit_scale import LogitBias, LogitScale
 from scripts import export_weights
@@ -330,35 +330,24 @@ def tiny_vit(kind, **more):
     return shaken(getattr(transformers, f"{kind}Model")(config))
 
 
-def our_vit(tokens=1, image_size=32, **more):
-    return VisionTransformer(
-        image_size, 8, 48, 2, 3, None, mlp_ratio=2.0, num_class_tokens=tokens, norm_eps=1e-12, patch_bias=True,
-        input_norm=False, **more,
-    ).eval()  # fmt: skip
+def our_vit(model):
+    return vit_tower(
+        model, width=48, layers=2, heads=3, mlp_ratio=2.0, projection_dim=None, activation="gelu", norm_eps=1e-12
+    )
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("ViT", 1), ("DeiT", 2)])
 @torch.no_grad()
 def test_vit_and_deit_give_the_same_tokens(kind, tokens):
-    theirs, ours = tiny_vit(kind), our_vit(tokens)
-    load_vit_(ours, theirs)
+    theirs = tiny_vit(kind)
+    ours = our_vit(theirs)
     torch.testing.assert_close(ours.forward_tokens(IMAGES), theirs(IMAGES).last_hidden_state, **TOLERANCE)
     assert ours(IMAGES).shape == (3, tokens * 48)
 
 
 @torch.no_grad()
-def test_vit_positions_are_interpolated_as_transformers_does():
-    theirs, ours = tiny_vit("ViT"), our_vit(image_size=48)
-    load_vit_(ours, theirs)
-    images = torch.randn(2, 3, 48, 48)
-    expected = theirs(images, interpolate_pos_encoding=True).last_hidden_state
-    torch.testing.assert_close(ours.forward_tokens(images), expected, **TOLERANCE)
-
-
-@torch.no_grad()
 def test_vit_weights_under_their_older_names_are_read_too():
-    theirs, ours, again = tiny_vit("ViT"), our_vit(), our_vit()
-    load_vit_(ours, theirs)
+    theirs = tiny_vit("ViT")
     older = {
         "layers.": "encoder.layer.", "attention.q_proj": "attention.attention.query",
         "attention.k_proj": "attention.attention.key", "attention.v_proj": "attention.attention.value",
@@ -370,20 +359,8 @@ def test_vit_weights_under_their_older_names_are_read_too():
             name = name.replace(new, old)
         state[name] = value
 
-    load_vit_(again, SimpleNamespace(config=theirs.config, state_dict=lambda: state))
-    assert torch.equal(again.forward_tokens(IMAGES), ours.forward_tokens(IMAGES))
-
-
-@pytest.mark.parametrize(
-    ("tower", "message"),
-    [
-        (lambda: our_vit(2), "class tokens is 2 here and 1 in the weights"),
-        (lambda: our_vit(activation="quick_gelu"), "activation is quick_gelu here and gelu"),
-        (lambda: VisionTransformer(32, 8, 48, 2, 3, None, patch_bias=True, input_norm=False), "norm_eps is 1e-05"),
-    ],
-)
-def test_a_tower_of_other_sizes_than_the_vit_is_refused(tower, message):
-    refused((message, lambda: load_vit_(tower(), tiny_vit("ViT"))), error=WeightsError)
+    again = our_vit(SimpleNamespace(config=theirs.config, state_dict=lambda: state))
+    assert torch.equal(again.forward_tokens(IMAGES), our_vit(theirs).forward_tokens(IMAGES))
 
 
 def tiny_bert(layers=3, **more):

@@ -35,7 +35,7 @@ from common.encoders.weights.reading import (
     read_source,
     read_weights,
 )
-from common.encoders.weights.single import load_bert_, load_vit_
+from common.encoders.weights.single import load_bert_
 from common.encoders.weights.towers import (
     Weights,
     clip_from_open_clip,
@@ -48,7 +48,7 @@ __all__ = [
     "BLOCK", "CONFIGURATIONS", "HEADS_HELP", "NOT_STATED", "OPENAI_BLOCK", "OPEN_CLIP", "Heads", "Layout", "State",
     "Weights", "WeightsError", "agreed_activation", "agreed_heads", "clip_from_open_clip", "clip_from_transformers",
     "clip_to_open_clip", "clip_to_transformers", "count_blocks", "fill_", "heads_argument", "heads_in", "heads_of",
-    "load_bert_", "load_vit_", "lock_", "pixels_of_processor", "preprocess_of", "processor_of",
+    "load_bert_", "lock_", "pixels_of_processor", "preprocess_of", "processor_of",
     "read_bare", "read_bert", "read_source", "read_weights", "settings_of", "towers_of_sizes",
     "two_towers_from", "without_ddp",
 ]  # fmt: skip

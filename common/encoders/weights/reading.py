@@ -16,13 +16,12 @@ from common.data.transforms import ImageTransform
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.transformer import Activation
 from common.encoders.two_towers import TwoTowers
-from common.encoders.vision import VisionTransformer
 from common.encoders.weights.heads import NOT_STATED, Heads
-from common.encoders.weights.keys import TRANSFORMERS, check_keys, square
+from common.encoders.weights.keys import TRANSFORMERS, check_keys
 from common.encoders.weights.layouts import ARCHIVE_NUMBERS, NOT_WEIGHTS, WeightsError, without_ddp
 from common.encoders.weights.open_clip_folder import check_sizes, read_configuration
 from common.encoders.weights.pixels import pixels_of_folder
-from common.encoders.weights.single import load_bert_, load_vit_
+from common.encoders.weights.single import load_bert_, vit_tower
 from common.encoders.weights.towers import (
     Weights,
     clip_from_open_clip,
@@ -141,11 +140,7 @@ def _read_transformers(name: str, configuration: Path, activation: Activation | 
         )
         load_bert_(model, text_tower)
         return Weights(name, text_tower=text_tower.eval())
-    tokens = 1 + ("embeddings.distillation_token" in model.state_dict())
-    sides = (square(getattr(config, word), f"{configuration}: ", word) for word in ("image_size", "patch_size"))
-    image_tower = VisionTransformer(*sides, num_class_tokens=tokens, patch_bias=True, input_norm=False, **shared)
-    load_vit_(image_tower, model)
-    return Weights(name, image_tower=image_tower.eval(), pixels=pixels_of_folder(name))
+    return Weights(name, image_tower=vit_tower(model, **shared), pixels=pixels_of_folder(name))
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:

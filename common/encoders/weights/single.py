@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.transformer import Transformer
-from common.encoders.vision import VisionTransformer, interpolate_positions
+from common.encoders.vision import VisionTransformer
+from common.encoders.weights.keys import square
 from common.encoders.weights.layouts import (
     BERT_BLOCK,
     OLDER_VIT_BLOCK,
@@ -22,26 +23,19 @@ if TYPE_CHECKING:
     from transformers import BertForMaskedLM, BertModel, DeiTModel, ViTModel
 
 
-def load_vit_(tower: VisionTransformer, model: "ViTModel | DeiTModel", antialias: bool = False) -> None:
-    """Fills a tower of timm's kind (`patch_bias=True, input_norm=False`) with a ViT or DeiT, in place.
-
-    Positions are interpolated to the tower's image size. A projection of the tower stays as it is.
+def vit_tower(model: "ViTModel | DeiTModel", **sizes: Any) -> VisionTransformer:
+    """A tower of timm's kind with the weights of a ViT or DeiT, in eval mode.
 
     Args:
-        tower: one class token for ViT, two for a DeiT with distillation token; norm_eps as in model.config.
-        model: its pooler is not used.
-        antialias: of the interpolation; False as in ALBEF.
+        model: its pooler is not used; a distillation token becomes a second class token.
+        sizes: what every tower takes (width, layers, heads, ...), from the configuration.
     """
-    layers = len(tower.transformer.blocks)
-    check_config(model.config, model.config.name_or_path or "the ViT")
-    _check_same(tower.transformer, model.config)
-    _same("layers", layers, model.config.num_hidden_layers)
+    source = model.config.name_or_path or "the ViT"
+    check_config(model.config, source)
     state = {name: value for name, value in model.state_dict().items() if not name.startswith("pooler.")}
     class_tokens = [name for name in ("cls_token", "distillation_token") if f"embeddings.{name}" in state]
-    _same("class tokens", tower.num_class_tokens, len(class_tokens))
-    positions = state["embeddings.position_embeddings"][0].detach()
-    grid = tower.image_size // tower.patch_size
-    state["embeddings.position_embeddings"] = interpolate_positions(positions, len(class_tokens), grid, antialias)
+    sides = (square(getattr(model.config, word), f"{source}: ", word) for word in ("image_size", "patch_size"))
+    tower = VisionTransformer(*sides, num_class_tokens=len(class_tokens), patch_bias=True, input_norm=False, **sizes)
     entries = entries_of(
         {
             "class_embedding": f"embeddings.{{{','.join(class_tokens)}}}",
@@ -53,10 +47,9 @@ def load_vit_(tower: VisionTransformer, model: "ViTModel | DeiTModel", antialias
     # the names became shorter in the course of transformers 5
     short = "layers.0.attention.q_proj.weight" in state
     prefix, names = ("layers.", VIT_BLOCK) if short else ("encoder.layer.", OLDER_VIT_BLOCK)
-    entries += block_entries("transformer.blocks.", prefix, names, layers)
-    source = model.config.name_or_path or "the ViT"
-    kept = ["projection"] if tower.projection is not None else []
-    put_(tower, in_our_names(state, entries, source), entries, source, kept)
+    entries += block_entries("transformer.blocks.", prefix, names, sizes["layers"])
+    put_(tower, in_our_names(state, entries, source), entries, source, kept=[])
+    return tower.eval()
 
 
 def load_bert_(
