@@ -401,7 +401,6 @@ def test_a_row_that_cannot_be_used_is_named_with_its_place(tmp_path, name, conte
 
 
 GOOD = karpathy_image().encode()
-BOMB = gzip.compress(b" " * (1 << 20)) * 65  # 66 kB of 65 MiB
 NO_FILE = [  # name, content, what is said of the whole file
     ("x.json", GOOD[:-20], "not valid JSON"),
     ("x.json", b"", "not valid JSON"),
@@ -415,8 +414,6 @@ NO_FILE = [  # name, content, what is said of the whole file
     ("x.json", b'{"images": []}', "has no split 'test'; expected one of: it has none"),
     ("x.json", b'{"images": [{"split": "test"}]}', "no captioned image in x-test; first fault"),
     ("x.json.gz", gzip.compress(GOOD, mtime=0)[:-12], "cannot be read"),
-    ("x.json.gz", BOMB, "unpack to more than 67,108,864; expected: up to 100 times the size"),
-    ("x.tsv.gz", BOMB, "unpack to more than 67,108,864"),
     ("x.tsv", b"", "is empty; expected: rows of path and caption"),
     ("x.tsv", b"\n \n", "is empty"),
     ("x.tsv", b"\x00\x01binary\t", "holds zero bytes"),

@@ -7,7 +7,6 @@ import base64
 import binascii
 import codecs
 import gzip
-import io
 import json
 import re
 import warnings
@@ -18,27 +17,15 @@ from typing import Any
 _FILE_SUFFIXES = (".txt", ".gz", ".json", ".model", ".vocab", ".safetensors", ".pt", ".pth", ".bin")  # no hub names
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 _MARKS_OF_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_MAX_UNPACKED_BYTES = 1 << 26
-_MAX_UNPACKED_RATIO = 100  # over the packed size, where the result is larger than that; text packs to a tenth
 
 
 def unpacked(content: bytes) -> bytes:
     """The content of a gzip file, recognised by its first bytes; any other stays as it is.
 
     Raises:
-        OSError, EOFError, zlib.error: it is damaged, or grows to more than 64 MiB and 100 times its size.
+        OSError, EOFError, zlib.error: it is damaged.
     """
-    if not content.startswith(b"\x1f\x8b"):
-        return content
-    limit = max(_MAX_UNPACKED_BYTES, _MAX_UNPACKED_RATIO * len(content))
-    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-        result = file.read(limit + 1)
-    if len(result) > limit:
-        raise OSError(
-            f"its {len(content):,} bytes unpack to more than {limit:,}; expected: up to {_MAX_UNPACKED_RATIO} times "
-            f"the size, or {_MAX_UNPACKED_BYTES:,} (where it is no mistake, unpack the file first)"
-        )
-    return result
+    return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
 
 
 def decoded(content: bytes, errors: str = "strict") -> str:
@@ -177,10 +164,6 @@ def pack(text: str) -> str:
 def unpack(packed: str) -> str:
     """Inverse of `pack`."""
     try:
-        inflate = zlib.decompressobj()
-        content = inflate.decompress(base64.b64decode(packed, validate=True), _MAX_UNPACKED_BYTES)
-        if not inflate.eof:
-            raise ValueError("cut short or too large")
-        return content.decode("utf-8")
+        return zlib.decompress(base64.b64decode(packed, validate=True)).decode("utf-8")
     except (TypeError, ValueError, binascii.Error, zlib.error) as error:
         raise ValueError(f"a packed text is damaged: {error}") from error
