@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from common.base.files import printable
 
 ATTEMPTS = 20  # samples that are tried before a whole set counts as broken
+MINIMUM_SEEN = 100  # samples before a share of broken ones stops a run
 
 
 class BrokenSample(Exception):
@@ -18,7 +19,7 @@ class BrokenSample(Exception):
     Args:
         path: the shard or file that holds the sample.
         key: its name in a shard; "" if unknown (a shard cut inside a header).
-        reason: before the first colon stands the kind that `BrokenSamples.by_reason` counts.
+        reason: before the first colon stands the kind of fault, by which `BrokenSamples.check` counts.
     """
 
     def __init__(self, path: str | Path, key: str = "", reason: str = "") -> None:
@@ -94,11 +95,8 @@ class BrokenSamples:
     A sample that is broken in several epochs counts each time and is listed once.
     """
 
-    def __init__(self, max_share: float = 0.01, minimum_seen: int = 100) -> None:
-        if not 0.0 <= max_share <= 1.0:
-            raise ValueError(f"max_share is {max_share!r}; it is a share in [0, 1]")
+    def __init__(self, max_share: float = 0.01) -> None:
         self.max_share = max_share
-        self.minimum_seen = minimum_seen
         self.seen = 0  # good and broken together
         self.count = 0  # broken, with repetitions
         self._times: dict[BrokenSample, int] = {}  # in order of first appearance
@@ -113,40 +111,25 @@ class BrokenSamples:
         listed = BrokenSample(broken.path, broken.key, broken.reason)
         self._times[listed] = self._times.get(listed, 0) + 1
 
-    @property
-    def share(self) -> float:
-        """In [0, 1]; 0 before anything was seen."""
-        return self.count / self.seen if self.seen else 0.0
-
-    @property
-    def samples(self) -> list[BrokenSample]:
-        """In order of first appearance."""
-        return list(self._times)
-
-    @property
-    def by_reason(self) -> Mapping[str, int]:
-        """Kind of fault -> how often, most frequent first."""
-        kinds: Counter[str] = Counter()
-        for broken, times in self._times.items():
-            kinds[broken.reason.split(":")[0]] += times
-        return dict(kinds.most_common())
-
     def check(self) -> None:
         """Stops a run with too many broken samples.
 
         Raises:
-            TooManyBroken: after `minimum_seen` samples, a share above `max_share` by more than three standard
+            TooManyBroken: after `MINIMUM_SEEN` samples, a share above `max_share` by more than three standard
                 deviations of chance.
         """
         expected = self.max_share * self.seen
-        if self.seen < self.minimum_seen or self.count <= expected + 3 * math.sqrt(expected):
+        if self.seen < MINIMUM_SEEN or self.count <= expected + 3 * math.sqrt(expected):
             return  # a run with fewer broken samples than allowed must not stop by chance
-        kinds = ", ".join(f"{times} x {kind}" for kind, times in self.by_reason.items())
-        first = "\n".join(f"  {broken}" for broken in self.samples[:5])
+        times_of: Counter[str] = Counter()
+        for broken, times in self._times.items():
+            times_of[broken.reason.split(":")[0]] += times
+        kinds = ", ".join(f"{times} x {kind}" for kind, times in times_of.most_common())
+        first = "\n".join(f"  {broken}" for broken in [*self._times][:5])
         more = len(self._times) - 5
         raise TooManyBroken(
-            f"{self.count} of {self.seen} samples are broken ({self.share:.2%}); at most {self.max_share:.2%} is "
-            f"accepted (max_broken_share). Kinds: {kinds}. First samples:\n{first}"
+            f"{self.count} of {self.seen} samples are broken ({self.count / self.seen:.2%}); at most "
+            f"{self.max_share:.2%} is accepted (max_broken_share). Kinds: {kinds}. First samples:\n{first}"
             + (f"\n  and {more} more" if more > 0 else "")
         )
 
