@@ -18,7 +18,6 @@ MAX_SIDE = (
 )
 SHARD_FORMATS = ("JPEG", "PNG", "WebP")
 FILE_FORMATS = (*SHARD_FORMATS, "BMP", "GIF", "PPM", "TIFF")  # of image files and tables; no format that runs code
-ROLES = ("train", "val", "test", "second_test")
 
 _TURNS = dict(  # EXIF's orientations from 2 on
     enumerate(
@@ -31,12 +30,6 @@ _TURNS = dict(  # EXIF's orientations from 2 on
 _BITS_PER_SAMPLE = 258  # TIFF's number for it
 _SAMPLED = 64  # images that a fingerprint reads
 _HALF_SIGN = re.compile("[\ud800-\udfff]")  # JSON can spell it, UTF-8 cannot: no hash, no file would take it
-
-
-def check_role(role: str) -> None:
-    """Raises ValueError for a role outside `ROLES`."""
-    if role not in ROLES:
-        raise ValueError(f"role is {role!r}; expected one of: {', '.join(ROLES)}")
 
 
 def refuse_split(where: str | Path, split: str | None) -> None:

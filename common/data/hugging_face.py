@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from common.data.broken import BrokenSample, check_opened
-from common.data.decoding import check_role, row_of, sampled_places
+from common.data.decoding import row_of, sampled_places
 from common.data.hugging_face_files import label_of, place_of, stream_of, table_of
 from common.data.rows import RowReader, captions_of, named_columns, pictures_of, refuse_splits, rows_of_batch
 from common.data.streamed import StreamedPairs
@@ -152,7 +152,6 @@ def open_hugging_face(
             loaded.
         FileNotFoundError: a file or folder is missing.
     """
-    check_role(role)
     place = place_of(source, root, f"data.{role}" if key is None else key)
     if stream_buffer:
         rows, split, num_rows, files = stream_of(source, place, split, role)

@@ -25,7 +25,6 @@ from common.data.broken import BrokenSample, Unusable, named
 from common.data.decoding import (
     FILE_FORMATS,
     SHARD_FORMATS,
-    check_role,
     checked_captions,
     decode_picture,
     row_of,
@@ -111,7 +110,6 @@ class Pictures:
         decode_size: int | None = None,
         shards: Sequence[Shard] = (),
     ) -> None:
-        check_role(role)
         self.name, self.images, self.broken_at_open = printable(name), images, list(broken)
         self.role, self.decode_size, self.shards = role, decode_size, list(shards)
         self._starts = [*accumulate((shard.num_samples for shard in shards), initial=0)]

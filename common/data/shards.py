@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from common.data.broken import check_opened
-from common.data.decoding import check_role
 from common.data.pictures import Pictures, Shard
 from common.data.shard_paths import expand_shards
 from common.data.tar_index import cached_index
@@ -43,7 +42,6 @@ def open_shards(
         allow_missing_captions: for labelled sets, which are not ranked: images without caption are samples with an
             empty list, and ids may repeat.
     """
-    check_role(role)
     paths = expand_shards(pattern, root, f"data.{role}" if key is None else key)
     folder = Path(index_dir).expanduser() if index_dir is not None else None
     # one table over all shards; their indices are cached between runs
