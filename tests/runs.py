@@ -6,6 +6,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from common.base.arguments import rows_of
 from common.base.config import load_row
 from common.base.provenance import ROOT
 from common.data.pairs import open_training_pairs
@@ -17,6 +18,11 @@ def row_config(paper: str, row: str, *overrides: str, scale: str = "smoke") -> A
     """The config of a row of image-caption pairs, as paper/train.py reads it."""
     config_class = importlib.import_module(f"{paper}.config").Config
     return load_row(config_class, ROOT / paper, ROOT / paper / "configs" / f"{row}.yaml", scale, list(overrides))
+
+
+def rows_of_paper(folder: Path) -> list[str]:
+    """A paper's rows without those that it does not print: other losses, locked towers."""
+    return [row for row in rows_of(folder) if not row.startswith(("beyond_", "lit_"))]
 
 
 def trained(paper: str, config: Any, folder: Path, resume: bool = False) -> RunFiles:

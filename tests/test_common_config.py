@@ -311,13 +311,11 @@ def test_the_home_folder_is_known_in_paths_and_is_no_part_of_a_name(tmp_path, mo
     assert arguments.output_dir == tmp_path / "run"
 
 
-def test_columns_of_captions_are_separated_by_commas_or_listed(tmp_path):
-    row = write(tmp_path, "data: {source: tsv, caption_column: [caption_0, caption_1]}")
-    assert load_config(Config, [row]).data.caption_column == "caption_0,caption_1"
-    blank = write(tmp_path, "data: {source: tsv, caption_column: ['a, b', c]}", "blank.yaml")
+def test_several_columns_and_folders_are_one_text(tmp_path):
+    columns = write(tmp_path, "data: {source: tsv, caption_column: [a, b]}", "columns.yaml")
     root = write(tmp_path, "data: {source: tsv, root: [a, b]}", "root.yaml")
     refused(
-        (r"data.caption_column = \['a, b', 'c'\]; expected: text", lambda: load_config(Config, [blank])),
+        (r"data.caption_column = \['a', 'b'\]; expected: text", lambda: load_config(Config, [columns])),
         (r"data.root = \['a', 'b'\]; expected: text", lambda: load_config(Config, [root])),
         error=ConfigError,
     )

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from runs import row_config
+from runs import row_config, rows_of_paper
 
 from common.accumulation import MicroBatches
-from common.base.arguments import rows_of_paper
 from common.base.config import SCALES, ConfigError, load_row
 from common.base.files import read_repository_yaml
 from common.base.settings import OptimConfig

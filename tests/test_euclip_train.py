@@ -13,9 +13,8 @@ from accelerate import Accelerator
 from euclip_formulas import excess, similarity
 from euclip_step import share_of_a_step
 from processes import as_launched, in_processes
-from runs import row_config, trained
+from runs import row_config, rows_of_paper, trained
 
-from common.base.arguments import rows_of_paper
 from common.data.pairs import open_training_pairs
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles

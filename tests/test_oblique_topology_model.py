@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from runs import rows_of_paper
 
-from common.base.arguments import rows_of_paper
 from common.base.config import SCALES, ConfigError, load_row
 from common.base.files import read_repository_yaml
 from common.geometry import Sphere

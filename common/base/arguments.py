@@ -10,17 +10,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-BEYOND_PAPER = ("beyond_", "lit_")  # beginnings of rows that no paper prints: other losses, locked towers
-
 
 def rows_of(folder: Path) -> list[str]:
     """Names of a paper folder's rows: the files of its configs/, without scales."""
     return sorted(file.stem for file in (folder / "configs").glob("*.yaml") if not file.stem.startswith("scale_"))
-
-
-def rows_of_paper(folder: Path) -> list[str]:
-    """`rows_of` without the rows beyond the paper."""
-    return [row for row in rows_of(folder) if not row.startswith(BEYOND_PAPER)]
 
 
 _LEAST_LIKENESS = 0.6  # difflib's default

@@ -41,20 +41,9 @@ def path_setting(default: Any = "", decides: Decides | None = None):
     return setting(default, decides=decides, read=home_expanded)
 
 
-def columns_setting(default: Any = "", decides: Decides | None = None):
-    """A `setting` of names of columns, separated by commas; a YAML file may also list them."""
-    return setting(default, decides=decides, read=joined)
-
-
 def home_expanded(value: Any) -> Any:
     """A path with `~` expanded."""
     return expanded(value) if isinstance(value, str) else value
-
-
-def joined(value: Any) -> Any:
-    """A list of names as text, where none of them holds a comma."""
-    is_joined = isinstance(value, list) and not any("," in str(item) for item in value)
-    return ",".join(map(str, value)) if is_joined else value
 
 
 class Setting(NamedTuple):

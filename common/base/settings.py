@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from common.base.arguments import some
-from common.base.fields import Decides, columns_setting, path_setting, setting
+from common.base.fields import Decides, path_setting, setting
 from common.base.values import ConfigError
 
 # how the prompts of a class are combined, see common/evaluation/zero_shot.py
@@ -57,7 +57,7 @@ class MixedSet:
     train: str | None = path_setting(None)
     images: str | None = path_setting(None)
     image_column: str | None = None
-    caption_column: str | None = columns_setting(None)
+    caption_column: str | None = setting(None)
     stream_buffer: int | None = setting(None, at_least=0)
     num_train: int | None = setting(None, at_least=1)
     caption_noise: float | None = setting(None, at_least=0.0, at_most=1.0)
@@ -106,7 +106,7 @@ class DataConfig:
     mixture: tuple[MixedSet, ...] = setting((), decides="nothing")
     images: str = path_setting(decides="nothing")  # folder of the images, "" = searched beside the file
     image_column: str = ""  # of the image or its path, "" = by the usual names
-    caption_column: str = columns_setting()  # of the captions; several are separated by commas: "caption_0,caption_1"
+    caption_column: str = setting("")  # of the captions; several are separated by commas: "caption_0,caption_1"
     stream_buffer: int = setting(0, at_least=0)  # rows in which a training stream is shuffled, 0 = none
     # folder of labelled sets for zero-shot classification, one folder each, "" = none
     labelled: str = path_setting(decides="nothing")
