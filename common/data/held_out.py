@@ -4,10 +4,8 @@ A hash of the image id decides the side: the same for every run, row and seed, w
 """
 
 import hashlib
-from functools import cached_property
 from typing import Any, NamedTuple
 
-from common.base.provenance import hash_of
 from common.data.broken import BrokenSample
 from common.data.part import Part
 
@@ -15,19 +13,8 @@ from common.data.part import Part
 class Split(NamedTuple):
     """Two sides of a set that share no image."""
 
-    training: "Side"
-    validation: "Side"
-
-
-class Side(Part):
-    """One side of `split_off`: samples of a set in its order."""
-
-    def __init__(self, whole: Any, rows: list[int], name: str) -> None:
-        self._whole, self._rows, self.name = whole, rows, f"{whole.name} ({name})"
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return hash_of([self._whole.fingerprint, self.name])
+    training: Part
+    validation: Part
 
 
 def is_held_out(identity: str, share: float) -> bool:
@@ -56,6 +43,6 @@ def split_off(data_set: Any, share: float) -> Split:
             "expected at least one on each side"
         )
     setting = f"data.val_share={share!r}"
-    training, validation = Side(data_set, sides[0], f"without {setting}"), Side(data_set, sides[1], f"only {setting}")
+    training, validation = Part(data_set, sides[0], f"without {setting}"), Part(data_set, sides[1], f"only {setting}")
     training.broken_at_open = getattr(data_set, "broken_at_open", ())  # named once
     return Split(training, validation)

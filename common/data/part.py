@@ -1,4 +1,4 @@
-"""A part of a data set, the same in every run, for validation (`data.num_val`)."""
+"""A part of a data set, the same in every run, for validation (`data.num_val`, `data.val_share`)."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -12,13 +12,12 @@ _BY_INDEX = ("captions", "image_id", "caption_ids", "label", "row")
 
 
 class Part:
-    """`count` evenly spaced samples of pairs or labelled images; the name states how many of how many."""
+    """Samples of pairs or labelled images in the order of `rows`; the name of the whole and `name` name it."""
 
     broken_at_open = ()  # of the whole: the samples of the part are taken from those that opening found whole
 
-    def __init__(self, whole: Any, count: int) -> None:
-        self._whole, self._rows = whole, (np.arange(count) * len(whole) // count).tolist()
-        self.name = f"{whole.name} ({count} of {len(whole)})"
+    def __init__(self, whole: Any, rows: list[int], name: str) -> None:
+        self._whole, self._rows, self.name = whole, rows, f"{whole.name} ({name})"
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -41,5 +40,8 @@ class Part:
 
 
 def some_of(pictures: Any | None, count: int | None) -> Any | None:
-    """The set, or `count` of its samples where it has more; None as count = all."""
-    return pictures if pictures is None or count is None or count >= len(pictures) else Part(pictures, count)
+    """The set, or `count` evenly spaced ones of its samples where it has more; None as count = all."""
+    if pictures is None or count is None or count >= len(pictures):
+        return pictures
+    rows = (np.arange(count) * len(pictures) // count).tolist()
+    return Part(pictures, rows, f"{count} of {len(pictures)}")
