@@ -27,6 +27,7 @@ FEW = 2_000  # samples: decoded in seconds, which loader processes would not sho
 MOST_PROCESSES = 8  # chosen without a setting
 TURN = 1.0  # seconds of waiting between two looks at signals and processes
 _SHARED_MEMORY = Path("/dev/shm")
+_MORE_ROOM = "fewer loader processes (run.num_workers), or more shared memory (docker run --shm-size)"
 _MEANINGS = {
     "SIGKILL": "SIGKILL, as the system sends it where memory runs out",
     "SIGBUS": "SIGBUS, as the system sends it where shared memory runs out",
@@ -72,7 +73,7 @@ class _SharedBatch:
         except RuntimeError as error:
             if "shared memory(shm)" not in str(error):
                 raise
-            raise _SharedMemoryFull(f"has filled {_SHARED_MEMORY}; expected: {_more_room()}") from None
+            raise _SharedMemoryFull(f"has filled {_SHARED_MEMORY}; expected: {_MORE_ROOM}") from None
         return batch
 
     def check(self, batch_bytes: int) -> None:
@@ -81,21 +82,12 @@ class _SharedBatch:
 
         if size(self.num_workers) > self.room:
             most = max(number for number in range(self.num_workers) if not number or size(number) <= self.room)
+            gigabytes = max(1, -(-size(self.num_workers) // 2**29))  # twice as much, in whole GiB
             raise _SharedMemoryFull(
                 f"puts up to {self.num_workers * self.prefetch + 2} batches of {batch_bytes / 1e6:.3g} MB into "
                 f"{_SHARED_MEMORY}, {size(self.num_workers) / 1e6:.3g} MB, where {self.room / 1e6:.3g} MB are free for "
-                f"it; expected: run.num_workers={most}, or {_more_room(size(self.num_workers))}"
+                f"it; expected: run.num_workers={most}, or more shared memory (docker run --shm-size={gigabytes}g)"
             )
-
-
-def _more_room(size: float = 0.0) -> str:
-    gigabytes = max(1, -(-int(size) // 2**29))  # twice as much, in whole GiB
-    option = f"docker run --shm-size={gigabytes}g" if size else "docker run --shm-size"
-    return (
-        f"more shared memory ({option})"
-        if size
-        else f"fewer loader processes (run.num_workers), or more shared memory ({option})"
-    )
 
 
 def tensors_of(item: Any) -> Iterator[torch.Tensor]:
@@ -198,7 +190,7 @@ class Loader:
         try:
             return iter(self.loader)
         except (OSError, RuntimeError) as error:  # no process, or no semaphore in /dev/shm
-            raise NoBatch(f"{self.label} cannot start: {error}; expected: {_more_room()}") from error
+            raise NoBatch(f"{self.label} cannot start: {error}; expected: {_MORE_ROOM}") from error
         finally:
             _handle(before)
 
