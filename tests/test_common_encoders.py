@@ -98,8 +98,9 @@ def test_swapping_position_rows_of_two_text_class_tokens_swaps_their_blocks():
     torch.testing.assert_close(tower(token_ids).view(2, 6), before.flip(0), rtol=1e-10, atol=1e-12)
 
 
-def test_positions_that_are_no_square_are_refused_with_their_numbers():
+def test_patches_that_leave_a_rim_and_positions_that_are_no_square_are_refused_with_their_numbers():
     refused(
+        ("50 is not a multiple of patch_size 8", lambda: VisionTransformer(50, 8, 16, 1, 2, 8)),
         (
             "50 position rows less 2 class rows are no square",
             lambda: interpolate_positions(torch.randn(50, 12), 2, 9),

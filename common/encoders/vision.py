@@ -22,7 +22,7 @@ class VisionTransformer(nn.Module):
         patch_dropout: share of its patches that a training image loses, in [0, 1).
         stem: its features stand in for the patches (hybrid architecture).
     Raises:
-        ValueError: if the stem has another grid.
+        ValueError: if image_size is no multiple of patch_size, or the stem has another grid.
     """
 
     def __init__(
@@ -46,6 +46,8 @@ class VisionTransformer(nn.Module):
         initialisation: Initialisation = "clip_image",
     ) -> None:
         super().__init__()
+        if image_size % patch_size:  # the patches would leave out a rim
+            raise ValueError(f"image_size {image_size} is not a multiple of patch_size {patch_size}")
         if stem is not None and stem.grid != image_size // patch_size:
             raise ValueError(
                 f"the stem {stem.name} makes {stem.grid} x {stem.grid} places of {image_size} pixels, patches of "
