@@ -104,7 +104,7 @@ def test_patches_that_leave_a_rim_and_positions_that_are_no_square_are_refused_w
         (
             "50 position rows less 2 class rows are no square",
             lambda: interpolate_positions(torch.randn(50, 12), 2, 9),
-        )
+        ),
     )
 
 
