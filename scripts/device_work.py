@@ -174,7 +174,7 @@ def page(content: dict) -> str:
             "",
             "A training step at smoke scale. Waits are those of a step that neither logs, validates, saves, orders an "
             "epoch nor builds a graph; the last column has the step of the run with most of them. At smoke scale every "
-            "step of MAFA orders a part of the next epoch, which takes six waits.",
+            "step of mafa_geo and mafa_soft orders a part of the next epoch, which takes six waits.",
             "",
             "| row | waits | kernels | most waits |",
             "|---|---|---|---|",
