@@ -2,6 +2,7 @@
 
 make reproduce-refcoco_plus PAPER=geomm SEEDS=3
 make reproduce-refcoco_plus PAPER=geomm SCALE=paper DATA=/data/refcoco SET="grounding.layer=3 start.run=<a run>"
+A given run is the start of both rows, ALBEF and Geo-ALBEF.
 """
 
 from collections.abc import Sequence

@@ -148,7 +148,8 @@ def _note(command: Command, row: str) -> str:
     if method.distance == "oblique":
         distance = f"on {method.num_spheres} spheres of {config.model.embedding_dim // method.num_spheres} numbers"
     part = "the towers of " if config.start.part == "towers" else ""
-    start = f"; starts from {part}row {config.start.row}" if config.start.row else ""
+    of_run = "a run given as start.run" if config.start.run else f"row {config.start.row}"
+    start = f"; starts from {part}{of_run}" if config.start.run or config.start.row else ""
     return f"{note_of(command, row, CODE)}; pool of {method.queue_size:,} compared {distance}{start}"
 
 

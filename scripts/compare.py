@@ -33,7 +33,7 @@ if not __package__:
 import numpy as np
 import yaml
 
-from common.base.arguments import Parser
+from common.base.arguments import Parser, names_in
 from common.base.config import ConfigError
 from common.base.files import read_json, shown
 from common.base.places import outputs
@@ -256,9 +256,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=outputs(), help="default %(default)s")
     parser.add_argument("--json", action="store_true", help="prints the table as JSON instead of text")
     given = parser.parse_args()
-    # make RUNS passes several names as one word; the path of a folder may hold spaces
-    split = ([text] if Path(text).expanduser().exists() else shlex.split(text) for text in given.runs)
-    names, overrides = list(itertools.chain.from_iterable(split)), shlex.split(given.set)
+    names, overrides = names_in(given.runs), shlex.split(given.set)  # make RUNS passes several names as one word
     models = [model for name in names for model in opened(name, overrides)]
     words = " ".join(shlex.quote(Path(name).name) for name in names)  # without paths of this machine
     table = compare(models, f'make compare RUNS="{words}"')

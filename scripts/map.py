@@ -28,7 +28,7 @@ if not __package__:
 from PIL import Image
 from torch.utils.data import Subset
 
-from common.base.arguments import Parser
+from common.base.arguments import Parser, names_in
 from common.base.config import ConfigError
 from common.base.files import read_repository_yaml, shown
 from common.base.places import ROOT, outputs
@@ -173,7 +173,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.pictures < 2:
         raise ValueError(f"--pictures {options.pictures}; expected at least 2")
-    names = [name for text in options.runs for name in shlex.split(text)]
+    names = names_in(options.runs)
     if not names:
         raise ConfigError("RUNS names no run; expected: folders of runs, or checkpoints")
     spaces: list[Space] = []

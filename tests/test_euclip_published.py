@@ -307,8 +307,11 @@ def test_the_command_line_evaluates_a_file_of_hycoclips_training_as_merus(tmp_pa
         ),
         ("model.patch_size=8", r"model\.patch_size=8: published weights bring their own"),
         ("data.root=/data", r"data\.root without data\.source; expected: data\.source=shards"),
+        ("data.resize=squeeze", r"data\.resize: published weights state how pictures and captions become their inputs"),
+        ("data.resize_with=torchvision", r"data\.resize_with: published weights state"),
+        ("data.source=tsv data.root=/data data.image_size=64", r"data\.image_size: published weights state"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(override, message):
     with pytest.raises(ConfigError, match=message):
-        published_config([override], "sphere")
+        published_config(override.split(), "sphere")

@@ -177,6 +177,8 @@ def test_a_checkpoint_rebuilds_its_model_and_no_other(unbroken):
         load_encoder(checkpoint, torch.device("cpu"), ["model.image.layers=2"])
     with pytest.raises(ConfigError, match=r"data.resize would change what a trained model reads"):
         load_encoder(checkpoint, torch.device("cpu"), ["data.resize=squeeze"])
+    with pytest.raises(ConfigError, match=r"data.image_size would change what a trained model reads"):
+        load_encoder(checkpoint, torch.device("cpu"), ["data.source=tsv", "data.root=/data", "data.image_size=64"])
     foreign = Checkpoint(checkpoint.path, {**checkpoint.state, "paper": "euclip"})
     with pytest.raises(CheckpointError, match=r"by euclip/train.py, .*; run: python euclip/evaluate.py --check"):
         load_encoder(foreign, torch.device("cpu"))

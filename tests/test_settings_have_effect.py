@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from accelerate.utils import DistributedType
 from refusals import refused
 from runs import row_config
 from torch import nn
@@ -17,15 +18,19 @@ import scripts.map
 import scripts.same_losses
 import scripts.search
 from common.accumulation import MicroBatches
+from common.base.arguments import names_in
 from common.base.config import ConfigError, override
 from common.base.provenance import ROOT
 from common.base.settings import DataConfig
+from common.data.broken import BrokenSample
 from common.data.order import SampleOrder
+from common.data.part import Part
 from common.data.partners import Partners
 from common.evaluation import rerank
 from common.methods import self_supervised
 from common.reproduce.command import Command, _near, reproduce_main
 from common.run.folder import settings_of_all_seeds
+from common.run.launch import prepare
 from common.run.pretraining import train_on_pictures
 from common.run.training import _in_turn
 from contrastive_basics import public
@@ -186,6 +191,28 @@ def test_batch_normalisation_has_as_many_parts_on_two_processes_as_on_one(monkey
     config = SimpleNamespace(method=SimpleNamespace(batch_norm_parts=8))
     with pytest.raises(ConfigError, match="8 on 3 processes"):
         train_on_pictures("p", None, config, None, None, False, SimpleNamespace(num_processes=3), "")
+
+
+def test_an_unusable_caption_of_a_held_out_share_is_left_out_as_it_is_elsewhere():
+    def captions(row: int) -> list[str]:
+        if row == 1:
+            raise BrokenSample("a.tar", "000001", "empty caption")
+        return [f"caption {row}"]
+
+    whole = SimpleNamespace(name="set", captions=captions)
+    assert [*Part(whole, [0, 1, 3], "part").all_captions()] == ["caption 0", "caption 3"]
+
+
+def test_the_first_version_of_fsdp_is_refused():
+    plugin = SimpleNamespace(fsdp_version=1)
+    accelerator = SimpleNamespace(distributed_type=DistributedType.FSDP, state=SimpleNamespace(fsdp_plugin=plugin))
+    with pytest.raises(ConfigError, match=r"fsdp_version = 1; expected: 2"):
+        prepare(accelerator, nn.Linear(2, 2), None)
+
+
+def test_a_run_whose_path_holds_a_space_is_one_run(tmp_path):
+    (tmp_path / "my run").mkdir()
+    assert names_in([str(tmp_path / "my run"), "'b c' d"]) == [str(tmp_path / "my run"), "b c", "d"]
 
 
 def test_micro_batches_take_a_frozen_network_that_normalises_by_what_it_learnt():

@@ -7,6 +7,7 @@ import argparse
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,12 @@ from pathlib import Path
 def rows_of(folder: Path) -> list[str]:
     """Names of a paper folder's rows: the files of its configs/, without scales."""
     return sorted(file.stem for file in (folder / "configs").glob("*.yaml") if not file.stem.startswith("scale_"))
+
+
+def names_in(texts: Iterable[str]) -> list[str]:
+    """Names of runs or files; a text may hold several, as a shell splits them, but an existing path stays whole."""
+    split = ([text] if text and Path(text).expanduser().exists() else shlex.split(text) for text in texts)
+    return [name for names in split for name in names]
 
 
 _LEAST_LIKENESS = 0.6  # difflib's default

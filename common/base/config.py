@@ -73,7 +73,7 @@ def load_beside_weights(config_class: type, overrides: Sequence[str], fixed: Seq
         overrides: the user's, "data.key=value" and "run.key=value".
         fixed: the caller's, of any section.
     Raises:
-        ConfigError: another section, or data.root without a source.
+        ConfigError: another section, data.root without a source, or a setting that the weights' own files state.
     """
     for text in overrides:
         if not text.startswith(("data.", "run.")):
@@ -81,7 +81,17 @@ def load_beside_weights(config_class: type, overrides: Sequence[str], fixed: Seq
     named = {text.partition("=")[0] for text in overrides}
     if "data.root" in named and "data.source" not in named:
         raise ConfigError("data.root without data.source; expected: data.source=shards data.root=<folder>")
-    return load_config(config_class, [], [*overrides, *fixed])
+    config = load_config(config_class, [], [*overrides, *fixed])
+    read = ("resize", "crop_scale", "augmentation", "context_length", "tokenizer")
+    stated = [f"data.{name}" for name in read if f"data.{name}" in named]
+    stated += ["data.image_size"] if "data.image_size" in named and config.data.source != "scenes" else []
+    stated += ["data.resize_with"] if config.data.resize_with != "pillow" else []
+    if stated:
+        raise ConfigError(
+            f"{stated[0]}: published weights state how pictures and captions become their inputs, in the files beside "
+            "them; without such files CLIP's way is used; expected: where the data lie"
+        )
+    return config
 
 
 def to_dict(config: Any) -> dict[str, Any]:

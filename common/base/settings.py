@@ -286,6 +286,13 @@ class StartConfig:
     # a BERT: lower layers for the text tower, upper ones for a fusion transformer, if there is one
     bert: str = path_setting()
 
+    def __post_init__(self) -> None:
+        if self.scale_factor != 1 and not (self.row or self.run):
+            raise ValueError(
+                f"start.scale_factor = {self.scale_factor} without start.row or start.run, whose logit scale it is of; "
+                "expected: 1"
+            )
+
 
 @dataclass(frozen=True)
 class ModelConfig:

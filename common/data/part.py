@@ -1,12 +1,14 @@
 """A part of a data set, the same in every run, for validation (`data.num_val`, `data.val_share`)."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from common.base.provenance import hash_of
+from common.data.broken import BrokenSample
 
 _BY_INDEX = ("captions", "image_id", "caption_ids", "label", "row")
 
@@ -32,7 +34,9 @@ class Part:
         return (lambda index: value(self._rows[index])) if name in _BY_INDEX else value
 
     def all_captions(self) -> Iterator[str]:
-        return (caption for row in self._rows for caption in self._whole.captions(row))
+        for row in self._rows:
+            with suppress(BrokenSample):
+                yield from self._whole.captions(row)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -81,7 +81,8 @@ def train_rows(
 
 def with_custom_rows(command: Command, source: dict[str, Any]) -> dict[str, Any]:
     """A printed table with its rows `beyond` the paper and the command's custom rows, without printed values."""
-    beyond = [{**row, "values": []} for row in source.get("beyond", ())]
+    of_scale = [row for row in source.get("beyond", ()) if command.scale in row.get("scales", [command.scale])]
+    beyond = [{**row, "values": []} for row in of_scale]
     custom = [{"method": file.stem, "config": str(file), "values": []} for file in command.custom_files]
     return {**source, "rows": [*source["rows"], *beyond, *custom]}
 

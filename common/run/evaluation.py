@@ -86,7 +86,8 @@ class TrainedModels:
         # the model is the trained one's; only where the data lie and how they are read may be another's
         trained = from_dict(self.config_class, state["config"], str(checkpoint.path / "state.json"))
         config = override(trained, list(overrides))
-        for name in ("resize", "context_length", "tokenizer", "vocabulary"):
+        size = () if config.data.source == "scenes" else ("image_size",)  # scenes are drawn of any size
+        for name in ("resize", "context_length", "tokenizer", "vocabulary", *size):
             if getattr(config.data, name) != getattr(trained.data, name):
                 raise ConfigError(f"command line: data.{name} would change what a trained model reads; leave it out")
         tokenizer = tokenizer_from_json(state["tokenizer"])

@@ -138,6 +138,8 @@ def prepare(accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.o
     """Accelerate's prepare. Under FSDP a model without transformer blocks, such as a ResNet, is one unit."""
     if accelerator.distributed_type == DistributedType.FSDP:
         plugin = accelerator.state.fsdp_plugin
+        if plugin.fsdp_version != 2:
+            raise ConfigError(f"fsdp_version = {plugin.fsdp_version}; expected: 2, as in scripts/accelerate/fsdp2.yaml")
         has_statistics = any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
         if has_statistics and accelerator.mixed_precision != "no":
             raise ConfigError(
