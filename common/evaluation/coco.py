@@ -147,7 +147,7 @@ def evaluate_coco(
         parts, parts.dtype, image_ids, caption_ids, embedded.text_to_image, relations, shared=True
     )
     plain = Positives.from_owners(embedded.text_to_image, len(image_ids))
-    protocol = embedded.protocol(encoder, plain, parts.dtype).to_json()
+    protocol = embedded.protocol(encoder, plain, parts.dtype)
     return {
         key: Evaluation(result.metrics, protocol | result.protocol, result.chance, result.hits)
         for key, result in results.items()

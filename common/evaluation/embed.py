@@ -32,7 +32,7 @@ from common.data.transforms import ImageTransform
 from common.distributed import gather_rows, is_main_process, rank, world_size
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.accuracy import classification_evaluation
-from common.evaluation.protocol import Evaluation, RetrievalProtocol, hash_of_captions, mean_of_folds
+from common.evaluation.protocol import TIE_RULE, Evaluation, hash_of_captions, mean_of_folds
 from common.evaluation.retrieval import (
     Part,
     Positives,
@@ -174,34 +174,21 @@ def with_bar(batches: Iterable[Any], label: str) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class CaptionRule:
-    """Which captions of an image are ranked, and how their text is changed.
+    """Which captions of an image are ranked, and with what before them.
 
     per_image: number of captions, the first ones in file order; None = all.
     prefix: of every caption, e.g. "a photo of ".
-    cleaning: "none", or "albef" (lower case, without punctuation, at most 30 words), before the prefix.
     """
 
     per_image: int | None = None
     prefix: str = ""
-    cleaning: str = "none"
 
     def __post_init__(self) -> None:
         if self.per_image is not None and self.per_image < 1:
             raise ValueError(f"captions per image = {self.per_image}; expected: at least 1, or None for all")
-        if self.cleaning not in _CLEANINGS:
-            raise ValueError(f"caption cleaning = {self.cleaning!r}; expected: {', '.join(_CLEANINGS)}")
 
     def apply(self, caption: str) -> str:
-        return self.prefix + _CLEANINGS[self.cleaning](caption)
-
-
-def _as_albef(caption: str) -> str:
-    from common.data.bert_tokenizer import clean_caption  # a run without it does not depend on BERT's tokenizer
-
-    return clean_caption(caption)
-
-
-_CLEANINGS: dict[str, Callable[[str], str]] = {"none": str, "albef": _as_albef}
+        return self.prefix + caption
 
 
 def _why_unreadable(pictures: Any, readable: torch.Tensor, most: int) -> list[str]:
@@ -242,29 +229,37 @@ class EmbeddedPairs:
         score_dtype: torch.dtype,
         *,
         ranking: str = "similarity",
-    ) -> RetrievalProtocol:
+    ) -> dict[str, Any]:
+        """All that changes a recall without changing the model.
+
+        Captions per image are the first ones in file order; "all" where images have unlike numbers of them and all are
+        used. Queries are those that have a positive. The hash is of the candidates as in the file: which split it is.
+        Unreadable images are left out of the candidates.
+        """
         counts = {len(captions) for captions in self.captions_of}
         per_image = (
             self.rule.per_image if self.rule.per_image is not None else counts.pop() if len(counts) == 1 else "all"
         )
-        return RetrievalProtocol(
-            data=self.pairs.name,
-            fingerprint=self.pairs.fingerprint,
-            captions_per_image=per_image,
-            caption_prefix=self.rule.prefix,
-            caption_cleaning=encoder.tokenizer.cleaning if self.rule.cleaning == "none" else self.rule.cleaning,
-            positives="own captions",
-            candidates="all",
-            ranking=ranking,
-            num_images=positives.num_images,
-            num_texts=positives.num_texts,
-            num_image_queries=len(positives.query_images),
-            num_text_queries=len(positives.query_texts),
-            captions_hash=hash_of_captions(self.captions_of),
-            unreadable_images=len(self.pairs) - len(self.indices) + len(lost_at_open(self.pairs)),
-            score_dtype=str(score_dtype).removeprefix("torch."),
-            preprocessing=encoder.preprocessing,
-        )
+        return {
+            "task": "retrieval",
+            "data": self.pairs.name,
+            "fingerprint": self.pairs.fingerprint,
+            "captions_per_image": per_image,
+            "caption_prefix": self.rule.prefix,
+            "caption_cleaning": encoder.tokenizer.cleaning,
+            "positives": "own captions",
+            "candidates": "all",
+            "ranking": ranking,
+            "num_images": positives.num_images,
+            "num_texts": positives.num_texts,
+            "num_image_queries": len(positives.query_images),
+            "num_text_queries": len(positives.query_texts),
+            "captions_hash": hash_of_captions(self.captions_of),
+            "unreadable_images": len(self.pairs) - len(self.indices) + len(lost_at_open(self.pairs)),
+            "score_dtype": str(score_dtype).removeprefix("torch."),
+            "preprocessing": encoder.preprocessing,
+            "tie_rule": TIE_RULE,
+        }
 
 
 def embed_pairs(encoder: Encoder, pairs: Pairs, rule: CaptionRule) -> EmbeddedPairs:
@@ -319,7 +314,7 @@ def _rank(encoder: Encoder, embedded: EmbeddedPairs, pictures: slice, captions: 
     ranks = ranks_of_parts(parts, positives, shared=True)
     return Evaluation(
         metrics=retrieval_metrics(ranks),
-        protocol=embedded.protocol(encoder, positives, parts.dtype).to_json(),
+        protocol=embedded.protocol(encoder, positives, parts.dtype),
         chance=chance_level(positives),
         hits=hits_by_image(recalls(ranks), owners, len(images)),
     )

@@ -7,7 +7,7 @@ carries these, and `check_alike` runs wherever numbers stand next to each other.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from common.base.dependencies import loaded_files
@@ -63,39 +63,6 @@ def mean_of_folds(folds: Sequence[Evaluation], candidates: str) -> Evaluation:
         chance={key: sum(fold.chance[key] for fold in folds) / count for key in first.chance},
         hits={key: [values for fold in folds for values in fold.hits[key]] for key in first.hits},
     )
-
-
-@dataclass(frozen=True)
-class RetrievalProtocol:
-    """All that changes a recall without changing the model.
-
-    captions_per_image: the first ones in file order; "all" where images have unlike numbers of them and all are used.
-    caption_cleaning: name of the rule; "none" = the text as it is.
-    num_image_queries, num_text_queries: those that have a positive.
-    captions_hash: of the candidates as in the file: which split it is.
-    unreadable_images: left out of the candidates.
-    """
-
-    data: str
-    fingerprint: str
-    captions_per_image: int | str
-    caption_prefix: str
-    caption_cleaning: str
-    positives: str
-    candidates: str
-    ranking: str
-    num_images: int
-    num_texts: int
-    num_image_queries: int
-    num_text_queries: int
-    captions_hash: str
-    unreadable_images: int
-    score_dtype: str
-    preprocessing: Mapping[str, Any]
-    tie_rule: str = TIE_RULE
-
-    def to_json(self) -> dict[str, Any]:
-        return {"task": "retrieval", **asdict(self)}
 
 
 def hash_of_captions(captions_of: Sequence[Sequence[str]]) -> str:

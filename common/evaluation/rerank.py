@@ -137,7 +137,7 @@ def evaluate_two_stage(
     return {
         stage: Evaluation(
             metrics=retrieval_metrics(ranks) | more,
-            protocol=embedded.protocol(encoder, positives, parts.dtype, ranking=ranking).to_json(),
+            protocol=embedded.protocol(encoder, positives, parts.dtype, ranking=ranking),
             chance=chance_level(positives),
             hits=hits_by_image(recalls(ranks), embedded.text_to_image, len(embedded.images)),
         )
