@@ -37,9 +37,12 @@ class LogitScale(nn.Module):
         if not (math.isfinite(init) and init > 0):
             raise ValueError(f"logit_scale_init must be a positive finite number, got {init}")
         if not 0 <= low <= high or 0 in (minimum, maximum):
-            raise ValueError(f"logit_scale bounds must satisfy 0 < minimum <= maximum, got {minimum} and {maximum}")
+            raise ValueError(f"logit_scale_min = {minimum}, logit_scale_max = {maximum}; expected: 0 < min <= max")
         if not trainable and not low <= init <= high:
-            raise ValueError(f"a fixed logit_scale_init = {init} is outside its bounds {minimum} and {maximum}")
+            raise ValueError(
+                f"logit_scale_init = {init} with logit_scale_trainable = false is outside its bounds; expected: "
+                f"{minimum} to {maximum}, or other logit_scale_min and logit_scale_max (null = none)"
+            )
         self.minimum, self.maximum = minimum, maximum
         start = math.log(min(max(init, low), high))
         # one entry, not none: FSDP2 refuses parameters without a dimension
@@ -80,18 +83,5 @@ class LogitBias(nn.Module):
 
 
 def check_bounds(method: Any) -> None:
-    """Checks a config section in its __post_init__; a learned multiplier may start outside, `LogitScale` moves it.
-
-    Raises:
-        ValueError: bounds in the wrong order, or a fixed multiplier outside them.
-    """
-    low, high = method.logit_scale_min, method.logit_scale_max
-    if low is not None and high is not None and low > high:
-        raise ValueError(f"method.logit_scale_min = {low} is above method.logit_scale_max = {high}")
-    init = method.logit_scale_init
-    outside = (low is not None and init < low) or (high is not None and init > high)
-    if outside and not method.logit_scale_trainable:
-        raise ValueError(
-            f"method.logit_scale_init = {init} with logit_scale_trainable = false is outside its bounds; expected: "
-            f"{low} to {high}, or other logit_scale_min and logit_scale_max (null = none)"
-        )
+    """Checks a config section in its __post_init__; raises ValueError as `LogitScale`."""
+    LogitScale.from_config(method)

@@ -44,7 +44,7 @@ def test_impossible_values_and_a_fixed_multiplier_outside_its_bounds_are_refused
         *(("logit_scale", partial(LogitScale, init)) for init in (0.0, float("nan"), -1.0)),
         ("logit_scale", lambda: LogitScale(1.0, minimum=3.0, maximum=2.0)),
         ("logit_scale", lambda: LogitScale(minimum=0.0)),
-        (r"a fixed logit_scale_init = 200.0 is outside its bounds None and 100.0",
+        (r"logit_scale_init = 200.0 with .* is outside its bounds; expected: None to 100.0",
          lambda: LogitScale(200.0, trainable=False)),
     )  # fmt: skip
     assert LogitScale(200.0, maximum=None, trainable=False)().item() == pytest.approx(200.0)

@@ -105,7 +105,7 @@ def test_a_caption_rule_chooses_and_prefixes_and_is_recorded(encoder):
     encoder.tokenizer.encode = lambda texts, length: asked.extend(texts) or encode(texts, length)
     rule = CaptionRule(per_image=2, prefix="a ")
     actual = evaluate_retrieval(encoder, Patches(), rule)
-    assert asked == ["a red", "a a red red patch", "a green", "a green green", "a blue", "a the blue patch"]
+    assert asked == ["a red", "a A red, red patch!", "a green", "a green-green", "a blue", "a the blue patch"]
     stated = {"captions_per_image": 2, "caption_prefix": "a ", "num_texts": 6}
     assert actual.protocol | stated == actual.protocol
     assert actual.metrics["i2t_recall_at_1"] == 1

@@ -249,7 +249,7 @@ def test_the_authors_accumulation_multiplies_only_the_gradients_of_beta_and_c():
         (["method.curvature_init=20"], r"method.curvature_init = 20.0 is outside .* = \[0.1, 10.0\]"),
         (["method.geometry=lorentz"], "method.geometry = 'lorentz'; expected one of: sphere, elliptic, euclidean"),
         (["method.min_radius=-1"], "method.min_radius = -1.0; expected: >= 0"),
-        (["method.logit_scale_min=200"], "method.logit_scale_min = 200.0 is above method.logit_scale_max = 100.0"),
+        (["method.logit_scale_min=200"], "logit_scale_min = 200.0, logit_scale_max = 100.0; expected: 0 < min <= max"),
         (["method.curvature=1"], "unknown key 'method.curvature'; did you mean method.curvature_"),
         (["data.averages=38"], "data.averages = '38'; expected one of: present, datacomp"),
     ],

@@ -100,14 +100,14 @@ def two_stage_of_parts(
 
     candidates_of_images, candidates_of_texts = _candidates(parts, positives, k_test)
     settings = pairs_at_once, share_queries
-    image_side = _rerank(
+    *of_images, images_kept = _rerank(
         candidates_of_images, positives.texts, positives.image_starts, contrastive.image_to_text, match, *settings
     )
-    text_side = _rerank(
+    *of_texts, texts_kept = _rerank(
         candidates_of_texts, positives.images, positives.text_starts, contrastive.text_to_image, by_text, *settings
     )
-    matched = Ranks.of(positives, image_side.ranks, image_side.tied, text_side.ranks, text_side.tied)
-    return TwoStage(contrastive, matched, float(image_side.kept.mean()), float(text_side.kept.mean()))
+    matched = Ranks.of(positives, *of_images, *of_texts)
+    return TwoStage(contrastive, matched, float(images_kept.mean()), float(texts_kept.mean()))
 
 
 def evaluate_two_stage(
@@ -148,15 +148,6 @@ def evaluate_two_stage(
     }
 
 
-@dataclass(frozen=True)
-class _Reranked:
-    # Of every query with positives: rank, whether a negative ties with its best positive, whether one was matched.
-
-    ranks: np.ndarray
-    tied: np.ndarray
-    kept: np.ndarray
-
-
 def _candidates(parts: Iterable[Part], positives: Positives, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     # The k candidates of every image and of every text, (num_images, k) and (num_texts, k) int32, ascending.
     #
@@ -193,8 +184,10 @@ def _rerank(
     match: Match,
     pairs_at_once: int,
     share_queries: bool,
-) -> _Reranked:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     # One direction; candidates_of (all queries, k), first_ranks those of the queries that have positives.
+    #
+    # Of every query with positives: rank, whether a negative ties with its best positive, whether one was matched.
     k = candidates_of.shape[1]
     queries = np.flatnonzero(np.diff(starts))
     results = np.zeros((3, len(queries)), np.int64)
@@ -224,7 +217,7 @@ def _rerank(
         results, bad = combine_over_processes(results, "SUM"), combine_over_processes(bad, "SUM")
     if bad[0]:
         raise ValueError(f"{bad[0]} match logits are not finite; a sort would rank NaN first")
-    return _Reranked(results[0], results[1] > 0, results[2] > 0)
+    return results[0], results[1] > 0, results[2] > 0
 
 
 def best_candidates(scores: torch.Tensor, k: int) -> torch.Tensor:

@@ -1,23 +1,13 @@
 """What searches chose: the best settings of rows, and those near the best, at which a claim is decided again."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from common.base.config import ConfigError
 from common.base.files import shown
 
 DECIDES = "nothing"
-
-
-def equivalent_settings(content: Mapping[str, Any], row: str) -> list[tuple[str, ...]]:
-    """The settings of a row in a search.json, "section.key=value", at which a claim is to be decided, the best first.
-
-    Raises:
-        KeyError: the search had no such row.
-    """
-    return [tuple(settings) for settings in content["rows"][row]["equivalent"]]
 
 
 def near_settings(
@@ -65,7 +55,7 @@ def _searched(
         if content["scale"] != scale:
             continue
         for row in content["rows"] if rows is None else [row for row in rows if row in content["rows"]]:
-            equivalent = equivalent_settings(content, row)
+            equivalent = [tuple(settings) for settings in content["rows"][row]["equivalent"]]
             if not equivalent:
                 raise ConfigError(f"{shown(file)}: no setting of {row} was trained by all seeds; expected another grid")
             for key in (text.partition("=")[0] for text in equivalent[0]):

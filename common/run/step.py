@@ -6,7 +6,7 @@ value that is not finite never reaches the weights. Without a log line the host 
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,13 +18,6 @@ from common.run.inputs import as_inputs
 
 if TYPE_CHECKING:
     from common.run.training import Run
-
-
-class _Contrast(NamedTuple):
-    # What `Step.diagnose` compares: a logged loss and its value at chance level.
-
-    name: str
-    chance: float
 
 
 class Step:
@@ -39,7 +32,7 @@ class Step:
         self.values: dict[str, Any] = {"learning_rate": learning_rate}
         self._means: dict[str, torch.Tensor] = {}
         self._parts: tuple[str, ...] | None = None  # names of the parts that the loss is the sum of
-        self._contrast: _Contrast | None = None
+        self._contrast: tuple[str, float] | None = None  # name of a logged loss, its value at chance level
         self._diagnosis: dict[str, float] = {}
 
     @cached_property
@@ -88,7 +81,7 @@ class Step:
             image_embeddings, text_embeddings: (local_batch, ...) of this process.
             chance: loss at chance level, above 0.
         """
-        self._contrast = _Contrast(loss, chance)
+        self._contrast = loss, chance
         if self.run.journal.diagnoses_at(self.number + 1):  # before the gradient is clipped
             model, batch = self.run.bare_model, self.batch
             scalars, logit_scale = model.scalars(), model.logit_scale().item()
@@ -111,10 +104,9 @@ class Step:
         check_finite(step=self.number, model=model, **self.values)
         check_finite_gradient(self.values["gradient_norm"], self.number, norms)
         if self._contrast is not None:
-            ratio = self.values[self._contrast.name] / self._contrast.chance
-            is_at_bound = at_bound(model.logit_scale, self.values["logit_scale"])
-            loss = self.values[self._contrast.name]
-            self.values |= run.journal.diagnosed(self.number + 1, loss, ratio, is_at_bound, self._diagnosis)
+            name, chance = self._contrast
+            loss, is_at_bound = self.values[name], at_bound(model.logit_scale, self.values["logit_scale"])
+            self.values |= run.journal.diagnosed(self.number + 1, loss, loss / chance, is_at_bound, self._diagnosis)
         run.optimizer.step()
         run.optimizer.zero_grad()
         # after the step: a clamp in the forward pass would stop the gradient
