@@ -114,22 +114,14 @@ def test_a_file_cut_or_flipped_at_any_byte_is_detected_and_named(tmp_path, draw)
     assert open_checkpoint(path).state["step"] == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": 99}, f"format 99; expected {checkpoint_module.FORMAT}"),
-        ({"step": True}, "is not what save_checkpoint writes: step True"),
-        ({"optimizer_groups": None}, "is not what save_checkpoint writes"),
-        (None, "has format 'list'; expected"),
-    ],
-)
-def test_a_state_of_another_kind_is_refused_though_its_sum_is_right(tmp_path, change, message):
+def test_a_state_of_another_format_is_refused_though_its_sum_is_right(tmp_path):
     saved(tmp_path, 1)
     path = tmp_path / "step-00000001"
     state = json.loads((path / "state.json").read_text())
-    (path / "state.json").write_text(json.dumps([1] if change is None else state | change))
+    (path / "state.json").write_text(json.dumps(state | {"format": 99}))
     (path / SUMS).write_text("".join(checkpoint_module._sum_lines(path)))
-    refused((f"{path}.*{message}", lambda: open_checkpoint(path)), error=CheckpointError)
+    message = f"{path}.*format 99; expected {checkpoint_module.FORMAT}"
+    refused((message, lambda: open_checkpoint(path)), error=CheckpointError)
 
 
 def test_weights_that_are_not_finite_are_refused_when_loaded(tmp_path):
@@ -293,7 +285,9 @@ def test_there_is_a_whole_checkpoint_at_every_moment_of_a_save(tmp_path, monkeyp
 def test_a_checkpoint_of_another_model_and_a_folder_that_is_none_are_refused(tmp_path):
     saved(tmp_path, 1)
     other = nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6))
-    differing = r"of another model: 6 parameters differ .*0\.weight is \(5, 3\), the model has \(6, 3\)"
+    differing = (
+        r"of another model: .*Unexpected key.*2\.weight.* size mismatch for 0\.weight: .*\(\[5, 3\]\).*\(\[6, 3\]\)"
+    )
     refused(
         (differing, lambda: last_checkpoint(tmp_path).load_model(other)),
         (r"no whole checkpoint: model\.safetensors, .*SHA256SUMS missing", lambda: open_checkpoint(tmp_path)),
