@@ -14,7 +14,7 @@ from common.report.claims.equivalence import UNKNOWN_LEVEL, Rule
 from common.report.claims.expressions import margins, parse
 from common.report.claims.ours import our_cells
 from common.report.claims.read import FAILS, HOLDS
-from common.report.claims.show import Judged, PaperClaims, evidence, headline, table_of_counts, with_q
+from common.report.claims.show import Judged, PaperClaims, evidence, headline, with_q
 from common.report.claims.verdict import (
     HOLDS_BY_LITTLE,
     NO_DIFFERENCE,
@@ -330,19 +330,6 @@ def test_q_values_are_those_of_benjamini_and_hochberg_over_the_claims_of_a_paper
     order = np.argsort(p)
     by_hand = np.minimum.accumulate((p[order] * 5 / np.arange(1, 6))[::-1])[::-1]
     assert np.array(q)[order] == pytest.approx(by_hand)
-
-
-def test_counts_by_paper_and_scale_are_printed_as_a_table(tmp_path):
-    text = 't["a"]["s"] > t["b"]["s"]'
-    claims, printed = load(tmp_path, entry(text), entry(text, "C2", needs="weights"))
-    ours = our_cells([table({"a": {"s": seeded(3.0)}, "b": {"s": seeded(2.0)}})], [])["demo"]
-    judged = [Judged(claim, None, (measured(claim, printed, ours, "demo"),)) for claim in claims]
-    lines = [line.split() for line in table_of_counts([PaperClaims("p", "P", tuple(judged))]).splitlines()]
-    assert lines == [
-        ["paper", "scale", "holds", "needs", "on", "these", "pictures"],
-        ["p", "demo", "1", "0", "1"],
-        ["p", "none", "0", "1", "0"],
-    ]
 
 
 def test_comparisons_of_shares_of_another_number_have_a_mean_for_every_task(tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.files import write_atomically
-from common.report.table import Measured, Table, build, json_of_format, read_format
+from common.report.table import KNOWN_KEYS_ONLY, Measured, Table, build, json_of_format, read_format
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Experiment:
     columns: of values <row>_<column> where each row is a training run; rows of a column lend each other their spread
         over seeds.
     """
+
+    __pydantic_config__ = KNOWN_KEYS_ONLY
 
     paper: str
     name: str
@@ -98,7 +100,7 @@ def read_experiment(path: str | Path) -> Experiment:
     """
     try:
         return build(Experiment, read_format("experiment", Path(path).read_text(encoding="utf-8")))
-    except (ValueError, AttributeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is broken: {error}") from None
 
 

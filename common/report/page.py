@@ -37,7 +37,6 @@ from common.report.claims.show import (
     headline,
     judge,
     style_of,
-    table_of_counts,
     to_markdown,
     touching,
     with_q,
@@ -271,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"no tables below {', '.join(given.results)}; {given.output} is empty. Try: make reproduce-table2")
     else:
         print(f"{given.output}: {number} table{'s' if number > 1 else ''}, on a page for each paper beside it")
-        print(f"\nVerdicts on claims, measured:\n{table_of_counts(claims)}")
+        print("\nVerdicts on claims, measured:", *(f"{paper.paper}: {counts(paper)[1]}" for paper in claims), sep="\n")
     return 0
 
 

@@ -9,15 +9,18 @@ numbers, `Row.ours` holds `Measured` records. Every other format is written from
 is read back.
 """
 
+import functools
 import json
 import math
 import re
 import statistics
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import pydantic
 
 from common.report.crossed import crossed_half_width, picture_variance
 from common.report.hits import Hits, read_hits
@@ -32,6 +35,7 @@ MEASURED = "measured"
 PAPER_SCALE = "paper"
 ERROR, _FIRST_ERROR, _FINAL_ERROR = 0.05, 0.01, 0.04  # two-sided: all seeds at once; the first, then all planned ones
 _LOSS_OF_CHANCE, _ODDS_OF_CHANCE = 0.95, 2  # a row that did not get away from a guess did not train
+KNOWN_KEYS_ONLY = pydantic.ConfigDict(extra="forbid")  # of JSON; a dataclass that is made here is not checked by it
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Column:
     better: "higher", "lower", or None where the number is no quality (a temperature, a reference).
     guess: the model behind the `chance` of its cells; empty = uniform guessing.
     """
+
+    __pydantic_config__ = KNOWN_KEYS_ONLY
 
     key: str
     label: str
@@ -70,6 +76,8 @@ class Measured:
     hits: the results of all queries; they lie in the table's file of hits, not in its JSON.
     """
 
+    __pydantic_config__ = KNOWN_KEYS_ONLY
+
     values: tuple[float, ...]
     seeds: tuple[int, ...]
     interval: tuple[float, float] | None
@@ -81,7 +89,9 @@ class Measured:
     full_protocol: Mapping[str, Any] = field(default_factory=dict)
     undecided: str = ""
     validation: float | None = None
-    hits: Hits | None = field(default=None, compare=False, repr=False)
+    hits: Annotated[pydantic.InstanceOf[Hits] | None, pydantic.Field(exclude=True)] = field(
+        default=None, compare=False, repr=False
+    )
 
     def __post_init__(self):
         _set(self, values=tuple(float(value) for value in self.values), seeds=tuple(int(seed) for seed in self.seeds))
@@ -92,13 +102,6 @@ class Measured:
         numbers = [*self.values, *(self.interval or ()), *([] if self.chance is None else [self.chance])]
         if not all(map(math.isfinite, numbers)):
             raise ValueError(f"values, interval and chance must be finite, got {numbers}")
-        if self.interval is not None:
-            low, high = (float(bound) for bound in self.interval)
-            _set(self, interval=(low, high))
-            if low > high or not self.interval_kind:
-                raise ValueError(
-                    f"interval {self.interval} of kind {self.interval_kind!r}: low <= high and a kind needed"
-                )
 
     @property
     def mean(self) -> float:
@@ -159,6 +162,8 @@ class Training:
         logged.
     """
 
+    __pydantic_config__ = KNOWN_KEYS_ONLY
+
     revision: str
     evaluated_at: str
     code: str = ""
@@ -166,9 +171,6 @@ class Training:
     validation_metric: str = ""
     validation: tuple[float, ...] = ()
     validation_chance: float | None = None
-
-    def __post_init__(self):
-        _set(self, loss_over_chance=tuple(self.loss_over_chance), validation=tuple(self.validation))
 
     @property
     def failure(self) -> str:
@@ -197,6 +199,8 @@ class Row:
     training: None in old tables.
     """
 
+    __pydantic_config__ = KNOWN_KEYS_ONLY
+
     method: str
     paper: Mapping[str, float | None]
     ours: Mapping[str, Measured | None]
@@ -206,14 +210,6 @@ class Row:
     training: Training | None = None
 
     def __post_init__(self):
-        for key, value in self.paper.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-                raise ValueError(f"row {self.method}, column {key}: the paper's cell must be a number, got {value!r}")
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"row {self.method}, column {key}: the paper's number must be finite, got {value!r}")
-        for key, cell in self.ours.items():
-            if cell is not None and not isinstance(cell, Measured):
-                raise ValueError(f"row {self.method}, column {key}: our cell must be Measured or None, got {cell!r}")
         measured = any(cell is not None for cell in self.ours.values())
         if not self.status:
             raise ValueError(f"row {self.method}: the status is empty")
@@ -238,6 +234,8 @@ class Table:
     settings: near the best of a search, at which its rows were trained instead of their own.
     plan: how many seeds were to decide, see `deciding`.
     """
+
+    __pydantic_config__ = KNOWN_KEYS_ONLY
 
     paper: str
     paper_title: str
@@ -264,8 +262,6 @@ class Table:
 
     def __post_init__(self):
         for name in ("columns", "rows", "seeds", "errata", "notes", "settings", "plan"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} must be a list, got a string")
             _set(self, **{name: tuple(getattr(self, name))})
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", self.table_id):
             raise ValueError(f"table_id names files: letters, digits, '_', '-' and '.' only, got {self.table_id!r}")
@@ -316,23 +312,8 @@ class Table:
 
 
 def to_json(table: Table) -> str:
-    """The table as indented JSON text; `from_json` gives it back unchanged."""
-    content = asdict(table)
-    for column in content["columns"]:
-        if column["guess"] == Column.guess:
-            del column["guess"]
-    for cell in (cell for row in content["rows"] for cell in row["ours"].values() if cell is not None):
-        del cell["hits"]
-        for key in ("undecided", "validation"):
-            if cell[key] in (None, ""):
-                del cell[key]
-    for row in content["rows"]:
-        if row["training"] is None:
-            del row["training"]
-    for key in ("hits_file", "chosen_by", "code", "settings", "plan"):
-        if not content[key]:
-            del content[key]
-    return json_of_format("report table", content)
+    """The table as indented JSON text, without what has its default; `from_json` gives it back unchanged."""
+    return json_of_format("report table", _adapter(Table).dump_python(table, mode="json", exclude_defaults=True))
 
 
 def is_table(content: object) -> bool:
@@ -346,17 +327,7 @@ def from_json(text: str) -> Table:
     Raises:
         ValueError: no JSON, another version, missing or unknown keys, or a failed check.
     """
-    content = read_format("report table", text)
-    columns = [build(Column, column) for column in _list(content, "columns")]
-    rows = []
-    for row in _list(content, "rows"):
-        cells = row.get("ours") if isinstance(row, dict) else None
-        if not isinstance(cells, dict) or not isinstance(row.get("paper"), dict):
-            raise ValueError("every row needs 'paper' and 'ours' as objects")
-        ours = {key: None if cell is None else build(Measured, cell) for key, cell in cells.items()}
-        training = build(Training, row["training"]) if row.get("training") else None
-        rows.append(build(Row, {**row, "ours": ours, "training": training}))
-    return build(Table, {**content, "columns": columns, "rows": rows})
+    return build(Table, read_format("report table", text))
 
 
 def json_of_format(kind: str, content: Mapping[str, Any]) -> str:
@@ -373,18 +344,17 @@ def read_format(kind: str, text: str) -> dict[str, Any]:
     return content
 
 
+_adapter = functools.cache(pydantic.TypeAdapter)
+
+
 def build(kind: type, content: object) -> Any:
-    """A dataclass from an object of JSON; ValueError for missing or unknown keys, or a failed check."""
-    if not isinstance(content, dict):
-        raise ValueError(f"{kind.__name__} must be an object, got {content!r}")
-    needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
-    missing, unknown = needed - set(content), set(content) - {entry.name for entry in fields(kind)}
-    if missing or unknown:
-        raise ValueError(f"{kind.__name__}: missing keys {sorted(missing)}, unknown keys {sorted(unknown)}")
+    """A dataclass from an object of JSON; ValueError for missing or unknown keys, another type, or a failed check."""
     try:
-        return kind(**content)
-    except TypeError as error:
-        raise ValueError(f"{kind.__name__}: {error}") from error
+        return _adapter(kind).validate_python(content)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, (kind.__name__, *first["loc"])))
+        raise ValueError(f"{where}: {first['msg']}, got {str(first['input'])[:80]}") from error
 
 
 def plan_of(table: Table, earlier: Sequence[Table], planned: int = 0) -> tuple[int, ...]:
@@ -459,12 +429,6 @@ def _with_shares_in_range(row: Row, units: Mapping[str, str]) -> Row:
         if of_shares:
             ours[key] = replace(cell, interval=interval, interval_kind=cell.interval_kind + OF_SHARES)
     return row if ours == row.ours else replace(row, ours=ours)
-
-
-def _list(content: dict, key: str) -> list:
-    if not isinstance(content.get(key), list):
-        raise ValueError(f"{key} must be a list, got {content.get(key)!r}")
-    return content[key]
 
 
 def _set(instance, **values) -> None:

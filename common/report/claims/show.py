@@ -170,24 +170,6 @@ def counts(claims: PaperClaims) -> tuple[str, str]:
     return _counted(Counter(judged.audit.verdict for judged in judged_of_paper)), "; ".join(measured)
 
 
-def table_of_counts(papers: Sequence[PaperClaims]) -> str:
-    """Number of claims by verdict, paper and scale, as aligned lines.
-
-    A claim counts at every scale at which it was measured, one without any in the line "none". The last column counts
-    the verdicts over seeds that are on these pictures only.
-    """
-    counted: dict[tuple[str, str], Counter] = {}
-    for paper, verdict in ((p.paper, verdict) for p in papers for one in _of_the_paper(p) for verdict in one.measured):
-        of_scale = counted.setdefault((paper, verdict.scale or "none"), Counter())
-        of_scale[verdict.how or verdict.verdict] += 1
-        of_scale[SEEDS_ONLY] += way_of(verdict) == SEEDS_ONLY
-    kinds = [kind for kind in (*ORDER, *_WAYS[2:], SEEDS_ONLY) if any(kinds[kind] for kinds in counted.values())]
-    lines = [["paper", "scale", *kinds]]
-    lines += [[*key, *(str(of_scale[kind]) for kind in kinds)] for key, of_scale in counted.items()]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(text.ljust(width) for text, width in zip(line, widths)).rstrip() for line in lines)
-
-
 def _counted(verdicts: Counter) -> str:
     return ", ".join(f"{verdicts[kind]} {_PLURAL.get(kind, kind)}" for kind in ORDER if verdicts[kind])
 
