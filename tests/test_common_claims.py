@@ -76,12 +76,12 @@ def folder_with(tmp_path, claims, tables=TABLES):
 
 def entry(holds_if, name="C1", **more):
     """One claim as YAML (JSON is YAML)."""
-    content = {"id": name, "claim": f"Sentence {name}.", "where": "A, Table t", "kind": "cells", "holds_if": holds_if}
+    content = {"id": name, "claim": f"Sentence {name}.", "where": "A, Table t", "holds_if": holds_if}
     return {key: value for key, value in (content | more).items() if value is not None}
 
 
 def of_experiment(measured_side):
-    return entry(None, kind="experiment", no_numbers="a figure", measured=measured_side)
+    return entry(None, no_numbers="a figure", measured=measured_side)
 
 
 def load(tmp_path, *entries):
@@ -310,29 +310,26 @@ def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
         ({"holds_if": f"{A_X} > > 1"}, r"holds_if, column \d+: invalid syntax"),
         ({"holds_if": f"{A_X} == 1"}, r"holds_if, column 16: only > >= < <= compare"),
         ({"holds_if": f"{A_Y} >= {A_Y}"}, "refers to no cell"),  # no number could change it
-        ({"holds_if": 5}, "an expression or a list of expressions is needed, got 5"),
+        ({"holds_if": 5}, r"holds_if: .*tuple, got 5"),
         ({"holds_if": None}, "'no_numbers', why there is none"),
-        ({"holds_if": None, "no_numbers": "a figure"}, "measured side, 'needs' or 'not_run_yet'"),
+        ({"holds_if": None, "no_numbers": "a figure"}, "measured side, 'test' or 'needs'"),
         ({"no_numbers": "a figure"}, "either an expression for the audit or 'no_numbers'"),
         ({"audit": f"{A_X} > 1"}, "holds_if stands for audit and measured"),
-        ({"kind": "figure"}, "kind is 'figure'; expected: cells, experiment, test"),
-        ({"kind": "experiment"}, "kind is experiment but the measured side refers to no experiment"),
-        ({"kind": "test"}, "kind test is decided by 'test'"),
-        ({"test": "tests/test_x.py::test_y"}, "go with kind test only"),
-        ({"holds_if": None, "audit": f"{A_X} > 1", "kind": "test", "test": "rm -rf"}, "expected: tests/<file>.py::"),
-        ({"holds_if": None, "no_numbers": "x", "kind": "test", "test": "tests/a.py::b", "shows": "maybe"}, "shows is"),
-        ({"holds_if": 'experiment["e"]["v"] > 1', "kind": "experiment"}, "an audit uses only the paper's tables"),
-        ({"holds_if": None, "audit": f"{A_X} > 1", "measured": 'experiment["e"]["v"] > 1'}, "refers to an experiment"),
+        ({"kind": "cells"}, r"kind: Unexpected keyword argument, got cells"),
+        ({"test": "tests/test_x.py::test_y"}, "'test' decides the measured side"),
+        ({"holds_if": None, "audit": f"{A_X} > 1", "test": "rm -rf"}, r"test\.0: .*tests/.*, got rm -rf"),
+        ({"holds_if": None, "no_numbers": "x", "test": "tests/a.py::b", "shows": "maybe"}, "shows: .*, got maybe"),
+        ({"shows": "does not hold"}, "'shows' goes with 'test' only"),
+        ({"holds_if": 'experiment["e"]["v"] > 1'}, "an audit uses only the paper's tables"),
         ({"holds_if": 't["{row}"]["x"] > 1'}, r"\{row\} is not a name of 'for'; expected: none"),
         ({"for": {"row": ["a"]}}, "'for' gives row, which no expression uses"),
+        ({"for": {"row": []}}, r"for\.row: .*at least 1 item"),
         ({"for": {"row": list(range(300))}, "holds_if": 't["a"]["x"] > {row}'}, "makes 300 expressions"),
-        ({"expects": "x"}, "unknown keys expects; expected: about, after_the_data, audit"),
         ({"holds_if": None, "audit": f"{A_X} > 1", "needs": "x", "after_the_data": A_X + " > 2"}, "needs the earlier"),
-        ({"claim": ""}, "claim is ''; a text is needed"),
-        ({"needs": "x", "not_run_yet": "y"}, "either 'needs' or 'not_run_yet'"),
-        ({"id": "a b"}, "an id consists of letters"),
-        ({"exact": "so"}, "exact is 'so'; expected: by construction, parity check"),
-        ({"threshold": "now"}, "threshold is 'now'; expected: a git revision"),
+        ({"claim": ""}, "claim: .*, got $"),
+        ({"id": "a b"}, "id: .*, got a b"),
+        ({"exact": "so"}, "exact: .*'by construction' or 'parity check', got so"),
+        ({"threshold": "now"}, "threshold: .*, got now"),
         ({"control_of": "C2"}, "control_of is 'C2'; expected an earlier claim: none"),
     ],
 )  # fmt: skip
@@ -346,10 +343,10 @@ def test_what_is_wrong_in_a_claim_is_named_with_file_and_claim(tmp_path, change,
 def test_doubles_a_missing_id_and_broken_files_are_named(tmp_path):
     refused(
         ("claim C1: the id stands twice", lambda: load(tmp_path, entry(f"{A_X} > 1"), entry(f"{B_X} > 1"))),
-        ("claim number 2 has no id", lambda: load(tmp_path, entry(f"{A_X} > 1"), {"claim": "x"})),
+        ("claim number 2: id: Field required", lambda: load(tmp_path, entry(f"{A_X} > 1"), {"claim": "x"})),
         error=ClaimError,
     )
-    for broken, message in (("claims: [", "is no YAML"), ("- a", "a list under the key 'claims'")):
+    for broken, message in (("claims: [", "is no YAML"), ("- a", r"\['a'\]"), ("claims: a", "claims: .*list, got a")):
         folder = folder_with(tmp_path, broken)
         of_file = partial(load_claims, folder / "claims.yaml", load_paper_tables(folder / "paper_tables.yaml"))
         refused((f"(?s)no_paper/claims.yaml.*{message}", of_file), error=ClaimError)
@@ -661,18 +658,17 @@ def test_of_several_runs_of_a_table_the_one_with_most_seeds_counts_and_of_equal_
 def test_what_cannot_be_run_and_what_a_test_decides(tmp_path):
     contents = [
         entry(f"{A_X} > {B_X}", "C1", needs="a private data set"),
-        entry(f"{A_X} > {B_X}", "C2", not_run_yet="a figure"),
-        entry(None, "C3", kind="test", no_numbers="a theorem", test="tests/test_x.py::test_y"),
-        entry(None, "C4", kind="test", no_numbers="a theorem", test=["tests/test_x.py::test_z"], shows=FAILS),
+        entry(None, "C3", no_numbers="a theorem", test="tests/test_x.py::test_y"),
+        entry(None, "C4", no_numbers="a theorem", test=["tests/test_x.py::test_z"], shows=FAILS),
     ]
     claims, printed = load(tmp_path, *contents)
     full = our_cells([table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})], [])["demo"]
     verdicts = [measured(claim, printed, full, "demo") for claim in claims]
     assert [headline(verdict) for verdict in verdicts] == [
-        "needs a private data set", "not run yet: a figure", "held by test test_y, run with the tests",
+        "needs a private data set", "held by test test_y, run with the tests",
         "refuted by test test_z, run with the tests",
     ]  # fmt: skip
-    assert "tests/test_x.py::test_y" in verdicts[2].reason
+    assert "tests/test_x.py::test_y" in verdicts[1].reason
 
 
 # ---- experiments ----------------------------------------------------------------------------------------------------
@@ -754,8 +750,8 @@ def test_a_command_tells_the_claims_of_the_experiments_that_it_measured(tmp_path
     ("make", "message"),
     [
         (lambda path: path.write_text("{"), "memory.json is broken"),
-        (lambda path: path.write_text(path.read_text().replace('"caption"', '"captions"')), r"\.caption: Field"),
-        (lambda path: path.write_text(path.read_text().replace('"caption"', '"x": 1, "caption"')), r"\.x: "),
+        (lambda path: path.write_text(path.read_text().replace('"caption"', '"captions"')), "broken: caption: Field"),
+        (lambda path: path.write_text(path.read_text().replace('"caption"', '"x": 1, "caption"')), "broken: x: "),
         (lambda path: path.write_text(path.read_text().replace("1.2", "NaN")), "one finite value for each"),
         (lambda path: path.write_text(path.read_text().replace('_version": 1', '_version": 9')), "version"),
     ],
@@ -786,7 +782,7 @@ def judged(tmp_path):
         entry(f"{A_X} > {B_X} + 3.9", "C3"),
         entry(f'{A_X} > t["d"]["x"]', "C4"),
         entry(f'{A_X} > t["c"]["x"]', "C5"),
-        entry(None, "C6", kind="test", no_numbers="a theorem", test="tests/test_x.py::test_y"),
+        entry(None, "C6", no_numbers="a theorem", test="tests/test_x.py::test_y"),
         entry('u["a"]["x"] > 60', "C7", claim="<b>Hostile</b> | sentence."),
     ]
     folder = folder_with(tmp_path, json.dumps({"claims": contents}))

@@ -184,7 +184,7 @@ def test_a_broken_claims_file_is_named_on_the_command_line(tmp_path, monkeypatch
     (tmp_path / "no_paper").mkdir()
     (tmp_path / "no_paper/paper_tables.yaml").write_text("paper: {title: x}\ntables: {}")
     (tmp_path / "no_paper/claims.yaml").write_text("claims: [{id: C1}]")
-    with pytest.raises(ValueError, match=r"no_paper/claims.yaml, claim C1: claim is None"):
+    with pytest.raises(ValueError, match=r"no_paper/claims.yaml, claim C1: claim: Field required"):
         collect_page([tmp_path], tmp_path / "page.html", papers=tmp_path)
     monkeypatch.setattr("common.report.page.collect_page", lambda *_: collect_page([], tmp_path / "x", papers=tmp_path))
     assert main(["--results", str(tmp_path)]) == 1

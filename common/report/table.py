@@ -353,7 +353,7 @@ def build(kind: type, content: object) -> Any:
         return _adapter(kind).validate_python(content)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, (kind.__name__, *first["loc"])))
+        where = ".".join(map(str, first["loc"])) or kind.__name__
         raise ValueError(f"{where}: {first['msg']}, got {str(first['input'])[:80]}") from error
 
 

@@ -135,9 +135,7 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
     """
     if claim.needs:
         return Verdict(NEEDS, claim.needs)
-    if claim.not_run_yet:
-        return Verdict(NOT_RUN, claim.not_run_yet)
-    if claim.kind == "test":
+    if claim.tests:
         return Verdict(claim.shows, ", ".join(claim.tests), how=claim.exact or "by test")
     verdict = _by_numbers(claim.measured, claim, printed, ours, scale)
     if claim.regime and scale not in _EMPTY_SCALES and verdict.verdict in (*DECIDED, UNDECIDED, ONE_SEED):

@@ -9,11 +9,14 @@ not two points at 5 %, and the test numbers to be judged have no influence.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
+import pydantic
 from scipy.special import expit, logit
 
 from common.report.claims.expressions import Cell, Margin
 from common.report.claims.intervals import OurCell
+from common.report.table import KNOWN_KEYS_ONLY
 
 UNKNOWN_LEVEL = "validation level of the control unknown"
 _PRINTED = 0.05  # percent: 0 and 100 are printed for what rounds to them
@@ -23,8 +26,10 @@ _PRINTED = 0.05  # percent: 0 and 100 are printed for what rounds to them
 class Rule:
     """share: of the paper's difference in log-odds. least: in points."""
 
-    share: float
-    least: float
+    __pydantic_config__ = KNOWN_KEYS_ONLY
+
+    share: Annotated[float, pydantic.Field(gt=0)]
+    least: Annotated[float, pydantic.Field(gt=0)]
 
 
 @dataclass(frozen=True)

@@ -4,24 +4,20 @@
       - id: C6
         claim: "The inner product on the product of spheres beats the sphere in R@1 at every initialisation."
         where: "A and B, Table 3"
-        kind: cells
         for: {init: [e^2.64, e^0], column: [zs_i2t_r1, zs_t2i_r1]}
         holds_if: table3["Ob(64, 8), {init}"]["{column}"] > table3["Sphere, {init}"]["{column}"]
 
 The *audit* puts the paper's printed numbers into the expression, *measured* puts ours (`decide.py`). `holds_if` serves
 both; `audit` and `measured` serve one each where they must differ, for example because the sentence names a number of
 the paper's scale. Each is an expression, or a list of which all must hold. Names of `for` in braces stand for all their
-combinations. `kind` names what decides the measured side:
+combinations. The measured side may also use values of a named experiment, experiment["name"]["value"]
+(`common/report/experiments.py`). Further keys:
 
-    cells         cells of the paper's tables
-    experiment    values of a named experiment, experiment["name"]["value"] (`common/report/experiments.py`)
-    test          `test`, one or more pytest node ids; `shows: does not hold` where they prove the opposite
-
-Further keys:
+    test              instead of a measured expression: one or more pytest node ids that decide the claim
+    shows             "does not hold" where these prove the opposite
 
     no_numbers        why the paper's numbers cannot decide, for example only a figure; instead of an audit
     needs             what prevents any run of the measured side
-    not_run_yet       what is still missing here
     about             "training": a claim about collapse or stability, which rows that did not train may decide
     regime            expression or list, over our values: runs that do not satisfy it leave the claim open
     departure         what differs from the paper in runs below its scale; stands beside their verdict
@@ -37,25 +33,20 @@ Above the claims `equal_within` gives the rule for margins of equivalence, see `
 
 import itertools
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import pydantic
 import yaml
 
 from common.base.files import read_repository_yaml
 from common.report.claims.equivalence import Rule
-from common.report.claims.expressions import EXPERIMENT, Cell, Condition, ExpressionError, cells, margins, parse
+from common.report.claims.expressions import EXPERIMENT, Cell, Condition, cells, margins, parse
+from common.report.table import KNOWN_KEYS_ONLY, build
 
 HOLDS, FAILS = "holds", "does not hold"
-KINDS = ("cells", "experiment", "test")
-EXACT = ("by construction", "parity check")
-_KEYS = {
-    "id", "claim", "where", "kind", "for", "holds_if", "audit", "measured", "after_the_data", "test", "shows",
-    "no_numbers", "needs", "not_run_yet", "note", "exact", "threshold", "about", "control_of",
-    "regime", "departure",
-}  # fmt: skip
 _MAX_COMBINATIONS = 200
 
 
@@ -81,37 +72,76 @@ class PaperTables:
     units: Mapping[tuple[str, str], str]
 
 
-@dataclass(frozen=True)
-class Claim:
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+_Text = Annotated[str, pydantic.Field(pattern=r"\S"), pydantic.AfterValidator(_on_one_line)]
+_Texts = Annotated[tuple[_Text, ...], pydantic.BeforeValidator(_listed)]
+_Test = Annotated[str, pydantic.Field(pattern=r"^tests/\w+\.py::\w+$")]
+_Choices = Annotated[list[Any], pydantic.Field(min_length=1)]
+
+
+class _File(pydantic.BaseModel):
+    # A claims.yaml.
+
+    claims: list[dict[str, Any]]
+    equal_within: Rule | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stated:
+    # Keys of claims.yaml that a claim has as they stand there, see the module.
+
+    id: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    claim: _Text
+    where: _Text
+    tests: Annotated[tuple[_Test, ...], pydantic.BeforeValidator(_listed), pydantic.Field(alias="test")] = ()
+    shows: Literal["holds", "does not hold"] = HOLDS
+    no_numbers: _Text = ""
+    needs: _Text = ""
+    note: _Text = ""
+    exact: Literal["", "by construction", "parity check"] = ""
+    threshold: Annotated[str, pydantic.Field(pattern="^[0-9a-f]{7,40}$")] = ""
+    about: Literal["", "training"] = ""
+    control_of: _Text = ""
+    departure: _Text = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry(_Stated):
+    # A claim as it stands in the file.
+
+    __pydantic_config__ = KNOWN_KEYS_ONLY
+
+    names: Annotated[dict[str, _Choices], pydantic.Field(alias="for")] = field(default_factory=dict)
+    holds_if: _Texts = ()
+    audit: _Texts = ()
+    measured: _Texts = ()
+    after_the_data: _Texts = ()
+    regime: _Texts = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim(_Stated):
     """One claim; the fields are the keys of claims.yaml, see the module.
 
     `audit`, `measured`, `later` (of `after_the_data`) and `regime` are conditions that all must hold; `audit_text` and
     the like are their expressions as written.
     """
 
-    id: str
-    claim: str
-    where: str
-    kind: str
     audit: tuple[Condition, ...]
     measured: tuple[Condition, ...]
+    later: tuple[Condition, ...]
+    regime: tuple[Condition, ...]
     audit_text: tuple[str, ...]
     measured_text: tuple[str, ...]
-    tests: tuple[str, ...] = ()
-    shows: str = HOLDS
-    no_numbers: str = ""
-    needs: str = ""
-    not_run_yet: str = ""
-    note: str = ""
-    exact: str = ""
-    threshold: str = ""
-    later: tuple[Condition, ...] = ()
-    later_text: tuple[str, ...] = ()
-    about: str = ""
-    control_of: str = ""
-    regime: tuple[Condition, ...] = ()
-    regime_text: tuple[str, ...] = ()
-    departure: str = ""
+    later_text: tuple[str, ...]
+    regime_text: tuple[str, ...]
     equal_within: Rule | None = None
 
     @property
@@ -157,121 +187,70 @@ def load_claims(path: str | Path, printed: PaperTables) -> tuple[Claim, ...]:
     """
     path = Path(path)
     content = _yaml(path)
-    entries = content.get("claims") if isinstance(content, dict) else None
-    _need(isinstance(entries, list), f"{_shown(path)}: a list under the key 'claims' is needed")
+    try:
+        file = build(_File, content)
+    except ValueError as error:
+        raise ClaimError(f"{_shown(path)}: {error}") from None
     claims: dict[str, Claim] = {}
-    rule = _rule(content.get("equal_within"), _shown(path))
-    for number, entry in enumerate(entries, start=1):
-        named = isinstance(entry, dict) and isinstance(entry.get("id"), str)
-        _need(named, f"{_shown(path)}: claim number {number} has no id, a text such as C{number}")
+    for number, content in enumerate(file.claims, start=1):
         try:
-            _need(entry["id"] not in claims, "the id stands twice in the file")
-            claim = _claim(entry, printed)
+            claim = _claim(build(_Entry, content), printed)
+            _need(claim.id not in claims, "the id stands twice in the file")
             beside = [one.id for one in claims.values() if not one.control_of]
             known = f"control_of is {claim.control_of!r}; expected an earlier claim: {', '.join(beside) or 'none'}"
             _need(not claim.control_of or claim.control_of in beside, known)
-            claims[entry["id"]] = replace(claim, equal_within=rule)
-        except ClaimError as error:
-            raise ClaimError(f"{_shown(path)}, claim {entry['id']}: {error}") from None
+        except ValueError as error:
+            raise ClaimError(f"{_shown(path)}, claim {content.get('id', f'number {number}')}: {error}") from None
+        claims[claim.id] = replace(claim, equal_within=file.equal_within)
     return tuple(claims.values())
 
 
-def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
-    identifier = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", entry["id"])
-    _need(identifier, "an id consists of letters, digits, '_', '-' and '.'")
-    unknown = sorted(set(entry) - _KEYS)
-    _need(not unknown, f"unknown keys {', '.join(unknown)}; expected: {', '.join(sorted(_KEYS))}")
-    optional = (
-        "no_numbers", "needs", "not_run_yet", "note", "exact", "threshold", "about", "control_of",
-        "departure",
-    )  # fmt: skip
-    texts = {
-        key: _text(entry, key) for key in ("claim", "where", "kind", *optional) if key in entry or key not in optional
-    }
-    _need(entry["kind"] in KINDS, f"kind is {entry['kind']!r}; expected: {', '.join(KINDS)}")
-    both = "holds_if" in entry and ("audit" in entry or "measured" in entry)
+def _claim(entry: _Entry, printed: PaperTables) -> Claim:
+    both = entry.holds_if and (entry.audit or entry.measured)
     _need(not both, "holds_if stands for audit and measured; give either it or the two")
-    names = entry.get("for", {})
-    lists = isinstance(names, dict) and all(isinstance(values, list) and values for values in names.values())
-    _need(lists, f"'for' gives lists by name, for example {{column: [a, b]}}, got {names!r}")
     sides, written = {}, {}
     for side in ("audit", "measured", "after_the_data", "regime"):
-        key = "holds_if" if "holds_if" in entry and side in ("audit", "measured") else side
-        listed = [entry[key]] if isinstance(entry.get(key), str) else entry.get(key, [])
-        strings = isinstance(listed, list) and all(isinstance(text, str) for text in listed)
-        _need(strings, f"{key}: an expression or a list of expressions is needed, got {listed!r}")
+        key = "holds_if" if entry.holds_if and side in ("audit", "measured") else side
+        texts = getattr(entry, key)
         try:
-            sides[side] = _conditions(listed, names, printed)
-        except (ClaimError, ExpressionError) as error:
+            sides[side] = _conditions(texts, entry.names, printed)
+        except ValueError as error:
             raise ClaimError(f"{key}, {error}") from None
         # as they stand in the file, with the lists of `for` behind them
-        used = {name: values for name, values in names.items() if f"{{{name}}}" in " ".join(listed)}
+        used = {name: values for name, values in entry.names.items() if f"{{{name}}}" in " ".join(texts)}
         shown = (f"for every {name} of: {'; '.join(map(str, values))}" for name, values in used.items())
-        written[side] = (*(" ".join(text.split()) for text in listed), *shown)
-    every = " ".join(map(str, itertools.chain(*written.values())))
-    unused = [name for name in names if f"{{{name}}}" not in every]
+        written[side] = (*texts, *shown)
+    every = " ".join(itertools.chain(*written.values()))
+    unused = [name for name in entry.names if f"{{{name}}}" not in every]
     _need(not unused, f"'for' gives {', '.join(unused)}, which no expression uses")
-    tests = entry.get("test", [])
     claim = Claim(
-        id=entry["id"],
-        **texts,
+        **{stated.name: getattr(entry, stated.name) for stated in fields(_Stated)},
         audit=sides["audit"],
         measured=sides["measured"],
         later=sides["after_the_data"],
+        regime=sides["regime"],
         audit_text=written["audit"],
         measured_text=written["measured"],
         later_text=written["after_the_data"],
-        regime=sides["regime"],
         regime_text=written["regime"],
-        tests=(tests,) if isinstance(tests, str) else tuple(tests),
-        shows=entry.get("shows", HOLDS),
     )
     _check_sides(claim)
     return claim
 
 
-def _rule(entry: Any, where: str) -> Rule | None:
-    if entry is None:
-        return None
-    fits = (
-        isinstance(entry, dict)
-        and set(entry) == {"share", "least"}
-        and all(type(number) in (int, float) and number > 0 for number in entry.values())
-    )
-    _need(fits, f"{where}: equal_within is {entry!r}; expected {{share: 0.5, least: 1.0}}, both above 0")
-    return Rule(**entry)
-
-
 def _check_sides(claim: Claim) -> None:
-    of_experiments = {
-        side: any(cell.table == EXPERIMENT for cell in cells(*getattr(claim, side))) for side in ("audit", "measured")
-    }
-    _need(not of_experiments["audit"], "an audit uses only the paper's tables; give experiments under 'measured'")
+    of_experiments = any(cell.table == EXPERIMENT for cell in cells(*claim.audit))
+    _need(not of_experiments, "an audit uses only the paper's tables; give experiments under 'measured'")
     reason = "give either an expression for the audit or 'no_numbers', why there is none"
     _need(bool(claim.audit) != bool(claim.no_numbers), reason)
-    _need(claim.shows in (HOLDS, FAILS), f"shows is {claim.shows!r}; expected: {HOLDS}, {FAILS}")
-    named = all(isinstance(test, str) and re.fullmatch(r"tests/\w+\.py::\w+", test) for test in claim.tests)
-    _need(named, f"test is {list(claim.tests)}; expected: tests/<file>.py::<function>, one or a list")
-    _need(not (claim.needs and claim.not_run_yet), "give either 'needs' or 'not_run_yet'")
-    _need(claim.exact in ("", *EXACT), f"exact is {claim.exact!r}; expected: {', '.join(EXACT)}")
-    _need(
-        re.fullmatch("[0-9a-f]{7,40}|", claim.threshold), f"threshold is {claim.threshold!r}; expected: a git revision"
-    )
-    _need(claim.about in ("", "training"), f"about is {claim.about!r}; expected: training")
     _need(claim.measured or not claim.later, "'after_the_data' needs the earlier threshold under 'measured'")
-    excused = claim.needs or claim.not_run_yet
-    if claim.kind == "test":
-        _need(not claim.measured, "kind test is decided by 'test'; an expression belongs under 'audit'")
-        _need(claim.tests or excused, "kind test needs 'test', 'needs' or 'not_run_yet'")
-        return
-    _need(not claim.tests and claim.shows == HOLDS, "'test' and 'shows' go with kind test only")
-    _need(claim.measured or excused, "give an expression for the measured side, 'needs' or 'not_run_yet'")
-    which = f"refers to {'an' if of_experiments['measured'] else 'no'} experiment"
-    fits = not claim.measured or of_experiments["measured"] == (claim.kind == "experiment")
-    _need(fits, f"kind is {claim.kind} but the measured side {which}")
+    _need(not (claim.measured and claim.tests), "'test' decides the measured side; give an expression under 'audit'")
+    decided = claim.measured or claim.tests or claim.needs
+    _need(decided, "give an expression for the measured side, 'test' or 'needs'")
+    _need(claim.tests or claim.shows == HOLDS, "'shows' goes with 'test' only")
 
 
-def _conditions(texts: list[str], names: Mapping[str, list], printed: PaperTables) -> tuple[Condition, ...]:
+def _conditions(texts: Sequence[str], names: Mapping[str, list], printed: PaperTables) -> tuple[Condition, ...]:
     expanded: dict[str, None] = {}
     for text in texts:
         used = [name for name in names if f"{{{name}}}" in text]
@@ -302,12 +281,6 @@ def _conditions(texts: list[str], names: Mapping[str, list], printed: PaperTable
 def _need(holds: Any, message: str) -> None:
     if not holds:
         raise ClaimError(message)
-
-
-def _text(entry: Mapping[str, Any], key: str) -> str:
-    value = entry.get(key)
-    _need(isinstance(value, str) and value.strip(), f"{key} is {value!r}; a text is needed")
-    return " ".join(value.split())
 
 
 def _yaml(path: Path) -> Any:

@@ -272,7 +272,7 @@ def to_markdown(claims: PaperClaims) -> str:
     parts.append("\n".join(lines))
     for judged in claims.judged:
         claim = judged.claim
-        decided = [f"`{text}`" for text in (*claim.measured_text, *claim.tests)] or [claim.needs or claim.not_run_yet]
+        decided = [f"`{text}`" for text in (*claim.measured_text, *claim.tests)] or [claim.needs]
         control = f" A control of ours beside {claim.control_of}." if claim.control_of else ""
         stands = f"{claim.id} ({markdown_text(claim.where)}).{control} Decided by {'; '.join(decided)}."
         if claim.later:
