@@ -53,7 +53,7 @@ def update_momentum_(momentum_module: nn.Module, online: nn.Module, ema_momentum
     Raises:
         ValueError: m is out of range; the copy is in half precision, where (1 - m) theta is rounded away and the copy
             would never move.
-        RuntimeError: the parameters differ in number, shape, dtype or device.
+        RuntimeError: the parameters differ in number, shape, dtype, device or sharding.
     """
     if not 0 <= ema_momentum <= 1:
         raise ValueError(f"ema_momentum must lie in [0, 1], got {ema_momentum}")

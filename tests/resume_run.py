@@ -51,7 +51,7 @@ from common.run.folder import RunFiles, checkpoint_to_resume, only_run_in
 from common.run.guards import check_finite
 from common.run.launch import interrupted_with_saved_step, launched_accelerator, prepare, run_or_explain, seed_step
 from common.run.log import RunLog
-from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
+from common.run.schedule import build_optimizer, set_rate
 
 DIM = 8
 IN_A_STEP = ("embedded", "second pass", "gradients", "updated", "enqueued")
@@ -198,7 +198,7 @@ def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None
         with stop_signals() as stop:
             for done, batch in enumerate(batches, start=first_step):
                 seed_step(run.seed, done)
-                set_learning_rate(optimizer, learning_rate_at(done, optim))
+                set_rate(optimizer, done, optim)
                 images = normalize(batch.images, transform.mean, transform.std)
                 image_embeddings, text_embeddings, scale = micro_batches.embed(images, batch.token_ids)
                 loss = contrastive_loss(image_embeddings, text_embeddings, learner.towers.geometry, scale)

@@ -12,7 +12,7 @@ from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
-from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
+from common.run.schedule import build_optimizer, learning_rate_at, set_rate
 from euclip.geometry import Hyperbolic
 
 OPTIM = OptimConfig(steps=100, warmup_steps=10, learning_rate=2.0e-3, final_learning_rate=1.0e-4)
@@ -75,6 +75,6 @@ def test_logit_scale_and_curvature_with_a_separate_rate_are_a_group_that_keeps_i
     assert of_loss == {"logit_scale.log_logit_scale", "geometry.log_curvature"}
     assert of_loss.union(*rest) == {*names.values()}
     assert loss_group["weight_decay"] == 0.0
-    set_learning_rate(optimizer, 0.01)
+    set_rate(optimizer, 0, OptimConfig(learning_rate=0.01, warmup_steps=0))
     assert loss_group["lr"] == pytest.approx(0.2)
     assert [group["lr"] for group in others] == [0.01, 0.01]

@@ -129,14 +129,11 @@ def layouts(images: torch.Tensor, texts: torch.Tensor) -> dict[str, dict[str, An
             xy lie within the unit circle.
     """
     from sklearn.decomposition import PCA
-    from sklearn.manifold import TSNE
 
     vectors = [rows.double().numpy() for rows in (images, texts)]
     centred = [unit_rows(unit_rows(rows) - unit_rows(rows).mean(axis=0)) for rows in vectors]
     directions, raw = np.concatenate(centred), np.concatenate(vectors)
-    perplexity = min(PERPLEXITY, (len(raw) - 1) / 3)
-    plane = TSNE(perplexity=perplexity, init="pca", metric="cosine", random_state=0).fit_transform(directions)
-    plane = _in_unit_circle(plane.astype(float))
+    plane = _by_neighbors(directions)
     projections = {"PCA": PCA(2).fit_transform(directions), "t-SNE": plane}
     angles = {name: np.arctan2(xy[:, 1], xy[:, 0]) for name, xy in projections.items()}
     kept = {name: neighbors_kept(directions, np.stack([np.cos(a), np.sin(a)], 1)) for name, a in angles.items()}
@@ -152,6 +149,15 @@ def layouts(images: torch.Tensor, texts: torch.Tensor) -> dict[str, dict[str, An
 def unit_rows(rows: np.ndarray) -> np.ndarray:
     """Rows of norm 1; a zero row stays zero."""
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+
+
+def _by_neighbors(directions: np.ndarray) -> np.ndarray:
+    # t-SNE within the unit circle
+    from sklearn.manifold import TSNE
+
+    perplexity = min(PERPLEXITY, (len(directions) - 1) / 3)
+    layout = TSNE(perplexity=perplexity, init="pca", metric="cosine", random_state=0)
+    return _in_unit_circle(layout.fit_transform(directions).astype(float))
 
 
 def _in_unit_circle(xy: np.ndarray) -> np.ndarray:
@@ -184,13 +190,9 @@ def cluster_graph(centers: torch.Tensor, paths: torch.Tensor, edges: torch.Tenso
             length: `paths`, null = none; start: the two ends of the path with the most edges.
     """
     from scipy.sparse.csgraph import shortest_path
-    from sklearn.manifold import TSNE
 
     points, weights = centers.double().numpy(), edges.double().numpy()
-    perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
-    xy = _in_unit_circle(
-        TSNE(perplexity=perplexity, init="pca", metric="cosine", random_state=0).fit_transform(points).astype(float)
-    )
+    xy = _by_neighbors(points)
     _, before = shortest_path(np.where(np.isfinite(weights), weights, 0), directed=False, return_predecessors=True)
     hops = shortest_path(np.isfinite(weights) & (weights > 0), directed=False, unweighted=True)
     first, last = np.unravel_index(np.where(np.isfinite(hops), hops, -1).argmax(), hops.shape)

@@ -19,16 +19,14 @@ def learning_rate_at(step: int, optim: OptimConfig | SgdConfig) -> float:
     return optim.final_learning_rate + (optim.learning_rate - optim.final_learning_rate) * half_cosine
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Sets the rate of all groups, times their "rate"; Accelerate's scheduler would advance once per process."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group.get("rate", 1.0)
-
-
 def set_rate(optimizer: torch.optim.Optimizer, step: int, optim: OptimConfig) -> float:
-    """Sets the rate of update `step`, and returns it."""
+    """Sets the rate of update `step`, in each group times its "rate", and returns it.
+
+    Accelerate's scheduler would advance once per process.
+    """
     rate = learning_rate_at(step, optim)
-    set_learning_rate(optimizer, rate)
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("rate", 1.0)
     return rate
 
 
