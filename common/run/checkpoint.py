@@ -324,8 +324,15 @@ def _step_of(path: Path) -> int:
 
 
 def _without_shared_memory(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    # Tied weights become copies: safetensors refuses tensors that share memory.
-    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    # Tied weights become copies: safetensors refuses tensors that share memory. Others do not, as a copy of all would
+    # take as much memory of a GPU again.
+    seen: set[int] = set()
+    separate = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.clone(memory_format=torch.contiguous_format) if storage in seen else tensor.contiguous()
+        seen.add(storage)
+    return separate
 
 
 def _sum_lines(path: Path, files: tuple[str, ...] = FILES) -> list[str]:
