@@ -280,7 +280,7 @@ def test_the_difference_is_printed_at_scale_paper_only_and_never_for_a_stand_in(
     assert not [line for group in lay_out(table) for line in group if line.kind == "difference"]
     stand_ins = lay_out(table)[0][0]
     assert stand_ins.cells == ("scenes 0000", "another set")  # without a label the data of our cells is named
-    assert panel_label(table, columns[1]) == "another set, standing in for B"
+    assert panel_label(table, columns[1]) == "B: ours on another set"
     single = dataclasses.replace(table, rows=[dataclasses.replace(table.rows[0], paper={"a": 90.5, "b": None})])
     assert panel_label(single, columns[1]) == "B, on another set"  # the paper has nothing to stand in for
 

@@ -119,7 +119,9 @@ def draw_curve(axis, rows: Sequence[tuple], index: int, behind: bool):
     x, mean, low, high = zip(*rows)
     above = 2 + index % len(_STYLES) / 10  # a line with gaps lies above a whole one, which it would vanish under
     look = look_of(index) | {"linewidth": 1.5, "markersize": 4, "zorder": above}
-    if low[0] is not None:
+    if low[0] is not None and len(x) == 1:
+        axis.vlines(x, low, high, color=look["color"], linewidth=1, zorder=1.6)
+    elif low[0] is not None:
         axis.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
     if behind:
         thick = {"linestyle": "-", "linewidth": 6, "markersize": 10, "markeredgewidth": 0}

@@ -61,7 +61,8 @@ def plot_table(table: Table, path: str | Path, method: Mapping | None = None, ti
     if 2 * len(columns) <= len(measured) or num_rows > MOST_ROWS:
         Path(path).unlink(missing_ok=True)  # of an earlier run
         return []
-    columns = _leading(columns)
+    all_columns, columns = columns, _leading(columns)
+    words = title_in_words(table, title) + (", without R@5 and R@10" if len(columns) < len(all_columns) else "")
     across = _across(table, columns)
     lines = [columns[start : start + across] for start in range(0, len(columns), across)]
     rows_of = [[row for row in table.rows if any(row.ours.get(c.key) is not None for c in line)] for line in lines]
@@ -86,7 +87,7 @@ def plot_table(table: Table, path: str | Path, method: Mapping | None = None, ti
                 panel.set_yticks(range(len(of_line)), [literal(label) for label in of_line], fontsize=SMALL)
         first.set_ylim(len(of_line) - 0.4, -0.6)  # first row on top
     command = table.command if Path(path).parent.name != table.scale else ""
-    set_title(figure, f"{title_in_words(table, title)}\n{heading(table.paper, table.table_id, table.scale, command)}")
+    set_title(figure, f"{words}\n{heading(table.paper, table.table_id, table.scale, command)}")
     cells = [row.ours.get(column.key) for column in columns for row in table.rows]
     kinds = dict.fromkeys(cell.interval_kind for cell in cells if cell is not None and cell.interval is not None)
     names = {"interval": f"interval: {' or '.join(kinds)}"}  # all are drawn alike

@@ -36,7 +36,7 @@ _GLOSSARY = (
     (r"i2t", "i2t", "image query, captions ranked (any caption of the image counts)"),
     (r"t2i", "t2i", "caption query, images ranked"),
     (r"R@.*mean|mean.*R@", "mean", "mean of R@1, R@5 and R@10 over both directions (six values)"),
-    (r"acc|top-?1", "acc", "share of images whose most similar class is the right one (top 1)"),
+    (r"\bacc\b|acc1|top-?1", "acc", "share of images whose most similar class is the right one (top 1)"),
     (r"probe", "linear probe", "accuracy of a linear classifier on frozen image features"),
 )
 
@@ -84,10 +84,10 @@ def stand_in(table: Table, column: Column) -> str | None:
 
 
 def panel_label(table: Table, column: Column) -> str:
-    """Our data and the column that they stand in for, else its label, with our data unless all columns share them."""
+    """A column's label, with our data where they stand in for the paper's, or are not those of all columns."""
     source = named(stand_in(table, column) or "")
     if column.stands_in_for is not None and any(row.paper.get(column.key) is not None for row in table.rows):
-        return f"{source}, standing in for {column.label}"
+        return f"{column.label}: ours on {source}"
     return f"{column.label}, on {source}" if source and not _shared_data(table) else column.label
 
 
@@ -228,11 +228,9 @@ def glossary(table: Table) -> list[tuple[str, str]]:
     lower = [column.label for column in table.columns if column.better == "lower"]
     if lower:
         pairs.append(("lower is better", ", ".join(lower)))
-    units = {column.unit for column in table.columns}
-    if units & {"percent", "fraction"}:
-        pairs.append(
-            ("units", "; ".join(f"{c.label}: {c.unit}" for c in table.columns) if len(units) > 1 else "percent")
-        )
+    units = dict.fromkeys(column.unit for column in table.columns)
+    by_column = "; ".join(f"{column.label}: {column.unit}" for column in table.columns)
+    pairs.append(("units", by_column if len(units) > 1 else "".join(units)))
     return [*pairs, (DASH, "no number; see the status")]
 
 

@@ -342,7 +342,7 @@ def table_of(
         "hardware": ", ".join(sorted({run.hardware for run in every_run})),
         "errata": () if suffix else source.get("errata", ()),
         "models": models_of(runs),
-        "chosen_by": "val, for each row by its search" if command.takes_best else _chosen_by(paper, command.scale),
+        "chosen_by": _chosen_by(paper, command),
         "settings": command.settings,
         "code": {
             row.training.code: code[row.training.code] for row in rows if row.training and row.training.code in code
@@ -398,13 +398,14 @@ def _validation_level(runs: Sequence[RowRun], metric: str) -> float | None:
     return None if None in levels else 100 * math.fsum(levels) / len(levels)
 
 
-def _chosen_by(paper: str, scale: str) -> str:
-    # as the file of the scale states it
-    path = ROOT / paper / "configs" / f"scale_{scale}.yaml"
+def _chosen_by(paper: str, command: Command) -> str:
+    # as the file of the scale states it; a search chose some of the settings
+    path = ROOT / paper / "configs" / f"scale_{command.scale}.yaml"
     stated = (
         re.search(r"^# chosen by: (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
     )
-    return stated[1] if stated else ""
+    by_scale = stated[1] if stated else ""
+    return f"val, what its search varied, for each row; else {by_scale}" if command.takes_best else by_scale
 
 
 def _versions_note(runs: Runs) -> list[str]:
@@ -420,11 +421,13 @@ def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> No
     """Training curves of a part's runs, beside its tables."""
     printed = paper_tables(paper)["tables"].get(command.part, {})
     ran = _ran(printed, runs)
-    logs = {
-        f"{ran.get(method, method)}, seed {run.seed}": read_log(run.files.log)
-        for method, seeds in runs.items()
+    # two rows of one run, such as a ranking by each of its scores, have one curve
+    files = {
+        run.files.log: f"{ran.get(method, method)}, seed {run.seed}"
+        for method, seeds in reversed(runs.items())
         for run in seeds
     }
+    logs = {label: read_log(path) for path, label in reversed(files.items())}
     if logs and is_main_process():
         title = heading(paper, command.part, command.scale, command.text(paper) if command.changes else "")
         words = f"Training: {printed['title']}\n{title}" if "title" in printed else f"{title}: training"
