@@ -236,6 +236,8 @@ def test_fingerprint_follows_parameters_and_drawing(monkeypatch):
         ({"size": 0}, "size = 0, image_size = 48; expected: at least 1 image"),
         ({"image_size": 15}, "image_size = 15; expected: at least 1 image of at least 16 pixels"),
         ({"size": 1, "caption_noise": 0.5}, "at least 2 images"),
+        ({"ambiguity": 20}, r"ambiguity = 20; expected: a share in \[0, 1\]"),
+        ({"num_captions": 6}, "num_captions = 6; expected: 1 to 5"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

@@ -65,6 +65,11 @@ class SceneDataset:
         num_captions: int = NUM_CAPTIONS,
     ):
         check_drawn("split", split, SPLITS, size, image_size)
+        for name, value in (("caption_noise", caption_noise), ("ambiguity", ambiguity)):
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name} = {value}; expected: a share in [0, 1]")
+        if not 1 <= num_captions <= NUM_CAPTIONS:
+            raise ValueError(f"num_captions = {num_captions}; expected: 1 to {NUM_CAPTIONS}")
         if caption_noise > 0 and size < 2:
             raise ValueError(f"caption_noise {caption_noise} needs at least 2 images, got size {size}")
         self.split, self.size, self.image_size, self.seed = split, size, image_size, seed
