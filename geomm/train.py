@@ -27,6 +27,7 @@ from common.base.config import ConfigError
 from common.data.order import SampleOrder
 from common.data.pairs import Pairs
 from common.data.partners import Partners
+from common.evaluation.rerank import evaluate_two_stage
 from common.methods.albef import Albef, Losses, QueueClip, distillation_weight
 from common.reproduce.rows import PaperCode, started
 from common.run.checkpoint import Checkpoint, named_checkpoint
@@ -35,7 +36,7 @@ from common.run.inputs import TrainingData, open_training_data
 from common.run.launch import run_or_explain, train_main
 from common.run.training import Run, Setup, opened
 from geomm.config import Config
-from geomm.evaluate import MODELS, PAPER, evaluated_sets, reevaluate
+from geomm.evaluate import MODELS, PAPER, evaluated_sets, matching, reevaluate
 from geomm.graph_report import pool_report
 from geomm.grouping import GroupedOrder
 from geomm.mafa import smoothing_at
@@ -89,11 +90,21 @@ def start_from_others_(model: QueueClip, config: Config) -> list[tuple[str, str,
     return events
 
 
+def validate_matching(run: Run) -> dict[str, dict[str, float]]:
+    """Recalls of the validation pairs by the matching head, as tables rank; none of a model without one."""
+    encoder, pairs = run.encoder, run.training.validation_pairs
+    if not isinstance(encoder.model, Albef):
+        return {}
+    rankings = evaluate_two_stage(encoder, pairs, partial(matching, encoder), run.config.method.k_test)
+    return {pairs.name: {f"matched_{metric}": value for metric, value in rankings["matched"].metrics.items()}}
+
+
 SETUP = Setup(
     PAPER,
     build_model=lambda config, training: build_model(config, training.tokenizer, training.order),
     start=start_from_others_,
     open_training=open_data,
+    validate_last=validate_matching,
 )
 
 

@@ -158,9 +158,11 @@ class Run:
             return
         if self.validation is None:  # the last step was made by an earlier process
             self.validation, _ = self.setup.validate(self)
+        further = self.setup.validate_last(self)
+        metrics = {data: {**numbers, **further.get(data, {})} for data, numbers in self.validation.items()}
         sets, steps = self.training.validation_sets, self.num_steps
         paper, files, state = self.setup.paper, self.files, self.state
-        save_validation(paper, self.validation, sets, files, steps, state, self.provenance)
+        save_validation(paper, metrics, sets, files, steps, state, self.provenance)
 
     def _save_if_due(self, done: int) -> None:
         # Saves every run.save_every steps, at the end, and after a stop signal.
@@ -228,6 +230,7 @@ class Setup:
     prepare: (accelerator, model, optimizer) -> both as Accelerate wraps them.
     build_encoder: (model, config, training, device) -> see `encoder_of`.
     validate: (run) -> see `validate_pairs`; every run.evaluate_every steps and after the last one.
+    validate_last: (run) -> name of the data -> further metrics, after the last step alone.
     num_steps: updates of a run.
     """
 
@@ -240,6 +243,7 @@ class Setup:
     prepare: Callable[..., tuple[Any, Any]] = prepare
     build_encoder: Callable[..., Encoder] = encoder_of
     validate: Callable[[Run], tuple[dict[str, Mapping[str, float]], dict[str, str]]] = validate_pairs
+    validate_last: Callable[[Run], Mapping[str, Mapping[str, float]]] = lambda run: {}
     num_steps: Callable[[Any], int] = lambda config: config.optim.steps
 
 
