@@ -312,8 +312,8 @@ class Table:
 
 
 def to_json(table: Table) -> str:
-    """The table as indented JSON text, without what has its default; `from_json` gives it back unchanged."""
-    return json_of_format("report table", _adapter(Table).dump_python(table, mode="json", exclude_defaults=True))
+    """The table as indented JSON text; `from_json` gives it back unchanged."""
+    return json_of_format("report table", _adapter(Table).dump_python(table, mode="json"))
 
 
 def is_table(content: object) -> bool:
