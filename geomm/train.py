@@ -28,6 +28,7 @@ from common.data.order import SampleOrder
 from common.data.pairs import Pairs
 from common.data.partners import Partners
 from common.evaluation.rerank import evaluate_two_stage
+from common.evaluation.retrieval import RECALL_AT
 from common.methods.albef import Albef, Losses, QueueClip, distillation_weight
 from common.reproduce.rows import PaperCode, started
 from common.run.checkpoint import Checkpoint, named_checkpoint
@@ -91,9 +92,9 @@ def start_from_others_(model: QueueClip, config: Config) -> list[tuple[str, str,
 
 
 def validate_matching(run: Run) -> dict[str, dict[str, float]]:
-    """Recalls of the validation pairs by the matching head, as tables rank; none of a model without one."""
+    """Recalls of validation pairs by the matching head, as tables rank; none without one, or of too few pictures."""
     encoder, pairs = run.encoder, run.training.validation_pairs
-    if not isinstance(encoder.model, Albef):
+    if not isinstance(encoder.model, Albef) or len(pairs) < max(RECALL_AT):
         return {}
     rankings = evaluate_two_stage(encoder, pairs, partial(matching, encoder), run.config.method.k_test)
     return {pairs.name: {f"matched_{metric}": value for metric, value in rankings["matched"].metrics.items()}}
