@@ -29,6 +29,7 @@ from common.data.partners import Partners
 from common.evaluation import rerank
 from common.methods import self_supervised
 from common.reproduce.command import Command, _near, reproduce_main
+from common.reproduce.tables import with_custom_rows
 from common.run.folder import settings_of_all_seeds
 from common.run.launch import prepare
 from common.run.pretraining import train_on_pictures
@@ -213,6 +214,15 @@ def test_the_first_version_of_fsdp_is_refused():
 def test_a_run_whose_path_holds_a_space_is_one_run(tmp_path):
     (tmp_path / "my run").mkdir()
     assert names_in([str(tmp_path / "my run"), "'b c' d"]) == [str(tmp_path / "my run"), "b c", "d"]
+
+
+def test_rows_beyond_the_paper_stand_at_their_scales_alone():
+    source = {"rows": [{"method": "a"}], "beyond": [{"method": "b", "scales": ["demo"]}, {"method": "c"}]}
+    methods = {
+        scale: [row["method"] for row in with_custom_rows(command("table9", scale=scale), source)["rows"]]
+        for scale in ("demo", "paper")
+    }
+    assert methods == {"demo": ["a", "b", "c"], "paper": ["a", "c"]}
 
 
 def test_micro_batches_take_a_frozen_network_that_normalises_by_what_it_learnt():
