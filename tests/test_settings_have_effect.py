@@ -28,8 +28,9 @@ from common.data.part import Part
 from common.data.partners import Partners
 from common.evaluation import rerank
 from common.methods import self_supervised
+from common.report.table import Column
+from common.reproduce import tables
 from common.reproduce.command import Command, _near, reproduce_main
-from common.reproduce.tables import with_custom_rows
 from common.run.folder import settings_of_all_seeds
 from common.run.launch import prepare
 from common.run.pretraining import train_on_pictures
@@ -48,6 +49,7 @@ from geomm.ablations import settings_of
 from geomm.cost import Steps
 from geomm.pool import GeodesicPool
 from geomm.refcoco_plus import GroundConfig
+from geomm.table3 import _of_public_answers
 from oblique_topology.noise import noise
 from oblique_topology.temperature_rate import RateConfig, temperature_rate
 
@@ -219,10 +221,34 @@ def test_a_run_whose_path_holds_a_space_is_one_run(tmp_path):
 def test_rows_beyond_the_paper_stand_at_their_scales_alone():
     source = {"rows": [{"method": "a"}], "beyond": [{"method": "b", "scales": ["demo"]}, {"method": "c"}]}
     methods = {
-        scale: [row["method"] for row in with_custom_rows(command("table9", scale=scale), source)["rows"]]
+        scale: [row["method"] for row in tables.with_custom_rows(command("table9", scale=scale), source)["rows"]]
         for scale in ("demo", "paper")
     }
     assert methods == {"demo": ["a", "b", "c"], "paper": ["a", "c"]}
+
+
+def test_two_rows_of_one_run_have_one_training_curve(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(tables, "plot_training", lambda logs, *_: drawn.extend(logs))
+    for name in ("one", "other"):
+        (tmp_path / name).write_text("")
+    one, other = (SimpleNamespace(files=SimpleNamespace(log=tmp_path / name), seed=0) for name in ("one", "other"))
+    tables.plot_runs(command("noise"), "oblique_topology", {"by head": [one], "by contrast": [one], "c": [other]})
+    assert drawn == ["by head, seed 0", "c, seed 0"]
+
+
+def test_a_factor_of_the_start_needs_a_run_to_start_from():
+    with pytest.raises(ConfigError, match=r"start.scale_factor = 0.5 without start.row or start.run"):
+        row_config("geomm", "clip_geo", "start.row=", "start.scale_factor=0.5")
+
+
+def test_columns_of_vqa_name_the_questions_that_were_asked_at_paper_scale_too():
+    cell = SimpleNamespace(data="vqa val2014")
+    table = SimpleNamespace(
+        rows=[SimpleNamespace(ours={}), SimpleNamespace(ours={"vqa_test_dev": cell, "nlvr2_dev": cell})]
+    )
+    columns = [_of_public_answers(Column(key, key), table) for key in ("vqa_test_dev", "nlvr2_dev")]
+    assert [column.stands_in_for for column in columns] == ["vqa val2014", None]
 
 
 def test_micro_batches_take_a_frozen_network_that_normalises_by_what_it_learnt():

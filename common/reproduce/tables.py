@@ -422,12 +422,11 @@ def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> No
     printed = paper_tables(paper)["tables"].get(command.part, {})
     ran = _ran(printed, runs)
     # two rows of one run, such as a ranking by each of its scores, have one curve
-    files = {
-        run.files.log: f"{ran.get(method, method)}, seed {run.seed}"
-        for method, seeds in reversed(runs.items())
-        for run in seeds
-    }
-    logs = {label: read_log(path) for path, label in reversed(files.items())}
+    files: dict[Path, str] = {}
+    for method, seeds in runs.items():
+        for run in seeds:
+            files.setdefault(run.files.log, f"{ran.get(method, method)}, seed {run.seed}")
+    logs = {label: read_log(path) for path, label in files.items()}
     if logs and is_main_process():
         title = heading(paper, command.part, command.scale, command.text(paper) if command.changes else "")
         words = f"Training: {printed['title']}\n{title}" if "title" in printed else f"{title}: training"
