@@ -21,7 +21,7 @@ from common.data.pairs import open_retrieval_sets
 from common.distributed import gather_objects, is_main_process, wait_for_everyone
 from common.report.experiments import Experiment, write_experiment
 from common.report.table import MEASURED, PAPER_SCALE, Row, Table
-from common.reproduce.command import Command, reproduce_main
+from common.reproduce.command import Command, reproduce_main, rows_at
 from common.reproduce.rows import PaperCode, RowRun, is_current, read_run
 from common.reproduce.tables import (
     Runs,
@@ -97,7 +97,7 @@ def table1(command: Command) -> list[Table]:
 
 def _trained_rows(source: dict[str, Any], command: Command) -> dict[str, str]:
     """Method -> config of the rows for the command's scale, with the user's rows."""
-    rows = [row for row in source["beyond"] if command.scale in row.get("scales", [command.scale])]
+    rows = rows_at(command.scale, source["beyond"])
     return {row["method"]: row["config"] for row in rows} | {file.stem: str(file) for file in command.custom_files}
 
 

@@ -149,7 +149,7 @@ def table_text(numbers: Sequence[Number]) -> str:
     differ, as in `compare.py`.
     """
     labels = list(dict.fromkeys(number.model for number in numbers))
-    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    lines: dict[tuple[Any, ...], dict[str, str]] = {}
     protocols: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for number in numbers:
         name = number.metric.partition("/")[2]

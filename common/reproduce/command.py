@@ -405,11 +405,16 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
         write_atomically(command.folder(paper) / f"{command.part}_claims.md", to_markdown(touched))
 
 
+def rows_at(scale: str, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a paper_tables.yaml that stand at a scale: `scales` of a row names some, otherwise it stands at all."""
+    return [row for row in rows if scale in row.get("scales", [scale])]
+
+
 def _trained_rows(printed: dict[str, Any], part: str, scale: str = "") -> list[str]:
     # Config names of a table's rows (at one scale, "" = any); none if two share a config
     table = printed["tables"].get(part, {})
     rows = [*table.get("rows", []), *table.get("beyond", [])]
-    rows = [row for row in rows if not scale or scale in row.get("scales", [scale])]
+    rows = rows_at(scale, rows) if scale else rows
     names = [Path(row["config"]).stem for row in rows if "config" in row]
     return names if len(set(names)) == len(names) else []
 

@@ -30,7 +30,7 @@ from common.report.table import (
     measured_over_seeds,
 )
 from common.report.training_figure import plot_training
-from common.reproduce.command import Command, not_searched
+from common.reproduce.command import Command, not_searched, rows_at
 from common.reproduce.rows import Job, PaperCode, RowRun, paper_tables
 from common.reproduce.side_by_side import run_rows
 from common.run.folder import precision_of
@@ -81,8 +81,7 @@ def train_rows(
 
 def with_custom_rows(command: Command, source: dict[str, Any]) -> dict[str, Any]:
     """A printed table with its rows `beyond` the paper and the command's custom rows, without printed values."""
-    of_scale = [row for row in source.get("beyond", ()) if command.scale in row.get("scales", [command.scale])]
-    beyond = [{**row, "values": []} for row in of_scale]
+    beyond = [{**row, "values": []} for row in rows_at(command.scale, source.get("beyond", ()))]
     custom = [{"method": file.stem, "config": str(file), "values": []} for file in command.custom_files]
     return {**source, "rows": [*source["rows"], *beyond, *custom]}
 
