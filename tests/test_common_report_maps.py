@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from plotted import read_plotted
 
+from common.base.drawing import draw_curve
 from common.report.figures import Curves, HeatOnPicture, _faded, plot_curves, plot_heat_on_pictures
 from oblique_topology.figures import Contours, HeatOnWords, plot_contours, plot_heat_on_words
 
@@ -95,6 +97,13 @@ def test_curves_may_have_a_logarithmic_axis(tmp_path, drawn):
 
 
 @pytest.mark.usefixtures("drawn")
+def test_a_curve_of_one_point_shows_its_interval():
+    (axis,) = Figure().subplots(1, 1, squeeze=False)[0]
+    draw_curve(axis, [(3.0, 2.0, 1.5, 2.5)], 0, behind=False)
+    (interval,) = axis.collections
+    assert interval.get_segments()[0].tolist() == [[3.0, 1.5], [3.0, 2.5]]
+
+
 def test_a_band_of_shares_stays_in_their_range_and_another_one_need_not(tmp_path):
     points = [(1.0, [0.1, 0.1, 9.0]), (2.0, [99.9, 99.9, 91.0])]
     below = [(1.0, [-1.0, 0.1, 9.0])]  # a difference of shares is no share
