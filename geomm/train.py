@@ -54,12 +54,15 @@ def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> Tr
 
     Raises:
         ConfigError: a discriminator with other token ids, or a MAFA on a stream or a mixture.
+        ValueError: a BERT beside another vocabulary.
     """
     fresh = checkpoint is None
     if fresh and config.start.run:
         checkpoint = named_checkpoint(Path(config.start.run), "start.run")
     two_views = config.method.two_views or config.method.base == "tcl"
     training = open_training_data(config, pairs, checkpoint, two_views)
+    if fresh and config.start.bert:
+        training.tokenizer.check_beside(config.start.bert, "start.bert")
     if fresh and config.start.discriminator_run:
         theirs = named_checkpoint(Path(config.start.discriminator_run)).state["tokenizer"]
         if theirs != json.loads(json.dumps(training.tokenizer.to_json())):

@@ -397,6 +397,14 @@ def test_a_bert_that_does_not_fit_is_refused(bert, overrides, message):
         start()
 
 
+def test_a_bert_beside_another_vocabulary_is_refused(bert, tmp_path):
+    *first, one, other = (bert / "vocab.txt").read_text().split("\n")
+    (tmp_path / "vocab.txt").write_text("\n".join([*first, other, one]))
+    places = (f"model.weights={bert.parent}", f"data.vocabulary={tmp_path / 'vocab.txt'}")
+    with pytest.raises(ValueError, match=f"start.bert = .*: token {len(first)} is '{one}', .* is '{other}'"):
+        trained("geomm", config_of("albef", *FEW, *OF_BERT, *places), tmp_path / "run")
+
+
 def test_weights_of_a_bert_are_in_the_key(bert, tmp_path):
     changed = shutil.copytree(bert, tmp_path / "weights" / "bert")
     (changed / "config.json").write_text((changed / "config.json").read_text() + "\n")
