@@ -21,9 +21,6 @@ THRESHOLDS = gc.get_threshold()
 gc.set_threshold(200_000, 20, 100)
 
 import pytest
-import torch
-from accelerate.state import AcceleratorState
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 # files whose tests read the same trained runs (`oblique`, `euclip`) or verdicts: one process has them all, and makes
 # these once
@@ -100,6 +97,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 @pytest.fixture(autouse=True)
 def seeded():
     """Every test starts from the same random state, and with no precision chosen by another's Accelerator."""
+    import torch  # not above: the process that hands out the tests needs no torch, and all wait for its start
+    from accelerate.state import AcceleratorState
+
     torch.manual_seed(0)
     AcceleratorState._reset_state(reset_partial_state=True)
 
@@ -135,6 +135,8 @@ def terminal_signals():
 @pytest.fixture
 def two_threads():
     """Sums over threads in any order would show; the tests run with one."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -188,6 +190,8 @@ def small_pictures_at_smoke_scale():
     drawing, figures = (sys.modules.get(f"common.{name}") for name in ("base.drawing", "report.figures"))
     with pytest.MonkeyPatch.context() as patch:
         if figures is not None:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+
             write_picture = drawing.write_picture
 
             def small(figure, path, **options):

@@ -18,6 +18,7 @@ from types import ModuleType
 
 from common.base.places import ROOT, is_of_repository
 
+_foreign: set[str] = set()  # names of modules of other projects, thousands
 _NO_PART_OF_A_RESULT = ("tests", "scripts", "vlgeometry", "outputs", "results")  # folders of the repository
 
 
@@ -27,9 +28,11 @@ def loaded_files(*kinds: str) -> dict[str, str]:
     The hash is taken at the first call: what is edited later has not run.
     """
     files, ours = set(), _top_names()
-    for name, module in list(sys.modules.items()):
+    for name in sys.modules.keys() - _foreign:
         if name.partition(".")[0] not in ours:
-            continue  # of thousands
+            _foreign.add(name)
+            continue
+        module = sys.modules.get(name)
         path = getattr(module, "__file__", None)
         file = path and _below_root(path)
         if file and _decides(name, module) in kinds:

@@ -17,7 +17,13 @@ from common.run.folder import RunFiles
 
 DECIDES = "nothing"
 
-_TEMPLATE = "readme.md.jinja"
+_TEMPLATE = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+).get_template("readme.md.jinja")
 
 
 def write_readme(
@@ -33,14 +39,7 @@ def write_readme(
     config = state["config"]
     results = read_json(files.evaluation) if is_finished and config["run"]["test"] else None
     parameters = list(model.parameters())
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    text = environment.get_template(_TEMPLATE).render(
+    text = _TEMPLATE.render(
         state=state,
         config=config,
         files=files,
