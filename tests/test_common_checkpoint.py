@@ -64,6 +64,24 @@ def test_training_goes_on_to_the_last_bit_after_loading(tmp_path):
     assert train(other, other_optimizer, 4) == unbroken
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_goes_on_to_the_last_bit_without_momentum_and_after_steps_with_a_frozen_layer(tmp_path, momentum):
+    def made():
+        model = make()[0]
+        return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum, weight_decay=0.1)
+
+    model, optimizer = made()
+    model[2].requires_grad_(False)
+    train(model, optimizer, 2)
+    model[2].requires_grad_(True)
+    save_checkpoint(tmp_path, 2, model, optimizer, {})
+    unbroken = train(model, optimizer, 4)
+    other, other_optimizer = made()
+    last_checkpoint(tmp_path).load_model(other)
+    last_checkpoint(tmp_path).load_optimizer(other, other_optimizer)
+    assert train(other, other_optimizer, 4) == unbroken
+
+
 def saved(folder, *steps, **options):
     """A run's folder with a checkpoint of each step, of slightly different weights."""
     model, optimizer = make()

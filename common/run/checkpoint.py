@@ -86,12 +86,18 @@ class Checkpoint:
         for key, tensor in _load(self.path / "optimizer.safetensors").items():
             name, _, entry = key.rpartition("/")
             state.setdefault(name, {})[entry] = tensor
+        if not state:  # of SGD without momentum; the settings of its groups are those of the config
+            return
         set_optimizer_state_dict(
             model,
             optimizer,
             {"state": state, "param_groups": self.state["optimizer_groups"]},
-            options=StateDictOptions(full_state_dict=True),
+            options=StateDictOptions(full_state_dict=True, strict=False),
         )
+        # what had no gradient yet has no state, as SwAV's prototypes in the first steps; torch has made one up
+        for name, parameter in model.named_parameters():
+            if name.removeprefix("module.") not in state:  # DDP's prefix
+                optimizer.state.pop(parameter, None)
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:
