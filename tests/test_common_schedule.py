@@ -12,6 +12,7 @@ from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
+from common.run.checkpoint import last_checkpoint, save_checkpoint
 from common.run.schedule import build_optimizer, learning_rate_at, set_rate
 from euclip.geometry import Hyperbolic
 
@@ -64,6 +65,22 @@ def test_a_frozen_scale_is_not_given_to_the_optimiser():
     model = TwoTowers(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Sphere(), scale)
     given = {id(p) for group in build_optimizer(model, OptimConfig()).param_groups for p in group["params"]}
     assert id(scale.log_logit_scale) not in given
+
+
+def test_a_scale_that_trains_between_frozen_towers_is_the_only_group_and_goes_on_after_loading(tmp_path):
+    def made():
+        towers = (torch.nn.Linear(2, 2).requires_grad_(False) for _ in range(2))
+        model = TwoTowers(*towers, Sphere(), LogitScale(14.0))
+        return model, build_optimizer(model, OptimConfig(logit_scale_rate=20.0))
+
+    (model, optimizer), (other, other_optimizer) = made(), made()
+    model.logit_scale().backward()
+    optimizer.step()
+    save_checkpoint(tmp_path, 1, model, optimizer, {})
+    last_checkpoint(tmp_path).load_optimizer(other, other_optimizer)
+    (group,) = other_optimizer.param_groups
+    assert group["rate"] == 20.0
+    assert other_optimizer.state_dict()["state"] == optimizer.state_dict()["state"]
 
 
 def test_logit_scale_and_curvature_with_a_separate_rate_are_a_group_that_keeps_it_and_embedding_scales_are_not_in_it():

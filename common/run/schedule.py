@@ -51,6 +51,7 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     ]
     if loss_scalars:
         groups.append({"params": loss_scalars, "weight_decay": 0.0, "rate": optim.logit_scale_rate})
+    groups = [group for group in groups if group["params"]]  # torch loads no state with two groups of none
     return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), eps=optim.epsilon)
 
 
