@@ -17,6 +17,7 @@ from scipy.stats import chisquare
 from common.base.config import ConfigError, load_row
 from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
+from common.base.settings import OptimConfig
 from common.data.scenes import annotation_task, scene_words
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
@@ -29,6 +30,7 @@ from common.reproduce.rows import Job, run_row
 from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
+from common.run.schedule import build_optimizer
 from geomm import evaluate as of_pairs
 from geomm.downstream.build import start_
 from geomm.downstream.config import TaskConfig
@@ -84,6 +86,12 @@ def model_of(task, dropout=0.0):
     if task == "nlvr2":
         return Classification(FusedReader(image_tower, text_tower, fusion.doubled(), classifier(WIDTH, 2)))
     return TextAssignment(FusedReader(image_tower, text_tower, fusion.doubled(), torch.nn.Linear(WIDTH, 3)), WIDTH)
+
+
+def test_a_rate_of_the_temperature_which_no_task_has_changes_no_group():
+    model = model_of("nlvr2")
+    plain, other = (build_optimizer(model, OptimConfig(logit_scale_rate=rate)).param_groups for rate in (1.0, 20.0))
+    assert [len(group["params"]) for group in plain] == [len(group["params"]) for group in other]
 
 
 def texts(count, longest=LENGTH, seed=0):

@@ -49,7 +49,10 @@ class TaskData(DataConfig):
 
 @dataclass(frozen=True)
 class TaskConfig(Config):
-    """A row of a task's table at a scale. Distance and queue of `method` have no effect, as there is no contrast."""
+    """A row of a task's table at a scale.
+
+    Distance, queue and temperature of `method` and optim.logit_scale_rate have no effect, as there is no contrast.
+    """
 
     data: TaskData = field(default_factory=TaskData)
     method: MethodConfig = field(default_factory=lambda: MethodConfig(base="albef"))

@@ -20,7 +20,7 @@ from common.caption_lengths import tokens_by_length, up_to_first
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.vision import VisionTransformer
-from common.geometry import Sphere
+from common.geometry import Scalar, Sphere
 from common.momentum import MomentumEncoder
 
 NUM_ASSIGNMENTS = 3  # the first picture, the second, neither
@@ -79,6 +79,10 @@ class TaskModel(nn.Module):
         super().__init__()
         self.encoders, self.momentum_encoders = encoders, MomentumEncoder(encoders) if distils else None
         self.geometry = Sphere()  # of the towers; no task compares embeddings
+
+    def scalars(self) -> list[Scalar]:
+        """None: the temperature acts in no task's loss."""
+        return []
 
     def start_momentum_(self) -> None:
         """Copies the encoders into the momentum copy."""
