@@ -460,6 +460,16 @@ def test_a_config_that_was_read_is_the_dataclass_as_python_makes_it():
     assert dataclasses.replace(config, run=Config().run) == dataclasses.replace(made, run=Config().run)
 
 
+@pytest.mark.parametrize("change", ["model.image.stem.cache_gb=0", "model.image.stem.trainable=true"])
+def test_views_of_a_stem_are_refused_where_no_features_are_cached(change):
+    stem = ["model.image.stem.name=resnet18", "model.patch_size=8", "model.image.stem.views=mirror"]
+    refused(
+        ("views = mirror without cached features", lambda: load_config(Config, [], [*stem, change])), error=ConfigError
+    )
+    assert load_config(Config, [], stem).model.image.stem.views == "mirror"
+    assert load_config(Config, [], [*stem[:2], change]).model.image.stem.views == "centre"
+
+
 def test_kept_features_take_no_augmentation():
     stem = ["data.source=shards", "model.image.stem.name=resnet18", "model.patch_size=8", "data.augmentation=albef"]
     cached = "data.augmentation = albef with cached features of a stem.*stem.cache_gb=0"

@@ -404,7 +404,8 @@ def check_patches(data: DataConfig, model: ModelConfig) -> None:
     """Checks across sections, for the __post_init__ of a config that holds both.
 
     Raises:
-        ValueError: images are not cut into whole patches, patch dropout leaves none, or a cache has no such view.
+        ValueError: images are not cut into whole patches, patch dropout leaves none, a cache has no such view, or
+            views without a cache.
     """
     if data.image_size % model.patch_size:
         raise ValueError(
@@ -416,7 +417,14 @@ def check_patches(data: DataConfig, model: ModelConfig) -> None:
     if model.image.has_cache and crops != (data.crop_scale is not None):
         raise ValueError(
             f"model.image.stem.views = {stem.views} with data.crop_scale = {data.crop_scale}; expected: "
-            "a crop_scale with a number of crops, no crop_scale with centre or mirror, or model.image.stem.cache_gb=0"
+            "a crop_scale with a number of crops, no crop_scale with centre or mirror, or "
+            "model.image.stem.cache_gb=0 with views=centre"
+        )
+    if stem.name and not model.image.has_cache and stem.views != "centre":
+        raise ValueError(
+            f"model.image.stem.views = {stem.views} without cached features, whose views these are; expected: centre "
+            "(data.crop_scale and data.augmentation vary the images of each step), or a frozen stem with "
+            "model.image.stem.cache_gb above 0"
         )
     if model.image.has_cache and data.augmentation != "none":
         raise ValueError(
