@@ -30,8 +30,9 @@ def test_a_warm_up_rises_in_equal_steps_to_the_peak(start):
 
 def test_without_a_warm_up_the_first_rate_is_the_peak_and_none_starts_above_it():
     assert learning_rate_at(0, OptimConfig(steps=5, warmup_steps=0, learning_rate=1.0)) == 1.0
-    with pytest.raises(ValueError, match=r"warmup_from = 0.1 with optim.learning_rate = 0.002; expected: at most"):
-        dataclasses.replace(OPTIM, warmup_from=0.1)
+    for key in ("warmup_from", "final_learning_rate"):
+        with pytest.raises(ValueError, match=rf"{key} = 0.1 with optim.learning_rate = 0.002; expected: at most"):
+            dataclasses.replace(OPTIM, **{key: 0.1})
 
 
 def test_decay_equals_pytorchs_cosine():

@@ -472,11 +472,11 @@ class OptimConfig:
                 f"optim.warmup_steps = {self.warmup_steps} is more than optim.steps = {self.steps}: the learning rate "
                 f"would never reach its peak; expected: at most {self.steps}"
             )
-        if self.warmup_from > self.learning_rate:
-            raise ValueError(
-                f"optim.warmup_from = {self.warmup_from} with optim.learning_rate = {self.learning_rate}; expected: at "
-                "most the peak"
-            )
+        for key in ("warmup_from", "final_learning_rate"):
+            if (rate := getattr(self, key)) > self.learning_rate:
+                raise ValueError(
+                    f"optim.{key} = {rate} with optim.learning_rate = {self.learning_rate}; expected: at most the peak"
+                )
         if self.loss_bf16_product and not self.loss_tile:
             raise ValueError("optim.loss_bf16_product = true with optim.loss_tile = 0; expected: tiles, as in 4096")
         if self.loss_kernel == "triton" and not self.loss_tile:
