@@ -58,7 +58,11 @@ class CocoTest:
 
     @property
     def key(self) -> str:
-        positives = [[relation.title, sorted(relation.captions_of_image.items())] for relation in self.relations]
+        # of both directions, as one need not mirror the other
+        positives = [
+            [one.title, sorted(one.captions_of_image.items()), sorted(one.images_of_caption.items())]
+            for one in self.relations
+        ]
         return hash_of([self.pairs.fingerprint, positives])
 
     @property

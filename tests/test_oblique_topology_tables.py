@@ -348,5 +348,13 @@ def test_other_annotations_are_another_test(coco, tmp_path):
     other.write_text(text.replace("4.5,c2i_original\nCOCO_val2014:sentid:10,", "1.5,x\nCOCO_val2014:sentid:10,"))
     assert open_coco(coco).key == key
     assert len({key, open_coco(replace(coco, cxc="")).key, open_coco(replace(coco, cxc=str(other))).key}) == 3
+    # ECCV Caption has a file for each direction
+    folder = tmp_path / "eccv"
+    shutil.copytree(coco.eccv, folder)
+    for name in ("eccv_image_to_caption.json", "eccv_caption_to_image.json"):
+        before, text = open_coco(replace(coco, eccv=str(folder))).key, (folder / name).read_text()
+        query, right = next(iter(json.loads(text).items()))
+        (folder / name).write_text(json.dumps(json.loads(text) | {query: right[:-1]}))
+        assert open_coco(replace(coco, eccv=str(folder))).key != before, name
     with pytest.raises(ValueError, match="nowhere"):
         open_coco(replace(coco, cxc=str(tmp_path / "nowhere.csv")))
