@@ -62,7 +62,7 @@ def evaluate_task(config: TaskConfig, encoder: Encoder, items: Altered) -> Evalu
     }
     if task == "vqa":
         protocol |= {"num_answers": len(items.answers), "answers": hash_of(items.answers), "k_test": k_test}
-        return vqa_evaluation([items.answers[place] if place >= 0 else "" for place in places], rows, items, protocol)
+        return vqa_evaluation([items.answers[place] if place >= 0 else None for place in places], rows, items, protocol)
     labels, classes = [row["label"] for row in rows], NUM_CLASSES[task]
     # an unreadable item gets a wrong label
     places = [(label + 1) % classes if place == UNREADABLE else place for place, label in zip(places, labels)]
@@ -77,7 +77,7 @@ def evaluate_task(config: TaskConfig, encoder: Encoder, items: Altered) -> Evalu
 
 
 def vqa_evaluation(
-    predicted: list[str], rows: list[dict[str, Any]], items: Altered, protocol: dict[str, Any]
+    predicted: list[str | None], rows: list[dict[str, Any]], items: Altered, protocol: dict[str, Any]
 ) -> Evaluation:
     """VQA accuracy, also per type of answer; "best attainable" with the closed list; chance of its commonest answer."""
     answers = {number: row["answers"] for number, row in enumerate(rows)}

@@ -45,17 +45,20 @@ def normalize_answer(answer: str) -> str:
     return _digits_and_articles(_punctuation(_one_line(answer)))
 
 
-def vqa_score(predicted: str, answers: Sequence[str]) -> float:
+def vqa_score(predicted: str | None, answers: Sequence[str]) -> float:
     """Accuracy of one answer: the mean over annotators left out of min(1, matches among the others / 3).
 
     With n of ten annotators in agreement 0, 0.3, 0.6, 0.9, then 1; not the simplified min(1, n / 3). If all annotators
     agree to the letter, nothing is normalised, on either side.
 
     Args:
+        predicted: None = no answer, which no annotator gave; the rules leave nothing of "a", so "" is one.
         answers: one per annotator, ten in VQA v2, at least two.
     """
     if len(answers) < 2:
         raise ValueError(f"{len(answers)} annotated answers; expected: at least two (VQA v2 has {NUM_ANNOTATORS})")
+    if predicted is None:
+        return 0.0
     predicted, answers = _one_line(predicted), [_one_line(answer) for answer in answers]
     if len(set(answers)) > 1:
         predicted, answers = normalize_answer(predicted), [normalize_answer(answer) for answer in answers]
@@ -64,7 +67,7 @@ def vqa_score(predicted: str, answers: Sequence[str]) -> float:
     return (matches * min(1.0, (matches - 1) / 3) + (len(answers) - matches) * min(1.0, matches / 3)) / len(answers)
 
 
-def best_answers(questions: Sequence[Sequence[str]], closed: Sequence[str] | None = None) -> list[str]:
+def best_answers(questions: Sequence[Sequence[str]], closed: Sequence[str] | None = None) -> list[str | None]:
     """The best answer to each question; of equals the one whose last occurrence comes first.
 
     `vqa_metrics` of them is the upper bound, below 1 where no four annotators agree.
@@ -73,7 +76,7 @@ def best_answers(questions: Sequence[Sequence[str]], closed: Sequence[str] | Non
         questions: the annotated answers of each.
         closed: the answers that a model chooses from; None = any.
     Returns:
-        One per question; "" where the closed list has none of its answers.
+        One per question; None where the closed list has none of its answers.
     """
     spelled = {} if closed is None else {normalize_answer(answer): answer for answer in reversed(closed)}
     known, best = set(closed or ()), []
@@ -83,12 +86,12 @@ def best_answers(questions: Sequence[Sequence[str]], closed: Sequence[str] | Non
             alike = len(set(answers)) == 1  # which is taken to the letter
             letters = {answer: answer for answer in answers if answer in known}
             forms = letters if alike else {form: spelled[form] for form in forms if form in spelled}
-        best.append(max(reversed(forms.values()), key=lambda answer: vqa_score(answer, answers), default=""))
+        best.append(max(reversed(forms.values()), key=lambda answer: vqa_score(answer, answers), default=None))
     return best
 
 
 def vqa_metrics(
-    predictions: Mapping[int, str], answers: Mapping[int, Sequence[str]], answer_types: Mapping[int, str]
+    predictions: Mapping[int, str | None], answers: Mapping[int, Sequence[str]], answer_types: Mapping[int, str]
 ) -> dict[str, float]:
     """VQA accuracy over questions and per answer type.
 
