@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from common.report.experiments import collect_experiments
 from common.report.table import read_table
 from common.reproduce.command import Command
 from common.reproduce.rows import RowRun, measured_once
+from common.run.checkpoint import SUMS
 from common.run.folder import RunFiles
 from oblique_topology import class_token_cost, low_precision, noise, temperature_order, temperature_rate
 from oblique_topology.class_token_cost import counted
@@ -281,6 +283,15 @@ def test_the_landscape_is_measured_once_per_run_grid_and_code(output, tmp_path, 
     assert ask([1], "equilibrium.py") == {"found": 3}
     monkeypatch.setattr("common.reproduce.rows.changed_files", list)
     assert ask([1]) == {"found": 4}
+
+
+def test_what_was_measured_on_other_weights_is_measured_again(tmp_path):
+    run, step = SimpleNamespace(files=RunFiles(tmp_path), evaluations={}), tmp_path / "checkpoints" / "step-00000002"
+    step.mkdir(parents=True)
+    for weights in "ab":  # of one key, as a run that is trained again on another machine has them
+        (step / SUMS).write_text(f"{weights * 64}  model.safetensors\n")
+        for _ in range(2):
+            assert measured_once(run, CODE.folder / "x.py", [], lambda: step.joinpath(SUMS).read_text()[0]) == weights
 
 
 def test_heat_in_the_box_is_that_of_every_other_scene_and_its_words(output):

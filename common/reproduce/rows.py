@@ -23,7 +23,7 @@ from common.base.places import ROOT, outputs
 from common.base.provenance import hash_of
 from common.data.pairs import open_evaluation_sets, open_training_pairs, open_validation_sets
 from common.distributed import gather_objects, wait_for_everyone
-from common.run.checkpoint import last_checkpoint
+from common.run.checkpoint import last_checkpoint, saved_weights
 from common.run.evaluation_files import is_validated, read_evaluations, read_validation
 from common.run.folder import RunFiles, check_same_run, only_run_in, run_files, set_aside_if_stale, stale_files
 from common.run.guards import NonFiniteLoss
@@ -310,7 +310,7 @@ def read_run(files: RunFiles, config: Any) -> RowRun:
 
 
 def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[], Any]) -> Any:
-    """JSON values that an analysis measures on a finished run, cached beside it until the files that measure change.
+    """JSON values that an analysis measures on a finished run, cached beside it until its weights or the code change.
 
     Args:
         script: that measures; its name is in the key.
@@ -319,7 +319,8 @@ def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[]
     """
     # another test set is another measurement; other code is checked by its files
     tests = {role: result["protocol"]["fingerprint"] for role, result in run.evaluations.items()}
-    key = hash_of({"settings": settings, "tests": tests, "run": dict(run.files.identity)})
+    weights = saved_weights(run.files.checkpoints)  # a run that was trained again may have others under its key
+    key = hash_of({"settings": settings, "tests": tests, "weights": weights, "run": dict(run.files.identity)})
     path = run.files.folder / "measured" / f"{script.stem}-{key}.json"
     cached = read_json(path)
     if cached is None or changed_files(cached["files"]):
