@@ -21,7 +21,7 @@ from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import train_rows
 from common.run.checkpoint import last_checkpoint
-from common.run.evaluation import reading_features
+from common.run.evaluation import reading_features, this_device
 from geomm.ablations import branching_of
 from geomm.evaluate import load_encoder
 from geomm.geodesic import angles, geodesic_distance, sample_distance
@@ -80,7 +80,7 @@ def ways_of(num_rows: int) -> dict[str, tuple[str, dict[str, Any]]]:
 def measure(run: RowRun) -> dict[str, dict[str, float]]:
     """Deviations of each graph, and of the plain angle, on the pool of a run."""
     checkpoint = last_checkpoint(run.files.checkpoints)
-    encoder = load_encoder(checkpoint, torch.device("cpu"))[1]
+    encoder = load_encoder(checkpoint, this_device())[1]
     tensors = checkpoint.model_tensors()
     rows, filled = tensors["text_pool.queue.features"], int(tensors["text_pool.queue.fill_level"])
     if filled < len(rows):
@@ -102,11 +102,11 @@ def measure(run: RowRun) -> dict[str, dict[str, float]]:
 def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
     """Distances over centres compared with exact ones, by clusters, layers, neighbours and readings."""
     runs = train_rows(command, code, {"clip": ROW})["clip"]
+    measured = [measure(run) for run in runs]  # on every process, as embedding gathers
     if not is_main_process():
         return []
     config = code.config(ROW, command.scale, command.overrides)
     ways = ways_of(config.method.queue_size)
-    measured = [measure(run) for run in runs]
     values = {
         (key, column): [of_run[key][column] for of_run in measured] for key in ("angle", *ways) for column in COLUMNS
     }

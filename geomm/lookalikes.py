@@ -26,7 +26,7 @@ from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import train_rows
 from common.run.checkpoint import last_checkpoint
-from common.run.evaluation import reading_features
+from common.run.evaluation import reading_features, this_device
 from geomm.evaluate import load_encoder
 from geomm.geodesic import geodesic_distance, nearest_centers
 from geomm.hierarchy import build_graph
@@ -102,7 +102,7 @@ def share_distinguished(true: torch.Tensor, false: torch.Tensor) -> float:
 def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
     """Shares of pairs that each distance separates on one run's embeddings; `one_cluster`: pairs with one centre."""
     checkpoint = last_checkpoint(run.files.checkpoints)
-    config, encoder = load_encoder(checkpoint, torch.device("cpu"))
+    config, encoder = load_encoder(checkpoint, this_device())
     keys = checkpoint.model_tensors()["text_pool.queue.features"]
     images, readable = reading_features(encoder, config).images(pairs.pictures)
     triples = [triple for triple in pairs.triples if readable[triple[0]]]
@@ -130,9 +130,10 @@ def lookalikes(command: Command, code: PaperCode) -> list[Table]:
     data = code.config(MODELS["cosine"][0], command.scale, command.overrides).data
     pairs = open_lookalikes(data, options.sugarcrepe)
     runs = train_rows(command, code, {name: config for name, (config, _) in MODELS.items()})
+    # on every process, as embedding gathers
+    measured = {name: [measure(run, pairs) for run in seeds] for name, seeds in runs.items()}
     if not is_main_process():
         return []
-    measured = {name: [measure(run, pairs) for run in seeds] for name, seeds in runs.items()}
     first = next(iter(runs.values()))[0]
     findings = Findings(
         name="lookalikes",

@@ -43,7 +43,7 @@ from euclip import train as euclip_train
 from euclip.regime import RegimeConfig
 from euclip.stability import stability
 from geomm import evaluate as geomm_evaluate
-from geomm import hierarchy_error
+from geomm import hierarchy_error, lookalikes
 from geomm import train as geomm_train
 from geomm.ablations import settings_of
 from geomm.cost import Steps
@@ -316,6 +316,19 @@ def test_candidates_are_at_most_those_that_can_be_read(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             rerank.evaluate_two_stage(None, None, lambda _: None, k_test)
     assert taken == [11, 12]
+
+
+def test_analyses_of_a_pool_embed_on_every_process_and_write_on_one(monkeypatch):
+    options, asked = SimpleNamespace(sugarcrepe=None), []
+    command = SimpleNamespace(scale="smoke", overrides=(), split=lambda _: (options, command))
+    code = SimpleNamespace(config=lambda *_: SimpleNamespace(data=None))
+    monkeypatch.setattr(lookalikes, "open_lookalikes", lambda *_: None)
+    for module, part in ((hierarchy_error, hierarchy_error.hierarchy_error), (lookalikes, lookalikes.lookalikes)):
+        monkeypatch.setattr(module, "is_main_process", lambda: False)
+        monkeypatch.setattr(module, "train_rows", lambda *_: {"clip": ["a", "b"]})
+        monkeypatch.setattr(module, "measure", lambda run, *_, module=module: asked.append((module, run)))
+        assert part(command, code) == []
+        assert asked[-2:] == [(module, "a"), (module, "b")]
 
 
 def test_a_pool_that_is_not_full_has_no_graph_to_compare(monkeypatch):
