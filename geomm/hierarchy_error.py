@@ -20,7 +20,7 @@ from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import train_rows
-from common.run.checkpoint import last_checkpoint
+from common.run.checkpoint import Checkpoint, last_checkpoint
 from common.run.evaluation import reading_features, this_device
 from geomm.ablations import branching_of
 from geomm.evaluate import load_encoder
@@ -77,17 +77,23 @@ def ways_of(num_rows: int) -> dict[str, tuple[str, dict[str, Any]]]:
     return ways
 
 
-def measure(run: RowRun) -> dict[str, dict[str, float]]:
-    """Deviations of each graph, and of the plain angle, on the pool of a run."""
-    checkpoint = last_checkpoint(run.files.checkpoints)
-    encoder = load_encoder(checkpoint, this_device())[1]
+def keys_of(checkpoint: Checkpoint) -> torch.Tensor:
+    """(capacity, dim) keys of the text pool; ConfigError if it is not full, as its empty slots are no keys."""
     tensors = checkpoint.model_tensors()
     rows, filled = tensors["text_pool.queue.features"], int(tensors["text_pool.queue.fill_level"])
     if filled < len(rows):
         raise ConfigError(
-            f"optim.steps = {run.config.optim.steps} leaves {filled} keys in a pool of {len(rows)}; expected: enough "
-            "steps to fill it"
+            f"{checkpoint.path}: its steps leave {filled} keys in a pool of {len(rows)}; expected: enough optim.steps "
+            "to fill it"
         )
+    return rows
+
+
+def measure(run: RowRun) -> dict[str, dict[str, float]]:
+    """Deviations of each graph, and of the plain angle, on the pool of a run."""
+    checkpoint = last_checkpoint(run.files.checkpoints)
+    encoder = load_encoder(checkpoint, this_device())[1]
+    rows = keys_of(checkpoint)
     pairs = open_evaluation_sets(run.config.data).retrieval["test"]
     images, readable = reading_features(encoder, run.config).images(pairs)
     queries = images[readable][:NUM_QUERIES].float()

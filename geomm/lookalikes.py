@@ -30,6 +30,7 @@ from common.run.evaluation import reading_features, this_device
 from geomm.evaluate import load_encoder
 from geomm.geodesic import geodesic_distance, nearest_centers
 from geomm.hierarchy import build_graph
+from geomm.hierarchy_error import keys_of
 
 DECIDES = "evaluation"
 
@@ -103,7 +104,7 @@ def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
     """Shares of pairs that each distance separates on one run's embeddings; `one_cluster`: pairs with one centre."""
     checkpoint = last_checkpoint(run.files.checkpoints)
     config, encoder = load_encoder(checkpoint, this_device())
-    keys = checkpoint.model_tensors()["text_pool.queue.features"]
+    keys = keys_of(checkpoint)
     images, readable = reading_features(encoder, config).images(pairs.pictures)
     triples = [triple for triple in pairs.triples if readable[triple[0]]]
     images = images.float()[[index for index, _, _ in triples]]

@@ -333,11 +333,13 @@ def test_analyses_of_a_pool_embed_on_every_process_and_write_on_one(monkeypatch)
 
 def test_a_pool_that_is_not_full_has_no_graph_to_compare(monkeypatch):
     tensors = {"text_pool.queue.features": torch.zeros(8, 2), "text_pool.queue.fill_level": torch.tensor(5)}
-    monkeypatch.setattr(hierarchy_error, "last_checkpoint", lambda _: SimpleNamespace(model_tensors=lambda: tensors))
-    monkeypatch.setattr(hierarchy_error, "load_encoder", lambda *_: (None, None))
+    checkpoint = SimpleNamespace(model_tensors=lambda: tensors, path="step-00000002")
     run = SimpleNamespace(files=SimpleNamespace(checkpoints=None), config=row_config("geomm", "clip"))
-    with pytest.raises(ConfigError, match="leaves 5 keys in a pool of 8"):
-        hierarchy_error.measure(run)
+    for module, more in ((hierarchy_error, ()), (lookalikes, (None,))):
+        monkeypatch.setattr(module, "last_checkpoint", lambda _: checkpoint)
+        monkeypatch.setattr(module, "load_encoder", lambda *_: (None, None))
+        with pytest.raises(ConfigError, match="step-00000002: its steps leave 5 keys in a pool of 8"):
+            module.measure(run, *more)
 
 
 def test_commands_without_a_name_are_refused(monkeypatch):
