@@ -351,6 +351,16 @@ def test_folders_of_training_and_test_that_hold_one_another_are_refused(tmp_path
              lambda: open_retrieval_sets(config_of(source, tmp_path, **{**values, "train": train}))))  # fmt: skip
 
 
+@pytest.mark.parametrize("values", [{"train": "*.tar"}, {"train": "x-test-0.tar", "test": "*-test-*.tar"}])
+def test_a_test_set_with_a_shard_of_the_training_set_is_refused(tmp_path, values):
+    write_shards(tmp_path)
+    data = config_of("shards", tmp_path, **values)
+    refused((r"data\.test = .* and data\.train = .* both name .*\.tar; ", lambda: open_retrieval_sets(data)))
+    elsewhere = config_of("shards", tmp_path, train="not_here/*.tar")
+    for other in (replace(data, train="*-test-*.tar", test="*-test-*.tar"), elsewhere):  # on purpose; an evaluation
+        assert len(open_retrieval_sets(other)["test"]) == 4
+
+
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
 def test_training_decodes_large_jpegs_at_a_fraction_and_ranking_in_full(tmp_path, write):
     """A crop of half the area or more still has as many pixels as the model sees."""

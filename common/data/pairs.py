@@ -1,6 +1,7 @@
 """From the config to data sets of captioned or labelled images, and their transform."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -221,19 +222,29 @@ def _is_mostly_of(opened: Pairs, training: Pairs) -> bool:
 
 
 def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> Pairs:
-    pattern = getattr(data, role) or f"*{role}*.tar"
+    pattern, of_training = getattr(data, role) or f"*{role}*.tar", data.train or "*train*.tar"
     if not data.root and not Path(pattern).is_absolute():
         raise FileNotFoundError(
             f"data.source = shards needs a folder: set data.root (make: DATA=<folder>) or a full path in data.{role}"
         )
-    from common.data.shards import open_shards
+    from common.data.shards import expand_shards, open_shards
 
-    return open_shards(
+    opened = open_shards(
         pattern,
         root=data.root or None,
         index_dir=_shard_index(),
         **options,
     )
+    if role != "train" and pattern != of_training and not data.mixture:
+        shared: set[Path] = set()
+        with suppress(FileNotFoundError, ValueError):  # an evaluation needs no training set
+            shared = set(expand_shards(of_training, data.root or None)) & {shard.path for shard in opened.shards}
+        if shared:  # as with a wide pattern, data.train=*.tar
+            raise ValueError(
+                f"data.{role} = {pattern!r} and data.train = {of_training!r} both name {min(shared)}; expected: "
+                "different shards"
+            )
+    return opened
 
 
 def _shard_index() -> Path:
