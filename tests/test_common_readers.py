@@ -277,6 +277,17 @@ def test_captions_in_several_columns_are_those_of_one_picture(tmp_path, role):
             opened(str(path), caption_column="caption_0,caption_5", role=role)
 
 
+def test_a_column_of_numpy_arrays_keeps_captions_apart(tmp_path):
+    """As parquet's lists come to pandas, which writes no commas; to Python 'a' 'b' is one text."""
+    texts = ["it's a dog", 'a "red" dog', "in a\nline ' ' \\", "a dog " * 20]
+    arrays = [np.array(texts, object), np.array(texts[:2], object), np.array(texts[3:], object)]
+    frame = pandas.DataFrame({"image": [f"{row}.jpg" for row in range(3)], "captions": arrays})
+    files(tmp_path, items(3))
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    pairs = open_tsv(tmp_path / "x.csv")
+    assert [pairs.captions(row) for row in range(3)] == [texts, texts[:2], texts[3:]]
+
+
 def test_a_cell_may_hold_a_list_of_captions_as_pandas_and_json_write_it(tmp_path):
     files(tmp_path, items(4))
     lists = [["a dog's day", 'says "hi", runs'], ["one"]]

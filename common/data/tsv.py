@@ -28,6 +28,7 @@ CAPTION_COLUMNS = ("caption", "title", "text", "sentence", "raw", "captions")
 
 _UNDECODED = "row cannot be decoded: it is no UTF-8"
 _UNDECODED_BYTE = re.compile("[\udc80-\udcff]")
+_PYTHON_TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 
 def open_tsv(
@@ -52,7 +53,7 @@ def open_tsv(
         image_column, caption_column: names in the header. None: the first line is a header if it has one of
             `IMAGE_COLUMNS` and one of `CAPTION_COLUMNS` (upper or lower case); without a header there are two columns,
             path and caption. Commas separate several caption columns, whose empty cells are no captions. A cell may
-            hold a list of captions, as JSON or as Python writes it.
+            hold a list of captions, as JSON, Python or numpy writes it.
         max_broken_share: of rows in another encoding, however few rows there are, and of all faults as in
             `pictures_in_files`.
     Raises:
@@ -99,15 +100,21 @@ def _row(line: int, fields: list[str], count: int, path_at: int, captions_at: li
 
 
 def _cell(text: str) -> str | list[str]:
-    # pandas writes a list of captions into one cell, as Python or as JSON
+    # pandas writes a list of captions into one cell, as Python, numpy or JSON
     if text[:1] != "[" or text.rstrip()[-1:] != "]":
         return text
-    for read in (json.loads, ast.literal_eval):
+    for read in (json.loads, _python_list):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             captions = read(text)
             if captions and isinstance(captions, list) and all(isinstance(one, str) for one in captions):
                 return captions
     return text
+
+
+def _python_list(text: str) -> Any:
+    # numpy separates by blanks; texts that stand so Python would join into one
+    is_array = not _PYTHON_TEXT.sub("", text).strip("[] \r\n")
+    return ast.literal_eval(f"[{','.join(_PYTHON_TEXT.findall(text))}]" if is_array else text)
 
 
 def _read(table: Path) -> str:
