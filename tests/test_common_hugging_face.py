@@ -229,6 +229,13 @@ def test_an_image_folder_without_ids_names_pictures_by_their_path_in_it(tmp_path
         assert pairs[1]["image_id"] == "train/1.jpg"
 
 
+def test_rows_of_one_image_without_an_id_are_one_sample(tmp_path):
+    rows([0, 1, 0, 2, 0], image_id=[None, "7", "", "7", "8"]).save_to_disk(tmp_path / "set")
+    ranked = open_hugging_face("set", root=tmp_path, role="test")
+    assert [len(ranked.captions(index)) for index in range(len(ranked))] == [2, 2, 1]
+    assert len({ranked.image_id(index) for index in range(3)}) == 3
+
+
 def test_paths_are_read_as_in_tables_and_json_files(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "annotations").mkdir()

@@ -189,20 +189,12 @@ def open_hugging_face(
 
 
 def _rows_to_group(rows: datasets.Dataset, reader: RowReader) -> Iterator[dict[str, Any]]:
-    # the rows; an image is its path, or None where there are bytes instead, which are read only where no column has ids
-    if reader.image_id is None:
-        yield from (row for batch in rows.iter(100) for row in rows_of_batch(batch))
-        return
-    for batch in rows.with_format("arrow").iter(1000):
+    # the rows; an image, whose bytes take long to read, only where a row has no id
+    for batch in rows.with_format("arrow").iter(100):
         columns = {name: batch[name].to_pylist() for name in reader.text_columns}
-        paths, content = _paths_and_bytes(batch[reader.image])
-        if paths is None:
-            columns[reader.image] = [None] * len(batch)
-        elif content is None:
-            columns[reader.image] = paths.to_pylist()
-        else:
-            columns[reader.image] = pc.if_else(pc.is_null(content), paths, None).to_pylist()
-        yield from rows_of_batch(columns)
+        ids, images = columns.get(reader.image_id, [None] * len(batch)), batch[reader.image]
+        needed = (image.as_py() if image_id in (None, "") else None for image, image_id in zip(images, ids))
+        yield from rows_of_batch({**columns, reader.image: needed})
 
 
 def _paths_and_bytes(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray | None, pa.ChunkedArray | None]:
