@@ -131,11 +131,23 @@ CHINESE = ["两只猫在床上", "一只狗在海滩上", "红色的花"]
 def test_captions_that_a_tokenizer_does_not_suit_are_named_at_the_start(tokenizer, captions, messages):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_of_unread_words(tokenizer, Captions(captions), object())
+        warn_of_unread_words(tokenizer, 64, Captions(captions), object())
     assert len(caught) == len(messages)
     for warning, message in zip(caught, messages):
         assert re.search(f"^photographs: .*{message}", str(warning.message))
         assert "data.tokenizer=clip_bpe" in str(warning.message)
+
+
+@pytest.mark.parametrize(("long", "is_warned"), [(1, False), (2, True)])  # of 5; 20 % are not more than 20 %
+def test_captions_beyond_the_context_are_named_at_the_start(long, is_warned):
+    tokenizer = WordTokenizer.from_words(["a", "b"])
+    fitting, longer = "a a a a a a", "a a a a a a b"  # of six words between start and end
+    assert tokenizer.encode([fitting], 8).tolist() == tokenizer.encode([longer], 8).tolist()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_unread_words(tokenizer, 8, Captions([fitting] * (5 - long) + [longer] * long))
+    words = "photographs: of the first 5 captions 2 have more than data.context_length = 8 tokens"
+    assert [str(warning.message).startswith(words) for warning in caught] == [True] * is_warned
 
 
 def test_a_file_that_may_be_on_the_hub_is_warned_of_and_one_that_is_not_there_is_not(tmp_path, monkeypatch):

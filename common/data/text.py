@@ -14,6 +14,7 @@ from common.data.text_files import parsed_json
 from common.data.tokenizer import Tokenizer, WordTokenizer, is_without_spaces
 
 MAX_UNKNOWN_SHARE = 0.2  # of the words
+MAX_CUT_SHARE = 0.2  # of the captions
 _MIN_SHARE_WITHOUT_SPACES = 0.01  # of the captions
 _JUDGED, _JUDGED_LENGTH = 2_000, 64  # captions of a set, ids of a caption
 _INSTEAD = (
@@ -61,8 +62,11 @@ def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
     return WordTokenizer.from_captions(training_pairs.all_captions(), data.min_word_count, data.max_words)
 
 
-def warn_of_unread_words(tokenizer: Tokenizer, *sets: Pairs) -> None:
-    """Warns of many unknown words, or words without spaces between them, in the sets' first captions; skips scenes."""
+def warn_of_unread_words(tokenizer: Tokenizer, context_length: int, *sets: Pairs) -> None:
+    """Warns of many words that are unknown, not separated by spaces, or beyond `context_length`; skips scenes.
+
+    The first captions of each set are read.
+    """
     parts = [part for captioned in sets for part in getattr(captioned, "parts", [captioned])]
     for part in (part for part in parts if hasattr(part, "all_captions")):
         captions = list(itertools.islice(part.all_captions(), _JUDGED))
@@ -80,6 +84,14 @@ def warn_of_unread_words(tokenizer: Tokenizer, *sets: Pairs) -> None:
                 f"{where} {unknown / words:.0%} of the words are unknown to the tokenizer of this run, so that "
                 f"different captions get the same ids; expected at most {MAX_UNKNOWN_SHARE:.0%}. Take {_INSTEAD}, or "
                 "for data.tokenizer=words a lower data.min_word_count or a higher data.max_words",
+                stacklevel=2,
+            )
+        is_cut = tokenizer.encode(captions, context_length + 1)[:, -1] == tokenizer.end_id
+        if is_cut.sum() > MAX_CUT_SHARE * len(captions):
+            warnings.warn(
+                f"{where} {int(is_cut.sum())} have more than data.context_length = {context_length} tokens, start and "
+                f"end included, and their ends are not read; expected at most {MAX_CUT_SHARE:.0%}. Take a higher "
+                "data.context_length",
                 stacklevel=2,
             )
 

@@ -186,7 +186,7 @@ def open_training_data(
     order, transform = order_of(pairs, config.optim.global_batch_size, run.seed), image_transform(data)
     sets = open_evaluation_sets(data) if run.test else EvaluationSets({}, {})
     # before the first step: a vocabulary that does not fit the captions costs a whole run
-    warn_of_unread_words(tokenizer, pairs, *sets.retrieval.values())
+    warn_of_unread_words(tokenizer, data.context_length, pairs, *sets.retrieval.values())
     return TrainingData(
         pairs=pairs,
         order=order,

@@ -269,7 +269,7 @@ def open_task_training(config: TaskConfig, items: Any | Pairs, checkpoint: Check
     tokenizer = (
         build_tokenizer(data, items) if checkpoint is None else tokenizer_from_json(checkpoint.state["tokenizer"])
     )
-    warn_of_unread_words(tokenizer, items)
+    warn_of_unread_words(tokenizer, data.context_length, items)
     order, transform = order_of(items, config.optim.global_batch_size, config.run.seed), image_transform(data)
     view = TrainingView(
         items, order, transform, tokenizer, data.context_length, augmentation=data.augmentation,
