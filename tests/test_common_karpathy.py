@@ -147,9 +147,9 @@ def test_pictures_of_one_name_in_two_folders_are_two(tmp_path):
 # --- processes, identity ---------------------------------------------------------------------------------------------
 
 
-def tiff(body, width, height, bits, sample_format=1):
-    """An uncompressed grey TIFF. sample_format: 1 unsigned, 2 signed, 3 floating point."""
-    fields = {256: width, 257: height, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: len(body)}
+def tiff(body, width, height, bits, sample_format=1, black=1):
+    """An uncompressed grey TIFF. sample_format: 1 unsigned, 2 signed, 3 floating point. black: 1 where 0 is black."""
+    fields = {256: width, 257: height, 258: bits, 259: 1, 262: black, 273: 8, 277: 1, 278: height, 279: len(body)}
     fields[339] = sample_format
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(fields.items()))
     return struct.pack("<2sHI", b"II", 42, 8 + len(body)) + body + struct.pack("<H", len(fields)) + entries + bytes(4)
@@ -176,6 +176,9 @@ def test_deep_pictures_come_out_as_their_upper_eight_bits():
     twelve = bytes([0x00, 0x0F, 0xFF, 0x80, 0x0A, 0xBC])  # 0x000 0xFFF | 0x800 0xABC
     assert decoded_grey(tiff(twelve, 2, 2, 12)) == [0, 255, 0x80, 0xAB]
     assert decoded_grey(tiff(bytes([0, 7, 255]), 3, 1, 8)) == [0, 7, 255]
+    # 0 is white: an inverted grey, in 16 bits as Pillow has it in 8
+    assert decoded_grey(tiff(bytes([0, 7, 255]), 3, 1, 8, black=0)) == [255, 248, 0]
+    assert decoded_grey(tiff(deep.astype("<u2").tobytes(), 4, 2, 16, black=0)) == [255 - grey for grey in expected]
 
 
 @pytest.mark.parametrize(

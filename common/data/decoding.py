@@ -27,7 +27,7 @@ _TURNS = dict(  # EXIF's orientations from 2 on
         start=2,
     )
 )  # fmt: skip
-_BITS_PER_SAMPLE = 258  # TIFF's number for it
+_BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262  # TIFF's numbers; of the second 0 means that 0 is white
 _SAMPLED = 64  # images that a fingerprint reads
 _HALF_SIGN = re.compile("[\ud800-\udfff]")  # JSON can spell it, UTF-8 cannot: no hash, no file would take it
 
@@ -107,7 +107,9 @@ def _upper_eight_bits(image: Image.Image) -> Image.Image:
     if image.mode == "F" or (is_tiff and image.mode == "I"):  # elsewhere "I" has the range of 16 bits
         raise Unusable("image cannot be decoded: its pixels are signed, of 32 bits or floats; expected: 1 to 16 bits")
     bits = image.tag_v2[_BITS_PER_SAMPLE][0] if is_tiff else 16
-    return Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
+    upper = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
+    # Pillow inverts such a TIFF of 8 bits only
+    return Image.fromarray(255 - upper if is_tiff and image.tag_v2.get(_PHOTOMETRIC) == 0 else upper)
 
 
 def read_picture(path: Path, decode_size: int | None = None) -> Image.Image:
