@@ -25,7 +25,7 @@ from common.encoders.stem import PooledStem, Stem, StemError
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.text_stem import PooledTextStem, TextStem
 from common.encoders.transformer import QuickGELU
-from common.encoders.weights import read_source
+from common.encoders.weights import Weights, WeightsError, fill_, read_source
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles, check_same_run, run_key
 from common.run.initial import open_source
@@ -218,6 +218,22 @@ def test_what_is_no_stem_is_refused(bert):
         (random_stem(1), None, "there is no BERT"),
     )
     refused(*((text, partial(wrong.load_, "there", weights)) for wrong, weights, text in cases), error=StemError)
+
+
+def test_a_tower_does_not_start_from_one_whose_stem_has_other_heads_or_another_mlp():
+    def tower(**sizes):
+        ids, end_id = TOKENIZER.vocabulary_size, TOKENIZER.end_id
+        sizes = {"width": 24, "layers": 1, "heads": 2, "mlp_ratio": 2.0} | sizes
+        stem = TextStem(vocabulary_size=ids, context_length=LENGTH, end_id=end_id, **sizes)
+        return CausalTextTransformer(ids, LENGTH, 16, 1, 2, None, end_id, stem=stem)
+
+    source = Weights("there", text_tower=tower())
+    fill_(tower(), source, "model.init")
+    refused(
+        ("1 layers of width 24, 4 heads, .* in the weights .* 2 heads", partial(fill_, tower(heads=4), source, "x")),
+        ("MLPs of 96, in the weights .* MLPs of 48", partial(fill_, tower(mlp_ratio=4.0), source, "x")),
+        error=WeightsError,
+    )
 
 
 def test_weights_meet_the_vocabulary_beside_them(bert):

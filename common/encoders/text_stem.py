@@ -34,7 +34,8 @@ class TextStem(nn.Module):
         self.network = BidirectionalTextTransformer(
             **sizes, projection_dim=None, final_layer_norm=False, norm_eps=BERT_EPS
         )
-        self.width, self.heads, self.trainable = self.network.width, sizes["heads"], trainable
+        self.width, self.heads, self.mlp_ratio = self.network.width, sizes["heads"], sizes["mlp_ratio"]
+        self.trainable = trainable
         self.network.requires_grad_(trainable)
         self.kept: Callable[[torch.Tensor], torch.Tensor] | None = None
 

@@ -42,7 +42,10 @@ def settings_of(tower: VisionTransformer | CausalTextTransformer | Bidirectional
         settings["the text tower's order"] = "causal (CLIP)" if is_causal else "bidirectional (BERT)"
         settings["ids of data.vocabulary"] = tower.vocabulary_size
         stem = tower.stem
-        settings["model.text.stem"] = stem and f"{len(stem.network.transformer.blocks)} layers of width {stem.width}"
+        settings["the text tower's stem"] = stem and (
+            f"{len(stem.network.transformer.blocks)} layers of width {stem.width}, {stem.heads} heads, MLPs of "
+            f"{round(stem.width * stem.mlp_ratio)}"
+        )
         if is_causal:  # the largest id of a row is the end token's, if that is the largest of all
             settings["id of the end token"] = tower.vocabulary_size - 1 if tower.end_id is None else tower.end_id
     has_final_norm = not isinstance(tower.final_norm, nn.Identity)
