@@ -345,6 +345,14 @@ def test_weights_that_transformers_would_draw_at_random_or_leave_out_are_named(t
         (tmp_path / "bert/config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
         asked = config_of("euclip", f"model.text.init={tmp_path / 'bert'}")
         refused((message, partial(InitialWeights.opened, asked)), error=WeightsError)
+    for kind in ("vit", "deit"):  # whose layers have shorter names once they are read
+        shutil.copytree(public[0] / kind, tmp_path / kind)
+        config = json.loads((tmp_path / f"{kind}/config.json").read_text())
+        (tmp_path / f"{kind}/config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+        refused(
+            (r"config\.json has no place for: .*layers\.1\.", partial(open_source, str(tmp_path / kind))),
+            error=WeightsError,
+        )
 
 
 @pytest.mark.parametrize(
