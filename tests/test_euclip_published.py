@@ -275,6 +275,15 @@ def test_a_bare_file_tells_no_activation_and_openais_archive_is_quick_gelu(tmp_p
         )
 
 
+def test_a_file_with_open_clips_configuration_beside_it_is_not_read_as_a_bare_one(tmp_path):
+    file = tmp_path / "open_clip_pytorch_model.bin"
+    torch.save(open_clips().state_dict(), file)
+    opened = partial(open_published, str(file), "open_clip", "sphere", "gelu", Config(), torch.device("cpu"), ONE_HEAD)
+    configuration = tmp_path / "open_clip_config.json"
+    configuration.write_text('{"model_cfg": {"quick_gelu": true}, "preprocess_cfg": {"mean": [0.5, 0.5, 0.5]}}')
+    refused((r"open_clip_config\.json beside it states activation, heads and pre", opened), error=WeightsError)
+
+
 def test_the_command_line_evaluates_a_file_of_hycoclips_training_as_merus(tmp_path, monkeypatch):
     """Its code adds losses to MERU's, no tensor, and saves what else a training needs beside the model."""
     torch.manual_seed(0)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 SIDES = ("image", "text")
 CONFIGURATIONS = ("open_clip_config.json", "config.json")  # one of them states what a folder holds
+_OF_OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _OF_TRANSFORMERS = ("vision_model.", "text_model.", "embeddings.", "bert.", "vit.", "deit.")  # first words of names
 
 
@@ -53,10 +54,7 @@ def read_source(
             A side that is left out is a tower that nobody takes.
     """
     path = Path(name).expanduser()
-    if (
-        path.name in ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-        and path.with_name("open_clip_config.json").is_file()
-    ):
+    if _is_described(path):
         name = str(path.parent)
     elif path.is_file():
         state, stated, is_archive = read_bare(path, activation)
@@ -71,6 +69,12 @@ def read_source(
 
 def read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation, bool]:
     """Of a bare file of weights: tensors, the activation of the MLPs (see `read_source`), whether it is an archive."""
+    if _is_described(path):
+        raise WeightsError(
+            f"{path}: {CONFIGURATIONS[0]} beside it states activation, heads and preprocessing, which --layout "
+            "open_clip does not read; expected the folder without --layout, or, for another geometry than the sphere, "
+            "a copy of the file under another name"
+        )
     state, is_archive = _read_file(path)
     theirs = next((name for name in without_ddp(state) if name.startswith(_OF_TRANSFORMERS)), None)
     if theirs is not None:
@@ -84,6 +88,11 @@ def read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torc
             "--activation, or by model.image.activation where a run starts from it"
         )
     return state, agreed_activation(path, "quick_gelu", activation) if is_archive else activation, is_archive
+
+
+def _is_described(path: Path) -> bool:
+    # Whether open_clip_config.json beside a file states its activation, heads and preprocessing.
+    return path.name in _OF_OPEN_CLIP and path.with_name(CONFIGURATIONS[0]).is_file()
 
 
 def agreed_activation(source: str | Path, stated: Activation, activation: Activation | None) -> Activation:
@@ -101,7 +110,7 @@ def _of_clip(clip: TwoTowers, source: str, pixels: ImageTransform | None, sides:
 
 def _read_open_clip(name: str, configuration: Path, activation: Activation | None, key: str) -> Weights:
     model, image, text, pixels = read_configuration(configuration)
-    file = find_file(name, ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"), key)
+    file = find_file(name, _OF_OPEN_CLIP, key)
     activation = agreed_activation(name, "quick_gelu" if model.get("quick_gelu") else "gelu", activation)
     clip = clip_from_open_clip(read_weights(file), activation, str(file), image=image, text=text)
     check_sizes(clip, model, f"{configuration}: ")
