@@ -4,6 +4,18 @@
 
 SETTINGS = PAPER SCALE SEEDS PLAN NEAR SEARCHED DATA WEIGHTS ROWS RUNS SET OUTPUT RESULTS FORMATS PY PYTHON VENV
 
+# What each target reads; another setting behind it would be dropped without a word.
+READS_rows          = PAPER OUTPUT
+READS_clean         = OUTPUT
+READS_benchmark     = RESULTS
+READS_report        = OUTPUT RESULTS
+READS_seeds         = PAPER SCALE $(READS_report)
+READS_compare       = RUNS SET OUTPUT
+READS_map           = $(READS_compare)
+READS_search        = PAPER SCALE DATA WEIGHTS ROWS SET OUTPUT RESULTS
+READS_reproduce-all = SCALE SEEDS PLAN NEAR SEARCHED DATA WEIGHTS ROWS SET OUTPUT RESULTS FORMATS
+READS_reproduce     = PAPER $(READS_reproduce-all)
+
 # Settings count behind `make` only: a DATA or OUTPUT that the shell happens to have must not change a result or
 # what `make clean` removes. Such a one is named, and so is a setting that there is not, such as SEDS=3.
 ifeq ($(MAKELEVEL),0)
@@ -11,6 +23,9 @@ IGNORED := $(strip $(foreach name,$(SETTINGS),$(if $(filter environment,$(lastwo
 $(if $(IGNORED),$(warning $(IGNORED) from the environment: not used; settings follow make, as in: make reproduce-table2 SEEDS=3))
 UNKNOWN := $(strip $(filter-out $(SETTINGS),$(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))))
 $(if $(UNKNOWN),$(error no setting $(UNKNOWN); expected one of: $(SETTINGS)))
+READ := $(foreach goal,$(MAKECMDGOALS),$(or $(READS_$(goal)),$(if $(filter reproduce-%,$(goal)),$(READS_reproduce))))
+UNREAD := $(strip $(filter-out $(READ) PY PYTHON VENV,$(foreach name,$(SETTINGS),$(if $(filter command,$(origin $(name))),$(name)))))
+$(if $(and $(READ),$(UNREAD)),$(error $(UNREAD) has no effect on make $(MAKECMDGOALS); expected one of: $(READ)))
 endif
 
 PAPER   = oblique_topology
@@ -122,20 +137,17 @@ report: $(RUN_READY) ## pages of everything that was reproduced: an index, and o
 	$(PY) -m common.report.page --results results $(call typed,OUTPUT)/results $(if $(value RESULTS),$(call typed,RESULTS)) --output $(call typed,OUTPUT)/report.html
 
 compare: $(RUN_READY) ## models side by side, with paired tests: RUNS="<run, checkpoint or evaluation.json> ..."
-	$(if $(value DATA)$(value WEIGHTS),$(error DATA and WEIGHTS have no effect here; use SET="data.source=shards data.root=..."))
 	@$(PY) scripts/compare.py $(call typed,RUNS) $(call option,SET,set) $(call option,OUTPUT,output)
 
 seeds: $(RUN_READY) ## seeds that a difference of x takes, for each claim of PAPER at SCALE; prints no difference
 	@$(PY) -m common.report.seeds $(call typed,PAPER) --scale $(call typed,SCALE) --results results $(call typed,OUTPUT)/results $(if $(value RESULTS),$(call typed,RESULTS))
 
 search: $(RUN_READY) ## settings by validation numbers: ROWS="<row> <row>" SET="section.key=value,value,..."
-	$(if $(filter command,$(origin SEEDS)),$(error SEEDS has no effect: a search has seeds of its own, which no table uses))
 	@$(PY) scripts/search.py $(call typed,PAPER) --rows $(call typed,ROWS) --set $(call typed,SET) \
 	    --scale $(call typed,SCALE) --output $(call typed,OUTPUT) $(call option,DATA,data) \
 	    $(call option,WEIGHTS,weights) $(call option,RESULTS,results)
 
 map: $(RUN_READY) ## the embedding space of runs as one HTML page: RUNS="<run or checkpoint> ..."
-	$(if $(value DATA)$(value WEIGHTS),$(error DATA and WEIGHTS have no effect here; use SET="data.source=shards data.root=..."))
 	@$(PY) scripts/map.py $(call typed,RUNS) $(call option,SET,set) --output $(call typed,OUTPUT)/map.html
 
 rows: ## the rows of PAPER: what each is, and whether it was run

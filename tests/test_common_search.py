@@ -244,15 +244,18 @@ def test_every_row_has_the_code_that_trains_it():
     assert modules == ["geomm.config", "geomm.downstream.config", "geomm.vision.config"]
 
 
-def test_make_search_refuses_seeds():
-    done = subprocess.run(
-        ["make", "-n", "PY=python", "search", "SEEDS=3", "ROWS=a", "SET=b=1,2"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode
-    assert "SEEDS has no effect" in done.stderr
+def test_make_refuses_settings_that_a_target_does_not_read():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    options = re.search(r"^OPTIONS .*\n(?:  .*\n)+", text, re.MULTILINE)[0]
+    for target in ("rows", "report", "seeds", "compare", "map", "search", "benchmark", "reproduce", "reproduce-all"):
+        recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", text, re.MULTILINE)[1].replace("$(OPTIONS)", options)
+        for name in re.search(r"^SETTINGS = (.*) PY PYTHON VENV$", text, re.MULTILINE)[1].split():
+            command = ["make", "-n", "PY=python3", target, f"{name}=1"]
+            refused = (
+                f"{name} has no effect on make {target}"
+                in subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr
+            )
+            assert refused == (re.search(rf"\b{name}\b", recipe) is None), command
 
 
 def test_make_takes_near_and_searched_from_its_command_only_and_0_is_no():
