@@ -45,6 +45,8 @@ FORMATS =
 PYTHON  = python3
 VENV    = .venv
 
+$(foreach name,NEAR SEARCHED,$(if $(filter-out 0 1,$(value $(name))),$(error $(name)=$(value $(name)): expected 0 or 1)))
+
 ifeq ($(filter command,$(origin PY)),command)
 RUN_READY :=
 DEV_READY :=

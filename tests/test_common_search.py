@@ -268,3 +268,7 @@ def test_make_takes_near_and_searched_from_its_command_only_and_0_is_no():
 
     assert printed(NEAR="1", SEARCHED="1", PLAN="9") == printed("NEAR=0", "SEARCHED=0") == []
     assert printed("NEAR=1", "SEARCHED=1", "PLAN=9") == ["--plan", "--near", "--searched"]
+    for word in ("NEAR=no", "SEARCHED=false", "NEAR=1 0 x"):
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            printed(word)
+        assert f"{word}: expected 0 or 1" in refused.value.stderr
