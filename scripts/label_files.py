@@ -94,12 +94,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--among", type=Path, help="folder of the set that has all classes of the source")
     parser.add_argument("--order", default="", help="sorted, or a file with the folder of each name, one per line")
     given = parser.parse_args(arguments)
+    if given.dataset and given.source == OPEN_CLIP:
+        raise ValueError(
+            f"--dataset {given.dataset} needs --source FILE.json: without it the names are ImageNet's; expected both"
+        )
     names = read_class_names(given.source, given.dataset)
     templates = read_templates(given.source, given.dataset)
     if given.among is not None:
         names = names_among(names, given.folder, given.among, given.order)
     elif folders := folders_of_classes(given.folder):
         names = names_for(given.folder, folders, names, given.order)
+    elif given.order:
+        raise ValueError(f"--order {given.order}: {given.folder} has no class folders whose order it could state")
     files = {given.folder / CLASS_NAMES_FILE: names, given.folder / TEMPLATES_FILE: templates}
     there = [path for path in files if path.exists()]
     if there:

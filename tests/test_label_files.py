@@ -66,7 +66,13 @@ def test_folders_that_do_not_fit_are_named(tmp_path, prompts):
         ("all has no class folder 'n9'", lambda: main([str(tmp_path / "some"), *arguments])),
         ("none has no class folders", lambda: main([str(tmp_path / "none"), *arguments])),
         (f"{prompts} has no data set ''", lambda: main([str(tmp_path / "x"), "--source", str(prompts)])),
+        ("--dataset pets needs --source FILE.json", lambda: main([str(tmp_path / "x"), "--dataset", "pets"])),
+        (
+            "--order sorted: .*x has no class folders",
+            lambda: main([str(tmp_path / "x"), *arguments[:4], *arguments[6:]]),
+        ),
     )
+    assert not (tmp_path / "x").exists()
 
 
 NAMES = list(open_clip.IMAGENET_CLASSNAMES)
