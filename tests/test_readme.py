@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from common.base.files import read_repository_yaml
+from common.report.claims.expressions import parse
+from common.report.claims.intervals import estimate
+from common.report.claims.ours import our_cells
 from common.report.conclusions import load_conclusions
 from common.report.table import read_table
 from scripts.parts import parts_of
@@ -174,3 +177,32 @@ def test_the_multipliers_of_the_first_page_are_those_of_the_committed_experiment
     sphere, multi = (sum(values[row]) / len(values[row]) for row in ("clip", "multi_32_16"))
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert re.search(rf"sphere('s multiplier climbs to| ends at) {sphere:.0f}, .*? at {multi:.0f}[.,]", text)
+
+
+GAIN = 'table4["Multi(64, 8)"]["linear_probe_acc"] > table4["Ob(64, 8)"]["linear_probe_acc"]'
+BESIDE = {
+    f"{base}+{other}": f'table9["{base}+{other}"]["{{column}}"] > table9["{base}"]["{{column}}"]'
+    for base in ("ALBEF", "MAFA")
+    for other in ("Geo", "Oblique")
+}
+CAPTIONS = {text.format(column="tr_r1"): row in ("ALBEF+Oblique", "MAFA+Geo") for row, text in BESIDE.items()}
+PICTURES = {text.format(column="ir_r1"): False for text in BESIDE.values()}
+
+
+@pytest.mark.parametrize(
+    ("table", "words", "shown"),
+    [
+        ("oblique_topology/table4/demo", "eight tokens of 64 numbers gain in the linear probe is open", {GAIN: False}),
+        ("geomm/table9/demo", "show it only of ALBEF with the oblique and of MAFA with the geodesic", CAPTIONS),
+        ("geomm/table9/demo", "Of pictures they leave all open", PICTURES),
+    ],
+)
+def test_what_a_conclusion_calls_shown_or_open_beside_its_claims_is_so_by_the_interval(table, words, shown):
+    paper, name, scale = table.split("/")
+    assert any(words in conclusion.text for conclusion in load_conclusions(ROOT / paper))
+    cells = our_cells([read_table(ROOT / "results" / table / f"{name}.json")], [])[scale]
+    for margin, is_shown in ((parse(text), is_shown) for text, is_shown in shown.items()):
+        used = {cell: cells[cell] for cell in margin.cells}
+        slopes = margin.slopes({cell: ours.number.mean for cell, ours in used.items()})
+        low, high = estimate(margin, slopes, used).interval_at(0.05)
+        assert (low > 0 or high < 0) == is_shown, margin.text
