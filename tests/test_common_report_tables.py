@@ -29,6 +29,7 @@ from common.report.formats import (
 )
 from common.report.hits import Hits
 from common.report.page import outdated
+from common.report.statistics import interval_over_seeds
 from common.report.table import (
     SEEDS_INTERVAL,
     Column,
@@ -335,9 +336,13 @@ def test_a_row_with_hits_has_the_interval_over_seeds_and_pictures_and_rows_are_c
     assert crossed.interval[1] - 62.5 == pytest.approx(expected)
     text = to_markdown(made_up_table(rows=[Row("x", {}, {"i2t_r1": crossed}, "measured")]))
     assert "interval, 95 % over seeds and test pictures on the arcsine scale" in text
-    assert "compared by their difference" in reading(
-        made_up_table(rows=[Row("x", {}, {"i2t_r1": crossed}, "measured")])
+    # seeds that move two rows alike narrow the interval of their difference, others widen it
+    of_row, alike, apart = (
+        high - low for low, high in map(interval_over_seeds, ([50.0, 75.0], [50.0 - 52.0, 75.0 - 77.0], [-25.0, 25.0]))
     )
+    assert alike < of_row < apart
+    words = reading(made_up_table(rows=[Row("x", {}, {"i2t_r1": crossed}, "measured")]))
+    assert words.endswith("compared by the interval of their difference, which may be narrower or wider.")
     assert "difference" not in reading(made_up_table())
 
 

@@ -243,9 +243,9 @@ def reading(table: Table) -> str:
     start = "mean over seeds" if shared is None else f"mean of {shared} seeds" if shared > 1 else "1 seed"
     text = "; ".join([f"Ours: {start}", *parts]) + "."
     crossed = any("test pictures" in meaning for _, meaning in _interval_kinds(table))
-    # pictures that are hard for one row are hard for the others
-    differences = " Rows are compared by their difference, whose interval is about half as wide." if crossed else ""
-    return text + differences
+    # narrower where pictures are hard for all rows, wider where seeds move them apart
+    compared = " Rows are compared by the interval of their difference, which may be narrower or wider."
+    return text + compared * crossed
 
 
 def format_value(value: float, unit: str) -> str:
