@@ -191,14 +191,14 @@ def main() -> None:
     options.models = [word for word in options.words if word not in overrides]
     if options.csv and options.csv.is_dir():
         raise ConfigError(f"--csv {options.csv} is a folder; expected a file")
-    tasks = options.tasks.split(",") if options.tasks else ["retrieval"]
+    tasks = ["retrieval"] if options.tasks is None else options.tasks.split(",")
     for task in tasks:
         if task not in TASKS:
             raise ConfigError(f"--tasks {options.tasks}: no task {task!r}; {accepted(task, TASKS)}")
     models = open_models(options, overrides)
     data = next((model for model in models if model.is_run), models[0]).config.data
     sets = open_evaluation_sets(data)
-    if not options.tasks and sets.zero_shot:
+    if options.tasks is None and sets.zero_shot:
         tasks.append("zero_shot")
     check_tasks(tasks, models, data, sets)
     numbers = [number for model in models for number in evaluate_model(model, tasks, data, sets)]

@@ -138,6 +138,7 @@ def test_the_hierarchy_needs_a_root(tmp_path):
     ("words", "message"),
     [
         (["--tasks", "retrievl"], "--tasks retrievl: no task 'retrievl'; expected one of: .*; did you mean retrieval"),
+        (["--tasks", ""], "--tasks : no task ''; expected one of: retrieval, "),
         (
             ["--tasks", "probe", "PHOTOS"],
             "--tasks probe: the data are missing; expected .*labelled=.*imagenet_train",
