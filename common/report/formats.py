@@ -250,7 +250,7 @@ def reading(table: Table) -> str:
 
 def format_value(value: float, unit: str) -> str:
     """A number of ours: one decimal for percent, three for a fraction, else four significant digits."""
-    return f"{value:.1f}" if unit == "percent" else f"{value:.3f}" if unit == "fraction" else f"{value:.4g}"
+    return f"{value:z.1f}" if unit == "percent" else f"{value:z.3f}" if unit == "fraction" else f"{value:.4g}"
 
 
 def format_paper(value: float | None, unit: str) -> str:
@@ -280,7 +280,7 @@ def format_measured(cell: Measured | None, unit: str, with_seeds: bool = True) -
         if decimals is None:
             text += f" ± {shown(half)}"
         else:
-            text = f"{cell.mean:.{decimals}f} ± {half:.{decimals}f}"
+            text = f"{cell.mean:z.{decimals}f} ± {half:.{decimals}f}"
     elif cell.interval is not None:
         text += f" [{shown(cell.interval[0])}, {shown(cell.interval[1])}]"
     return f"{text} ({count_seeds(len(cell.seeds))})" if with_seeds and not _over_queries(cell) else text
