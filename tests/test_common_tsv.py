@@ -79,6 +79,9 @@ def test_columns_are_chosen_by_name(table):
     assert content_of(open_tsv(path, image_column="file", caption_column="alt")) == [("0.jpg", ["picture"])]
     message = rf"{path}, line 1: no column 'caption' \(data.caption_column\).*alt, title, file"
     refused((message, lambda: open_tsv(path, caption_column="caption")))
+    path = table("file\tTitle\tother\tTitle\n0.jpg\ta dog\tx\ta pet\n", "y.tsv")  # all columns of a name
+    for named in (None, "Title"):
+        assert content_of(open_tsv(path, image_column="file", caption_column=named)) == [("0.jpg", ["a dog", "a pet"])]
 
 
 def test_a_stray_quote_between_tabs_swallows_nothing(table):

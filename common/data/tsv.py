@@ -189,9 +189,9 @@ def _columns(
         unknown = next((name for name in named or () if name not in names), None)
         if unknown is not None:
             raise ValueError(f"{table}, line 1: no column {unknown!r} ({key}); the first line has {', '.join(names)!r}")
-        lower = [name.lower() for name in names]
-        known = [lower.index(name) for name in usual if name in lower]
-        positions.append(known[:1] if named is None else [names.index(name) for name in named])
+        spelled = names if named else [name.lower() for name in names]  # columns may have equal names
+        wanted = named or [name for name in usual if name in spelled][:1]
+        positions.append([at for one in wanted for at, name in enumerate(spelled) if name == one])
     image, captions = positions
     if image and captions and image[0] not in captions:
         return image[0], captions
