@@ -51,6 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
             f"SET={given.set}: {error}; expected section.key=value,value with quotes as in a shell"
         ) from None
     overrides = with_folders(fixed, given.scale, given.data, given.weights)
+    with_folders([f"{axis.key}=" for axis in axes], given.scale, "", "")  # refuses run.seed, which each run sets itself
     jobs = {row: _job(given.paper, row, given.scale, overrides, given.output / "runs") for row in rows}
     for row, job in jobs.items():
         decides = deciding(job.paper.config_class)

@@ -176,6 +176,7 @@ def test_a_grid_that_is_none_is_refused(texts, message):
         ("table1_ours", "optim.lr=1,2", "did you mean optim.learning_rate"),
         ("table1_ours", f"{RATE}=-1,1e-3", RATE),
         ("table1_ours", f"{RATE}=1,2 run.seed=7", "run.seed cannot be overridden"),
+        ("table1_ours", "run.seed=1,2", "run.seed cannot be overridden"),  # trials would be the same runs
         ("table1_ours", f"{RATE}=1 {RATE}=2,3", f"{RATE}=1 is for what table1_ours starts from, and it starts from no"),
     ],
 )

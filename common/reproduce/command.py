@@ -319,7 +319,7 @@ def with_folders(overrides: Iterable[str], scale: str, data: str, weights: str) 
     overrides = tuple(overrides)
     # each has an option, which the printed command shows
     options = {
-        "run.seed=": "SEEDS",
+        "run.seed=": "SEEDS (make search has seeds of its own)",
         "data.root=": "DATA",
         "model.weights=": "WEIGHTS",
         "run.test=": "make search, which sets it",
