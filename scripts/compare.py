@@ -43,6 +43,7 @@ from common.report.figures import plot_table
 from common.report.formats import to_text, write_table
 from common.report.statistics import bootstrap_means, contrast_interval, percentile_interval, sign_flip_p_value
 from common.report.table import MEASURED, Column, Row, Table, to_json
+from common.reproduce.command import set_text
 from common.reproduce.rows import RowRun
 from common.reproduce.tables import measured_cell, trained_on
 from common.run.checkpoint import named_checkpoint
@@ -259,7 +260,7 @@ def main() -> None:
     names, overrides = names_in(given.runs), shlex.split(given.set)  # make RUNS passes several names as one word
     models = [model for name in names for model in opened(name, overrides)]
     words = " ".join(shlex.quote(Path(name).name) for name in names)  # without paths of this machine
-    table = compare(models, f'make compare RUNS="{words}"')
+    table = compare(models, f'make compare RUNS="{words}"{set_text(overrides)}')
     folder = given.output / "comparisons" / hash_of([names, overrides])
     write_table(table, folder)
     plot_table(table, folder / "compare.png")

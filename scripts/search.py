@@ -22,7 +22,7 @@ from common.base.fields import deciding
 from common.base.files import shown
 from common.base.places import ROOT, outputs, papers
 from common.distributed import is_main_process
-from common.reproduce.command import SEARCH_SEEDS, with_folders
+from common.reproduce.command import SEARCH_SEEDS, set_text, with_folders
 from common.reproduce.rows import Job, PaperCode
 from common.reproduce.search import Search, axes_of, content_of, markdown_of, name_of, run_search, write_search
 from common.run.launch import join_processes, run_or_explain
@@ -64,10 +64,10 @@ def main(arguments: list[str] | None = None) -> None:
             of_starts = [text for text in fixed if text.startswith(f"{axis.key}=")]
             if of_starts and not job.parents():
                 raise ConfigError(f"SET: {of_starts[0]} is for what {row} starts from, and it starts from no other row")
-    words = " ".join(shlex.quote(text) if " " in text else text for text in shlex.split(given.set))
     places = "".join(f" {name}=<folder>" for name in ("data", "weights") if getattr(given, name)).upper()
     places = places.replace("<FOLDER>", "<folder>")
-    command = f'make search PAPER={given.paper} SCALE={given.scale}{places} ROWS="{" ".join(rows)}" SET="{words}"'
+    command = f'make search PAPER={given.paper} SCALE={given.scale}{places} ROWS="{" ".join(rows)}"'
+    command += set_text(shlex.split(given.set))
     search = Search(given.paper, given.scale, jobs, axes, command, name_of(given.scale, rows, axes, fixed))
 
     join_processes()

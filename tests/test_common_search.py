@@ -5,6 +5,7 @@ import math
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -185,6 +186,16 @@ def test_a_wrong_search_trains_nothing(tmp_path, rows, settings, message):
     with pytest.raises(ConfigError, match=message):
         scripts.search.main(arguments)
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_command_of_a_search_has_no_path_of_this_machine(tmp_path, monkeypatch):
+    searches = []
+    monkeypatch.setattr(scripts.search, "run_search", lambda search: sys.exit(searches.append(search)))
+    settings = f"{RATE}=1e-3,3e-3 'data.labelled=/home/me/a b'"
+    arguments = ["contrastive_basics", "--rows", "table1_ours", "--scale", "smoke", "--set", settings]
+    with pytest.raises(SystemExit):
+        scripts.search.main([*arguments, "--output", str(tmp_path)])
+    assert searches[0].command.endswith(f' ROWS="table1_ours" SET="{RATE}=1e-3,3e-3 data.labelled=<path>"')
 
 
 def test_a_search_end_to_end(tmp_path):

@@ -99,6 +99,14 @@ def test_json_prints_the_table_and_nothing_else(tmp_path, hits, capsys):
     assert [row["method"] for row in printed["rows"]] == [row.method for row in table.rows] == ["a", "b"]
 
 
+def test_the_command_of_the_table_has_its_other_data(tmp_path, hits, monkeypatch):
+    runs = [write_run(tmp_path / name / "seed0", 0, hits[0], row=name) for name in "ab"]
+    opened = compare.opened
+    monkeypatch.setattr(compare, "opened", lambda name, overrides: opened(name, ()))  # as if evaluated on them
+    table = compared(tmp_path, *runs, "--set", "data.source=shards data.root=/data/flickr8k")
+    assert table.command == 'make compare RUNS="seed0 seed0" SET="data.source=shards data.root=<path>"'
+
+
 @pytest.mark.parametrize(("paper", "unlike"), [("euclip", True), ("geomm", False)])
 def test_code_that_evaluates_is_unlike_only_within_a_paper(paper, unlike, tmp_path, hits):
     runs = [write_run(tmp_path / "a" / "seed0", 0, hits[0], row="a")]

@@ -139,14 +139,11 @@ class Command:
         folders = {"data.root": "DATA", "model.weights": "WEIGHTS"}
         settings = self.typed or self.overrides
         keys = [text.partition("=")[0] for text in settings]
-        # folders have options of their own; other paths are hidden, quotes are kept
-        extra = [_without_path(text) for text, key in zip(settings, keys) if key not in folders]
-        extra = " ".join(shlex.quote(text) if re.search(r"[\s'\"]", text) else text for text in extra)
+        # folders have options of their own
+        more = set_text(text for text, key in zip(settings, keys) if key not in folders)
         data = "".join(f" {name}=<folder>" for key, name in folders.items() if key in keys)
         rows = " NEAR=1" if self.settings else f' ROWS="{" ".join(self.rows)}"' if self.rows else ""
         plan = f" PLAN={self.planned_seeds}" if self.planned_seeds else ""
-        quoted = shlex.quote(extra) if '"' in extra else f'"{extra}"'
-        more = f" SET={quoted}" if extra else ""
         searched = " SEARCHED=1" if self._best_beside_near else ""
         seeds = f"SEEDS={len(self.seeds)}{plan}{searched}"
         return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} {seeds}{data}{rows}{more}"
@@ -442,6 +439,14 @@ def _rows_of_names(
     if twice:
         raise ConfigError(f"ROWS: two rows have the name {twice[0]}; rename the custom row")
     return tuple(rows), tuple(custom_files)
+
+
+def set_text(settings: Iterable[str]) -> str:
+    """The end of a printed command, " SET=...", without paths of this machine; "" without settings."""
+    words = map(_without_path, settings)
+    text = " ".join(shlex.quote(word) if re.search(r"[\s'\"]", word) else word for word in words)  # quotes are kept
+    quoted = shlex.quote(text) if '"' in text else f'"{text}"'
+    return f" SET={quoted}" if text else ""
 
 
 def _without_path(override: str) -> str:
