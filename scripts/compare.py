@@ -262,9 +262,12 @@ def main() -> None:
     words = " ".join(shlex.quote(Path(name).name) for name in names)  # without paths of this machine
     table = compare(models, f'make compare RUNS="{words}"{set_text(overrides)}')
     folder = given.output / "comparisons" / hash_of([names, overrides])
+    # printed first: a folder that cannot be written loses no evaluation
+    print(to_json(table) if given.json else to_text(table))
     write_table(table, folder)
     plot_table(table, folder / "compare.png")
-    print(to_json(table) if given.json else f"{to_text(table)}\ntable and plot: {shown(folder)}")
+    if not given.json:
+        print(f"table and plot: {shown(folder)}")
 
 
 if __name__ == "__main__":

@@ -202,11 +202,9 @@ def main() -> None:
         tasks.append("zero_shot")
     check_tasks(tasks, models, data, sets)
     numbers = [number for model in models for number in evaluate_model(model, tasks, data, sets)]
+    # printed first: a file that cannot be written loses no evaluation
+    print(json.dumps([number._asdict() for number in numbers], indent=1) if options.json else table_text(numbers))
     if options.csv:
         write_atomically(options.csv, csv_text(numbers))
-    if options.json:
-        print(json.dumps([number._asdict() for number in numbers], indent=1))
-        return
-    print(table_text(numbers))
-    if options.csv:
-        print(f"all {len(numbers)} numbers with their protocols: {shown(options.csv)}")
+        if not options.json:
+            print(f"all {len(numbers)} numbers with their protocols: {shown(options.csv)}")

@@ -107,6 +107,14 @@ def test_the_command_of_the_table_has_its_other_data(tmp_path, hits, monkeypatch
     assert table.command == 'make compare RUNS="seed0 seed0" SET="data.source=shards data.root=<path>"'
 
 
+def test_the_numbers_are_printed_where_no_file_can_be_written(tmp_path, hits, capsys):
+    runs = [write_run(tmp_path / name / "seed0", 0, hits[0], row=name) for name in "ab"]
+    (tmp_path / "out").write_text("a file where the folder must be")
+    with pytest.raises(OSError):
+        compared(tmp_path, *runs)
+    assert f"{100 * hits[0].mean():.1f}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("paper", "unlike"), [("euclip", True), ("geomm", False)])
 def test_code_that_evaluates_is_unlike_only_within_a_paper(paper, unlike, tmp_path, hits):
     runs = [write_run(tmp_path / "a" / "seed0", 0, hits[0], row="a")]

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from types import SimpleNamespace
 
 import open_clip
 import pytest
@@ -17,7 +18,7 @@ from common.base.places import ROOT
 from common.evaluation.protocol import HEADLINES
 from common.run.evaluation import save_answer
 from euclip import train
-from scripts import evaluate
+from scripts import evaluate, evaluate_table
 from scripts.evaluate_table import Number, table_text
 
 SMALL = ("data.num_test=8", "data.num_labelled=8", "run.num_workers=0")
@@ -125,6 +126,21 @@ def test_the_other_tasks_have_numbers_of_both(run, stranger, capsys):
             assert 0 < metrics[metric]["chance"] <= 0.5
         # only EuCLIP has cones
         assert ("hierarchy/text_inside" in metrics) == (model != "stranger")
+
+
+def test_the_numbers_are_printed_where_the_csv_file_cannot_be_written(tmp_path, monkeypatch, capsys):
+    number = evaluate_table.Number("a", "pets", "zero_shot/acc1", 0.5, 0.1, "{}", 8)
+    sets = SimpleNamespace(zero_shot={})
+    monkeypatch.setattr(evaluate_table, "open_evaluation_sets", lambda data: sets)
+    model = evaluate_table.Model("a", SimpleNamespace(data=None), None, True)
+    monkeypatch.setattr(evaluate_table, "open_models", lambda options, overrides: [model])
+    monkeypatch.setattr(evaluate_table, "check_tasks", lambda *arguments: None)
+    monkeypatch.setattr(evaluate_table, "evaluate_model", lambda *arguments: [number])
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("sys.argv", ["evaluate", "a", "--csv", str(tmp_path / "file" / "table.csv")])
+    with pytest.raises(OSError):
+        evaluate_table.main()
+    assert "50.0" in capsys.readouterr().out
 
 
 def test_the_hierarchy_needs_a_root(tmp_path):
