@@ -15,6 +15,7 @@ READS_map           = $(READS_compare)
 READS_search        = PAPER SCALE DATA WEIGHTS ROWS SET OUTPUT RESULTS
 READS_reproduce-all = SCALE SEEDS PLAN NEAR SEARCHED DATA WEIGHTS ROWS SET OUTPUT RESULTS FORMATS
 READS_reproduce     = PAPER $(READS_reproduce-all)
+READ_NOTHING        = install test test-slow test-gpu lint format scenes device-work
 
 # Settings count behind `make` only: a DATA or OUTPUT that the shell happens to have must not change a result or
 # what `make clean` removes. Such a one is named, and so is a setting that there is not, such as SEDS=3.
@@ -25,7 +26,8 @@ UNKNOWN := $(strip $(filter-out $(SETTINGS),$(foreach name,$(.VARIABLES),$(if $(
 $(if $(UNKNOWN),$(error no setting $(UNKNOWN); expected one of: $(SETTINGS)))
 READ := $(foreach goal,$(MAKECMDGOALS),$(or $(READS_$(goal)),$(if $(filter reproduce-%,$(goal)),$(READS_reproduce))))
 UNREAD := $(strip $(filter-out $(READ) PY PYTHON VENV,$(foreach name,$(SETTINGS),$(if $(filter command,$(origin $(name))),$(name)))))
-$(if $(and $(READ),$(UNREAD)),$(error $(UNREAD) has no effect on make $(MAKECMDGOALS); expected one of: $(READ)))
+$(if $(and $(READ)$(filter $(READ_NOTHING),$(MAKECMDGOALS)),$(UNREAD)),$(error \
+    $(UNREAD) has no effect on make $(MAKECMDGOALS); expected one of: $(READ) PY PYTHON VENV))
 endif
 
 PAPER   = oblique_topology

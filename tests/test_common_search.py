@@ -262,7 +262,8 @@ def test_make_refuses_settings_that_a_target_does_not_read():
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     options = re.search(r"^OPTIONS .*\n(?:  .*\n)+", text, re.MULTILINE)[0]
     names = re.search(r"^SETTINGS = (.*) PY PYTHON VENV$", text, re.MULTILINE)[1].split()
-    for target in ("rows", "report", "seeds", "compare", "map", "search", "benchmark", "reproduce", "reproduce-all"):
+    targets = ["rows", "report", "seeds", "compare", "map", "search", "benchmark", "reproduce", "reproduce-all"]
+    for target in [*targets, "install", "test", "test-slow", "test-gpu", "lint", "format", "scenes", "device-work"]:
         recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", text, re.MULTILINE)[1].replace("$(OPTIONS)", options)
         command = ["make", "-n", "PY=python3", target, *(f"{name}=1" for name in names)]
         message = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr
