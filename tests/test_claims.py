@@ -21,7 +21,8 @@ CLAIMS = {
 NUMBER = {"oblique_topology": 39, "geomm": 17, "euclip": 25, "contrastive_basics": 28}
 MORE = {  # claims beside the numbered ones
     "oblique_topology": {"C10-l2", "C5-order", "C37-direction", "C37-scenes", "C39-loss"}
-    | {f"C{number}-own-rate" for number in (6, 12, 14)},
+    | {"C10-l2-own-rate"}
+    | {f"C{number}-own-rate" for number in (6, 10, 11, 12, 14)},
     "geomm": {"C1-ALBEF", "C1-TCL", "C2-ALBEF", "C2-TCL", "C3-ALBEF", "C5-CLIP", "C12-ALBEF"},
     "euclip": set(),
     "contrastive_basics": {"C16-trained", "C20-queue", "C20-scenes-steps", "C20-scenes-rate"}
