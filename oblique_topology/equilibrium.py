@@ -144,9 +144,14 @@ def balance(similarity: torch.Tensor, reading: str) -> float | None:
     return float(brentq(excess, low, high, xtol=1e-6))
 
 
-def loss_minimising(similarity: torch.Tensor) -> float:
-    """The multiplier in [0.01, HIGHEST] with the lowest symmetric InfoNCE, which a learned temperature approaches."""
+def loss_minimising(similarity: torch.Tensor) -> float | None:
+    """The multiplier in [0.01, HIGHEST] with the lowest symmetric InfoNCE, which a learned temperature approaches.
+
+    None if every positive is the largest of its row and its column: the loss then falls with the multiplier for ever.
+    """
     similarity = similarity.double()
+    if (similarity.diagonal() >= torch.maximum(similarity.amax(dim=0), similarity.amax(dim=1))).all():
+        return None
     optimum = minimize_scalar(
         lambda log: float(symmetric_info_nce(math.exp(log) * similarity)),
         bounds=(math.log(0.01), math.log(HIGHEST)),
@@ -197,7 +202,7 @@ def drawn_similarities(batch: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def measures_of(similarity: torch.Tensor) -> dict[str, float | None]:
-    """The numbers of one row by key of COLUMNS; None if there is no balance."""
+    """The numbers of one row by key of COLUMNS; None if there is none."""
     numbers: dict[str, float | None] = {f"balance_{name}": balance(similarity, name) for name in READINGS}
     numbers["lowest_loss"] = loss_minimising(similarity)
     for multiplier in (1, 100):
@@ -267,7 +272,8 @@ def equilibrium(command: Command, code: PaperCode) -> list[Table]:
         values=values,
         notes=[
             f"An empty cell: a batch has no balance up to a multiplier of {HIGHEST:g}; or, of A / U, a U falls to "
-            "0 before that, where the quotient says nothing.",
+            "0 before that, where the quotient says nothing; or its cross-entropy falls for ever, as every pair is "
+            "nearest to itself.",
             "The curves show one batch of each seed.",
             "The balance belongs to fixed similarities. A learned temperature would go to the multiplier with the "
             "lowest cross-entropy, which noise moves the other way.",

@@ -131,7 +131,7 @@ def noise(command: Command, code: PaperCode) -> list[Table]:
 
 
 def numbers_of(run: RowRun, share: float) -> dict[str, float | None]:
-    """The numbers of one run by key of COLUMNS; None where a batch has no balance."""
+    """The numbers of one run by key of COLUMNS; None where a batch has no such multiplier."""
     metrics = run.evaluations["test"]["metrics"]
     return {
         "final_multiplier": float(np.exp(log_temperatures(run)[1][-1])),

@@ -175,6 +175,15 @@ def test_the_lowest_loss_is_that_of_a_fine_grid():
     assert loss_minimising(similarity) == pytest.approx(float(grid[losses.argmin()]), rel=2e-3)
 
 
+def test_a_batch_without_an_error_has_no_multiplier_of_the_lowest_loss():
+    similarity = drawn_similarities(64, draws()) + 0.3 * torch.eye(64)
+    losses = [float(symmetric_info_nce(scale * similarity)) for scale in (1, 10, 30, 50)]
+    assert losses == sorted(losses, reverse=True)
+    assert loss_minimising(similarity) is None
+    similarity[0, 1] = similarity[0, 0] + 0.01  # one error
+    assert 10 < loss_minimising(similarity) < 500
+
+
 @pytest.mark.parametrize("multiplier", [1.0, 100.0])
 def test_the_gradient_on_similarities_in_closed_form_is_that_of_autograd(multiplier):
     similarity = drawn_similarities(12, draws()).requires_grad_()
