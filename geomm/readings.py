@@ -39,6 +39,7 @@ READINGS = {  # value of method.attach -> label
 }
 STRAIGHT_THROUGH = ("nearest_st", "nearest_local_st", "knn_local_st")  # on every hierarchy
 MATCHED = ("nearest_local_st", "knn_local_st")  # also as sharp as the cosine, and beside a cosine as soft
+CHOSEN = ("method.attach", "method.graph", "method.match_entropy", "method.scale_factor")  # by the rows
 FACTORS = (1.0, 0.75, 0.55, 0.4, 0.3, 0.086)  # of the cosine's scale, from the step of the first graph on
 ANGLE = "plain angle without a graph, gradient of the cosine"
 # two projections on cached features: a run takes half a minute, and the comparison is of distances, not of towers
@@ -122,6 +123,7 @@ def rows_of(top: int, few: bool = False) -> dict[str, Reading]:
 def readings(command: Command, code: PaperCode) -> list[Table]:
     """Retrieval, softness and graphs of each row, all from the same trained towers."""
     command.refuse_search()
+    command.refuse_set(CHOSEN)
     of_scale = OVERRIDES.get(command.scale, ())
     overrides = (*of_scale, *command.overrides)
     further = AFTER_THE_START.get(command.scale, ())

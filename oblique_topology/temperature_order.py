@@ -91,6 +91,7 @@ def temperature_order(command: Command, code: PaperCode) -> list[Table]:
     # a folder of their own: how often a run is evaluated makes no other run, and those of Table 3 are rarely evaluated
     apart = replace(command, output=command.output / "temperature_order")
     settings = (f"run.evaluate_every={every}", "run.log_every=1")
+    command.refuse_set(settings)
     runs = train_rows(apart, code, configs, dict.fromkeys(configs, settings))
     if not is_main_process():
         return []

@@ -48,9 +48,11 @@ from geomm import train as geomm_train
 from geomm.ablations import settings_of
 from geomm.cost import Steps
 from geomm.pool import GeodesicPool
+from geomm.readings import readings
 from geomm.refcoco_plus import GroundConfig
 from geomm.table3 import _of_public_answers
 from oblique_topology.noise import noise
+from oblique_topology.temperature_order import temperature_order
 from oblique_topology.temperature_rate import RateConfig, temperature_rate
 
 
@@ -94,6 +96,11 @@ def test_what_a_part_chooses_is_refused():
         ("chooses optim.global_batch_size", lambda: temperature_rate(command("t", "optim.learning_rate=1"), code)),
         ("leave it out", lambda: temperature_rate(command("temperature_rate", searched=searched), code)),
         ("partner_noise=0.1 cannot be set", lambda: noise(command("noise", "data.partner_noise=0.1"), code)),
+        ("attach=knn cannot be set", lambda: readings(command("readings", "method.attach=knn"), code)),
+        (
+            "every=5 cannot be set",
+            lambda: temperature_order(command("order", "run.evaluate_every=5", scale="demo"), code),
+        ),
         ("cannot be set", lambda: stability(command("stability", "method.logit_scale_init=2"), code)),
         error=ConfigError,
     )
