@@ -84,8 +84,7 @@ def table1(command: Command) -> list[Table]:
     configs = _trained_rows(source, command)
     trained = {} if command.scale == PAPER_SCALE else train_rows(command, CODE, configs)
     for method, seeds in trained.items():
-        taken = replace(command, overrides=(*command.overrides, *command.settings_of(configs[method])))
-        note = note_of(taken, configs[method], CODE)
+        note = note_of(command, configs[method], CODE)
         rows.append(Row(method, {}, measured_cells(source, seeds, command.scale), MEASURED, note))
     runs |= trained
     table = table_of(command, PAPER, "table1", columns_of(command, source, runs), rows, runs)

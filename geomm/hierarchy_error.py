@@ -111,7 +111,7 @@ def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
     measured = [measure(run) for run in runs]  # on every process, as embedding gathers
     if not is_main_process():
         return []
-    config = code.config(ROW, command.scale, command.overrides)
+    config = runs[0].config
     ways = ways_of(config.method.queue_size)
     values = {
         (key, column): [of_run[key][column] for of_run in measured] for key in ("angle", *ways) for column in COLUMNS

@@ -137,7 +137,7 @@ def _by_distance(method: DistanceConfig, nodes: str) -> str:
 
 
 def _config(command: Command, row: str, settings: Sequence[str] = ()) -> Config:
-    return CODE.config(row, command.scale, [*command.overrides, *settings])
+    return CODE.config(row, command.scale, [*command.overrides, *command.settings_of(row), *settings])
 
 
 def _note(command: Command, row: str) -> str:

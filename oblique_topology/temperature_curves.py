@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.base.settings import OptimConfig
 from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
@@ -49,9 +48,7 @@ def figure4(command: Command, code: PaperCode) -> list[Table]:
         for topology in dict.fromkeys(places[method][0] for method in runs)
     ]
     plot_curves(panels, command.folder(code.name) / "temperature_curves_of_t.png", across=2)
-    row = next(iter(configs.values()))  # these rows differ only in geometry and start
-    config = code.config(row, command.scale, command.overrides)
-    return [write_findings(command, code.name, _findings(runs, config.optim), runs)]
+    return [write_findings(command, code.name, _findings(runs), runs)]
 
 
 def curve_of(runs: Sequence) -> list[tuple[float, Sequence[float]]]:
@@ -60,7 +57,7 @@ def curve_of(runs: Sequence) -> list[tuple[float, Sequence[float]]]:
     return [(float(step), [float(t[place]) for _, t in logs]) for place, step in enumerate(logs[0][0])]
 
 
-def _findings(runs: Runs, optim: OptimConfig) -> Findings:
+def _findings(runs: Runs) -> Findings:
     """The final values of the curves, and the steps from which they are constant."""
     values: dict[tuple[str, str], list[float]] = {}
     for method, seeds in runs.items():
@@ -71,16 +68,17 @@ def _findings(runs: Runs, optim: OptimConfig) -> Findings:
             rest["final_multiplier"].append(float(np.exp(t[-1])))
             # the paper does not say whether t rests or e^t, and 2 % of them are not the same
             for ending, values_of_run in (("", t), ("_multiplier", np.exp(t))):
-                for name, step in steps_of_rest(steps, values_of_run, optim.warmup_steps).items():
+                for name, step in steps_of_rest(steps, values_of_run, run.config.optim.warmup_steps).items():
                     rest[f"{name}{ending}"].append(step)
         values |= {(_key(method), column): numbers for column, numbers in rest.items()}
     all_runs = [run for seeds in runs.values() for run in seeds]
+    rates = sorted({run.config.optim.logit_scale_rate for run in all_runs})  # several only by a search
     return Findings(
         name="temperature_curves",
         caption="Where the learned temperature of the runs of Table 3 comes to rest (Figure 4).",
         data=trained_on(all_runs),
         protocol=f"moves by less than 2 % in 1/{EPOCHS} of the run",
-        settings={"epochs": EPOCHS, "logit_scale_rate": optim.logit_scale_rate},
+        settings={"epochs": EPOCHS, "logit_scale_rate": rates[0] if len(rates) == 1 else rates},
         rows={_key(method): method for method in runs},
         columns=COLUMNS,
         values=values,
@@ -88,9 +86,9 @@ def _findings(runs: Runs, optim: OptimConfig) -> Findings:
             "Converged: less than 2 % away after 1/15 of the run, also where it passes a dip. Stands still: moves by "
             "less within any such part from there on. The paper's sentence can mean either, and does not say whether "
             "it looks at t or at e^t. A run that never does counts with its end.",
-            f"The temperature learns {optim.logit_scale_rate:g} times as fast as the weights. A step of the optimiser "
-            "moves t by about its rate, whatever t is, so jitter of one size keeps a low t longer from standing still "
-            "than a high one.",
+            f"The temperature learns {' or '.join(f'{rate:g}' for rate in rates)} times as fast as the weights. "
+            "A step of the optimiser moves t by about its rate, whatever t is, so jitter of one size keeps a low t "
+            "longer from standing still than a high one.",
         ],
         rows_are_runs=True,
         measured_on="the training log",

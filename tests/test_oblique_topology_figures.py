@@ -319,9 +319,13 @@ def test_curves_come_to_rest_in_t_and_in_the_multiplier(output, tmp_path):
     log = RunFiles(tmp_path).log
     lines = [{"event": "train", "step": int(k) + 1, "logit_scale": float(np.exp(v))} for k, v in zip(steps, t)]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    run = RowRun(RunFiles(tmp_path), 0, {}, {}, "made up", "", "", "", Config())
-    values = _findings({"Sphere, e^0": [run]}, OptimConfig(warmup_steps=0)).values
-    ends = {column: values["sphere_e_0", column][0] for _, column in values}
+    run = RowRun(RunFiles(tmp_path), 0, {}, {}, "made up", "", "", "", Config(optim=OptimConfig(warmup_steps=0)))
+    late = replace(run, config=Config(optim=OptimConfig(steps=300, warmup_steps=200, logit_scale_rate=3.0)))
+    findings = _findings({"Sphere, e^0": [run], "Sphere, e^2.64": [late]})
+    assert "learns 1 or 3 times as fast" in findings.notes[1]
+    values = findings.values
+    assert values["sphere_e_2_64", "converged"] == [200.0]  # every run has its own warm-up
+    ends = {column: values["sphere_e_0", column][0] for row, column in values if row == "sphere_e_0"}
     assert ends["final_t"] == pytest.approx(t[-1])
     assert ends["final_multiplier"] == pytest.approx(np.exp(t[-1]))
     # 300 steps have windows of 20: t moves by 3 (1 - 1/e) exp(-k / 20) within one

@@ -9,8 +9,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -24,6 +24,7 @@ from common.reproduce.command import Command
 from common.reproduce.rows import Job, run_row
 from common.reproduce.tables import note_of, train_rows
 from common.run.folder import only_run_in
+from geomm.reproduce import _config as config_of_geomm
 from oblique_topology.reproduce import CODE, PARTS, _note, main
 from scripts.parts import described_rows, parts_of
 
@@ -245,10 +246,10 @@ def test_our_cells_come_from_the_runs_and_stand_beside_what_was_trained_and_prin
 
 
 def test_a_row_says_what_its_towers_stand_on():
-    words = SimpleNamespace(scale="photos", overrides=())
+    words = Command("table2", "photos", (0,), (), Path("out"), Path("out"))
     assert "2 layers on tf_efficientnet_lite0 (frozen; its pre-training" in note_of(words, "table2_clip.yaml", CODE)
     assert "text width 192, 2 layers; embedding" in note_of(words, "table2_clip.yaml", CODE)
-    bert = SimpleNamespace(scale="photos", overrides=("model.text.stem.weights=a/mini", "model.text.layers=0"))
+    bert = replace(words, overrides=("model.text.stem.weights=a/mini", "model.text.layers=0"))
     assert "text: a mean on mini (frozen; its pre-training" in note_of(bert, "table2_clip.yaml", CODE)
 
 
@@ -441,6 +442,13 @@ def test_the_note_of_a_row_states_how_fast_the_temperature_learns_where_that_is_
     )
     assert demo.endswith("; the temperature learns 30 times as fast as the weights")
     assert "temperature" not in paper
+
+
+def test_the_note_of_a_searched_row_states_the_searched_steps_and_table_7_goes_from_the_searched_graph():
+    searched = {"table2_clip": ("optim.steps=77",), "clip_geo": ("method.num_neighbors=7",)}
+    command = Command("table6", "demo", (0,), (), Path("out"), Path("out"), searched=searched)
+    assert "; 77 steps of 256 pairs" in _note(command, "table2_clip.yaml")
+    assert config_of_geomm(command, "clip_geo.yaml").method.num_neighbors == 7
 
 
 def test_no_path_of_a_machine_gets_into_a_committed_command(tmp_path):

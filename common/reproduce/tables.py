@@ -215,7 +215,7 @@ def trained_on(runs: Iterable[RowRun]) -> str:
 def note_of(command: Command, row: str, code: PaperCode) -> str:
     """Model and training of a row, in one line."""
     code = code.of(row)
-    config = code.config(row, command.scale, command.overrides)
+    config = code.config(row, command.scale, [*command.overrides, *command.settings_of(row)])
     data, model, optim = config.data, config.model, config.optim
     pixels = f", {data.image_size} px in patches of {model.patch_size}"
     image = _tower("ViT", model.image, model.image.stem.name) + pixels
@@ -469,7 +469,7 @@ def trained_table(
     ours = {}
     for method, seeds in runs.items():
         of_row = (*command.settings_of(configs[method]), *settings.get(method, ()))
-        of_row = replace(command, overrides=(*command.overrides, *of_row))
+        of_row = replace(command, overrides=(*command.overrides, *of_row), searched={})
         text = note_of(of_row, configs[method], code) if note is None else note(of_row, configs[method])
         others = {field: all_runs[f"{method}, {field}"] for field in fields if f"{method}, {field}" in all_runs}
         cells = measured_cells(source, seeds, command.scale, others, suffixes[method]) | more.get(method, {})

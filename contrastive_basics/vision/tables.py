@@ -94,7 +94,8 @@ def _note(name: str, command: Command) -> str:
 
 
 def _config(name: str, command: Command) -> VisionConfig:
-    return CODE.config(row_file(name), command.scale, command.overrides)
+    file = row_file(name)
+    return CODE.config(file, command.scale, [*command.overrides, *command.settings_of(file)])
 
 
 def _panels(runs: Mapping[str, Sequence[RowRun]], command: Command) -> list[Curves]:
