@@ -248,7 +248,7 @@ class SmokeParts:
                 patch.setattr("common.base.dependencies._hash_of", functools.cache(hash_of))
                 for kind in ("SceneDataset", "AnnotationTask", "ClassificationTask"):
                     self._draw_once(patch, getattr(importlib.import_module("common.data.scenes"), kind))
-                chosen = "run.evaluate_every=" if part == "temperature_order" else "-"  # by the part itself
+                chosen = "run.evaluate_every=" if part == "temperature_order" else " "  # by the part itself
                 overrides = [text for text in self.overrides if not text.startswith(chosen)]
                 few = ["--scale", "smoke", "--seeds", str(seeds), *overrides]
                 main = importlib.import_module(f"{self.paper}.reproduce").main
