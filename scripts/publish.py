@@ -34,6 +34,8 @@ from common.run.launch import run_or_explain
 def publish(run: Path, folder: Path, licence: str) -> None:
     """Writes the model folder of a finished run, whose seeds beside it are counted in."""
     checkpoint = named_checkpoint(run)
+    if not (run / "config.yaml").is_file():  # a checkpoint, which holds none
+        raise ConfigError(f"--run {run} has no config.yaml; expected the folder of a run")
     state = {**checkpoint.state, "config": without_places(checkpoint.state["config"])}
     checkpoint = replace(checkpoint, state=state)
     if "kind" in state:

@@ -406,8 +406,8 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     hub = SimpleNamespace(create_repo=lambda name, exist_ok: uploads.append(name), upload_folder=upload)
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
 
-    def published(name, *more):
-        arguments = ["--run", run_folder, "--licence", "cc-by-4.0", "--output", tmp_path / name, *more]
+    def published(name, *more, run=run_folder):
+        arguments = ["--run", run, "--licence", "cc-by-4.0", "--output", tmp_path / name, *more]
         monkeypatch.setattr("sys.argv", ["publish.py", *map(str, arguments)])
         publish.main()
         return tmp_path / name
@@ -447,7 +447,9 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
         monkeypatch.setattr(f"common.run.{module}.find_file", cached)
     assert open_source("me/mine").tokenizer == WORDS.fingerprint
     (folder / "state.json").write_text((folder / "state.json").read_text() + " ")
+    checkpoint = last_checkpoint(run_folder / "checkpoints").path
     refused(
         ("mine exists already; expected --output with a new folder", lambda: published("mine")),
+        ("has no config.yaml; expected the folder of a run", lambda: published("new", run=checkpoint)),
         (r"damaged: the sha256 of state\.json", lambda: open_source(str(folder))),
     )
