@@ -70,6 +70,27 @@ def test_a_stale_run_is_set_aside_whole_and_never_overwritten(tmp_path, capsys):
         assert f"changed since this run was trained; it is now {aside.name}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("moved", range(3))
+def test_what_a_kill_leaves_of_a_stale_run_is_stale(tmp_path, monkeypatch, moved):
+    files, done, rename = RunFiles(tmp_path / "seed0"), [], Path.rename
+    (files.folder / "checkpoints").mkdir(parents=True)
+    for path in (files.dependencies, files.evaluation):
+        path.write_text(json.dumps({"common/no_such_file.py": "0123456789ab"}))
+
+    def killed(path, target):
+        if len(done) == moved:
+            raise KeyboardInterrupt
+        done.append(rename(path, target))
+
+    listed = Path.iterdir  # in any order, on some disks that of their names
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter(sorted(listed(folder))))
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        set_aside_if_stale(files)
+    assert len([*files.folder.iterdir()]) == 3 - moved
+    assert stale_files(files)
+
+
 @pytest.fixture
 def copied(tmp_path):
     """The repository's code in another place, where it can be edited."""

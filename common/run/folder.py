@@ -202,7 +202,8 @@ def set_aside_if_stale(files: RunFiles) -> None:
     names = (f"stale-{files.folder.name}-{number}" for number in itertools.count(1))
     aside = next(folder for folder in (files.folder.with_name(name) for name in names) if not folder.exists())
     aside.mkdir()
-    for path in files.folder.iterdir():
+    # by their list the rest is stale as well, should this process end between two of them
+    for path in sorted(files.folder.iterdir(), key=lambda path: path == files.dependencies):
         if path.name != LOCK:
             path.rename(aside / path.name)
     print(f"{files.folder}: {some(stale)} changed since this run was trained; it is now {aside.name}", file=sys.stderr)
