@@ -248,9 +248,9 @@ class SmokeParts:
                 patch.setattr("common.base.dependencies._hash_of", functools.cache(hash_of))
                 for kind in ("SceneDataset", "AnnotationTask", "ClassificationTask"):
                     self._draw_once(patch, getattr(importlib.import_module("common.data.scenes"), kind))
-                chosen = "run.evaluate_every=" if part == "temperature_order" else " "  # by the part itself
-                overrides = [text for text in self.overrides if not text.startswith(chosen)]
-                few = ["--scale", "smoke", "--seeds", str(seeds), *overrides]
+                few = ["--scale", "smoke", "--seeds", str(seeds), *self.overrides]
+                if part == "temperature_order":  # which chooses it itself
+                    few.remove("run.evaluate_every=0")
                 main = importlib.import_module(f"{self.paper}.reproduce").main
                 main([part, *few, "--output", str(self.folder)])
             self.done.add(part)

@@ -80,6 +80,9 @@ def test_sgd_goes_on_to_the_last_bit_without_momentum_and_after_steps_with_a_fro
     last_checkpoint(tmp_path).load_model(other)
     last_checkpoint(tmp_path).load_optimizer(other, other_optimizer)
     assert train(other, other_optimizer, 4) == unbroken
+    if momentum:  # another name would lose its momentum
+        with pytest.raises(CheckpointError, match=r"state of 0.*, which is not in the model"):
+            last_checkpoint(tmp_path).load_optimizer(torch.nn.Sequential(made()[0]), other_optimizer)
 
 
 def saved(folder, *steps, **options):

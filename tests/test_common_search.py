@@ -193,7 +193,7 @@ def test_a_wrong_search_trains_nothing(tmp_path, rows, settings, message):
 def test_the_command_of_a_search_has_no_path_of_this_machine(tmp_path, monkeypatch):
     searches = []
     monkeypatch.setattr(scripts.search, "run_search", lambda search: sys.exit(searches.append(search)))
-    settings = f"{RATE}=1e-3,3e-3 'data.labelled=/home/me/a b'"
+    settings = f"{RATE}=1e-3,3e-3 'data.labelled=/sets/a b'"
     arguments = ["contrastive_basics", "--rows", "table1_ours", "--scale", "smoke", "--set", settings]
     with pytest.raises(SystemExit):
         scripts.search.main([*arguments, "--output", str(tmp_path)])

@@ -56,7 +56,7 @@ def test_no_number_of_the_paper_reaches_the_measured_side(tmp_path):
     (folder / "claims.yaml").write_text(claims, encoding="utf-8")
     text = (PAPER / "paper_tables.yaml").read_text(encoding="utf-8")
     (folder / "paper_tables.yaml").write_text(text, encoding="utf-8")
-    committed = sorted((ROOT / "results").glob("oblique_topology/table*/photos/*.json"))  # the scale with all claims
+    committed = sorted((ROOT / "results").glob("oblique_topology/table*/photos*/*.json"))  # the scale with all claims
     tables = [read_table(path) for path in committed if not path.stem.endswith("_plotted")]
     experiments = collect_experiments([ROOT / "results"])
     before = judge(folder, tables, experiments)

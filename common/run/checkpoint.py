@@ -88,6 +88,9 @@ class Checkpoint:
             state.setdefault(name, {})[entry] = tensor
         if not state:  # of SGD without momentum; the settings of its groups are those of the config
             return
+        parameters = {name.removeprefix("module."): one for name, one in model.named_parameters()}  # DDP's prefix
+        if unknown := state.keys() - parameters.keys():
+            raise CheckpointError(f"{self.path} has an optimiser's state of {min(unknown)}, which is not in the model")
         set_optimizer_state_dict(
             model,
             optimizer,
@@ -95,9 +98,8 @@ class Checkpoint:
             options=StateDictOptions(full_state_dict=True, strict=False),
         )
         # what had no gradient yet has no state, as SwAV's prototypes in the first steps; torch has made one up
-        for name, parameter in model.named_parameters():
-            if name.removeprefix("module.") not in state:  # DDP's prefix
-                optimizer.state.pop(parameter, None)
+        for name in parameters.keys() - state.keys():
+            optimizer.state.pop(parameters[name], None)
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,17 @@ from common.run.folder import RunFiles
 
 DECIDES = "nothing"
 
-_TEMPLATE = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-).get_template("readme.md.jinja")
+
+@cache
+def _template() -> jinja2.Template:
+    # compiled once for all runs of a process
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    ).get_template("readme.md.jinja")
 
 
 def write_readme(
@@ -39,7 +44,7 @@ def write_readme(
     config = state["config"]
     results = read_json(files.evaluation) if is_finished and config["run"]["test"] else None
     parameters = list(model.parameters())
-    text = _TEMPLATE.render(
+    text = _template().render(
         state=state,
         config=config,
         files=files,
