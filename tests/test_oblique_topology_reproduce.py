@@ -73,8 +73,8 @@ def test_the_list_of_parts_is_that_of_the_code():
 
 
 def make(*arguments, **environment):
-    """make in this folder, as a user calls it; it is not told that a make may have started these tests."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "OMP_WAIT"))}
+    """make in this folder, as a user calls it; it sets OMP_WAIT_POLICY itself."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OMP_WAIT")}
     done = ["make", "--no-print-directory", *arguments]
     return subprocess.run(done, cwd=ROOT, env=kept | environment, capture_output=True, text=True, timeout=300)
 
