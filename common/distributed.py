@@ -101,6 +101,11 @@ def mean_over_processes(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+def any_process(flag: bool, device: torch.device) -> bool:
+    """Whether the flag of one process is true, on every process; the host waits for the device if there are several."""
+    return flag if world_size() == 1 else mean_over_processes(torch.tensor(float(flag), device=device)).item() > 0
+
+
 def broadcast_(tensor: torch.Tensor) -> None:
     """Writes the main process's tensor into that of every process."""
     if world_size() > 1:

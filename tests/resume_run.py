@@ -30,7 +30,7 @@ import common.run.checkpoint as checkpoints
 from common.accumulation import MicroBatches
 from common.base.config import load_config, to_dict
 from common.base.settings import DataConfig, OptimConfig, RunConfig, setting
-from common.base.signals import Stopped, stop_signals
+from common.base.signals import stop_signals
 from common.data.batches import TrainingView, training_batches
 from common.data.loader import NoBatch
 from common.data.order import BatchPositions, SampleOrder
@@ -191,11 +191,12 @@ def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None
                 files.checkpoints, step, model, optimizer.optimizer, state, run.keep_checkpoints
             )
 
-        batches = saved_without_batch(agreed(batches, accelerator.device), first_step, optim.steps, files, save)
         micro_batches = MicroBatches(accelerator, model, optim.micro_batch_size)
         model.train()
         model.register_forward_hook(lambda *_: reached("second pass", done) if torch.is_grad_enabled() else None)
         with stop_signals() as stop:
+            batches = agreed(batches, stop, accelerator.device)
+            batches = saved_without_batch(batches, first_step, optim.steps, files, save)
             for done, batch in enumerate(batches, start=first_step):
                 seed_step(run.seed, done)
                 set_rate(optimizer, done, optim)
@@ -221,12 +222,9 @@ def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None
                 values = {"loss": global_loss, "gradient_norm": gradient_norm, "scale": scale.item()}
                 log.write("train", step=done + 1, **values, image_ids=image_ids, epoch=done // steps_per_epoch(order))
                 torch.rand(done + 3)  # what an evaluation or a loader may draw between two steps
-                asked_to_stop = stop.agreed(accelerator.device)
-                if done + 1 == optim.steps or asked_to_stop or (run.save_every and (done + 1) % run.save_every == 0):
+                if done + 1 == optim.steps or (run.save_every and (done + 1) % run.save_every == 0):
                     trigger_in_save(reached, done + 1)
                     save(done + 1)
-                if asked_to_stop:
-                    raise Stopped.at(done + 1, optim.steps, files.folder)
 
 
 def saved_without_batch(batches, done, steps, files, save):

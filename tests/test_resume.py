@@ -187,8 +187,8 @@ ONLY_AT_THE_END = ("run.num_workers=2", "run.save_every=0")
 
 STOPS = (  # point, step, signal, run.save_every, steps of the checkpoints
     ("embedded", 2, signal.SIGUSR1, 0, [3]),
-    ("model half", 6, signal.SIGTERM, 3, [6, 7]),  # while a checkpoint is written: a step later
-    ("enqueued", 9, signal.SIGHUP, 0, [7, 10]),
+    ("model half", 6, signal.SIGTERM, 3, [3, 6]),  # while a checkpoint is written
+    ("enqueued", 9, signal.SIGHUP, 0, [6, 10]),
 )
 
 
@@ -201,7 +201,7 @@ def test_asked_to_stop_a_run_saves_its_step_and_goes_on_from_there(tmp_path, unb
         every = f"run.save_every={save_every}"
         assert run(tmp_path, every, trigger=Trigger(asked, point, step)) == STOPPED_EXIT_STATUS
         assert saved_steps(tmp_path) == steps
-        saved = f"received a stop signal: saved at step {steps[-1]} of {STEPS} in {tmp_path}; the same command"
+        saved = f"received a stop signal; saved at step {steps[-1]} of {STEPS} in {tmp_path}; the same command"
         assert last_line(tmp_path).startswith(saved)
     stuck = ("fault=stuck", "fault_step=12", "run.data_timeout=2")
     assert run(tmp_path, *ONLY_AT_THE_END, *stuck) == STOPPED_EXIT_STATUS
@@ -302,7 +302,7 @@ def test_the_paper_s_script_killed_and_asked_to_stop_goes_on_to_the_same_losses(
     for asked, step, status, saved in ((signal.SIGKILL, 3, KILLED, 2), (signal.SIGTERM, 5, STOPPED_EXIT_STATUS, 5)):
         assert run(broken, *few, trigger=Trigger(asked, "logged", step), **of_the_paper) == status
         assert last_step(broken) == saved
-    assert f"received a stop signal: saved at step 5 of 6 in {broken}" in (broken / "output-0.txt").read_text()
+    assert f"received a stop signal; saved at step 5 of 6 in {broken}" in (broken / "output-0.txt").read_text()
     assert not (broken / "evaluation.json").exists()
     assert run(broken, *few, **of_the_paper) == 0
     one, other = (read_log(folder / "log.jsonl") for folder in (broken, whole))
@@ -333,7 +333,7 @@ def test_a_launcher_that_is_asked_to_stop_passes_it_on_and_one_process_goes_on(t
     assert "SignalException: Process" in output.splitlines()[-1]
     (step,) = saved_steps(tmp_path)
     assert step < STEPS, "the run was over before the signal came"
-    assert f"received a stop signal: saved at step {step} of {STEPS}" in output
+    assert f"received a stop signal; saved at step {step} of {STEPS}" in output
     assert run(tmp_path, *SAME_DRAWS) == 0
     resumed, expected = records(tmp_path), records(unbroken(*SAME_DRAWS))
     assert [record["image_ids"] for record in resumed] == [record["image_ids"] for record in expected]

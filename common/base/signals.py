@@ -16,9 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-
-from common.distributed import is_main_process, mean_over_processes, world_size
+from common.distributed import is_main_process
 
 STOPPED_EXIT_STATUS = 143
 _OF_TERMINAL = [getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)]
@@ -28,10 +26,6 @@ _AGAIN = 0.5  # seconds after which a Ctrl-C is a second one; a launcher passes 
 
 class Stopped(Exception):
     """A run received a stop signal and has saved; the message is for the user."""
-
-    @classmethod
-    def at(cls, step: int, steps: int, folder: Path, command: str = "") -> "Stopped":
-        return cls(f"received a stop signal: {what_is_saved(step, steps, folder, command)}")
 
 
 def what_is_saved(step: int, steps: int, folder: Path, command: str = "") -> str:
@@ -69,12 +63,6 @@ class StopRequest:
                 raise KeyboardInterrupt
         elif number in _OF_TERMINAL:
             _tell("\n")
-
-    def agreed(self, device: torch.device) -> bool:
-        """True at the same step on all processes, once one has a signal. Call it on every process."""
-        if world_size() == 1:
-            return self.received
-        return mean_over_processes(torch.tensor(float(self.received), device=device)).item() > 0
 
 
 _open: list[StopRequest] = []  # those of `stop_signals`; signals come to the process, and not to one of its objects

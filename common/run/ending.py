@@ -1,38 +1,37 @@
-"""A run without a next batch ends between two steps and saves what it has trained."""
+"""A run that is stopped, or has no next batch, ends between two steps and saves what it has trained."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
-from common.base.signals import Stopped, what_is_saved
+from common.base.signals import Stopped, StopRequest, what_is_saved
 from common.data.loader import NoBatch
-from common.distributed import gather_objects, mean_over_processes, world_size
+from common.distributed import any_process, gather_objects
 from common.run.checkpoint import saved_step
 from common.run.folder import RunFiles
 
 
-def agreed(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """The batches, until one process has none: then all end before the same step. Call on every process.
+def agreed(batches: Iterable[Any], stop: StopRequest, device: torch.device) -> Iterator[Any]:
+    """The batches, until one process has none or a stop signal: then all end before the same step. On every process.
 
     Raises:
         NoBatch: with the same message on every process.
     """
-    if world_size() == 1:
-        yield from batches
-        return
     batches = iter(batches)
     while True:
         batch, problem = None, None
         try:
-            batch = next(batches)
-        except StopIteration:
-            return
+            if stop.received:
+                raise NoBatch("received a stop signal", is_stop=True)
+            batch = next(batches, None)
         except NoBatch as error:
             problem = (str(error), error.is_stop)
-        if mean_over_processes(torch.tensor(float(problem is not None), device=device)).item():
+        if any_process(problem is not None, device):
             problems = filter(None, gather_objects(problem))
             raise NoBatch(*min(problems, key=lambda reason: reason[1]))  # an error before a stop
+        if batch is None:
+            return
         yield batch
 
 

@@ -29,9 +29,9 @@ from torch.optim.swa_utils import AveragedModel
 from common.accumulation import MicroBatches
 from common.base.config import to_dict
 from common.base.dependencies import loaded_files
-from common.base.signals import Stopped, StopRequest, stop_signals
+from common.base.signals import Stopped, stop_signals
 from common.data.loader import NoBatch
-from common.distributed import world_size
+from common.distributed import any_process, world_size
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.run.checkpoint import Checkpoint, save_checkpoint
 from common.run.compilation import compile_towers_
@@ -79,7 +79,6 @@ class Run:
     journal: Journal
     state: dict[str, Any]
     provenance: dict[str, str]
-    stop: StopRequest
     whole_copy: nn.Module | None = None
     average: AveragedModel | None = None
     validation: Mapping[str, Mapping[str, float]] | None = None  # of the last validation in this process
@@ -165,17 +164,13 @@ class Run:
         save_validation(paper, metrics, sets, files, steps, state, self.provenance)
 
     def _save_if_due(self, done: int) -> None:
-        # Saves every run.save_every steps, at the end, and after a stop signal.
+        # Saves every run.save_every steps and at the end.
         every = self.config.run.save_every
-        # every process asks, so that all save at the same step
-        must_stop = self.stop.agreed(self.accelerator.device)
         is_last = done == self.num_steps
-        if is_last or must_stop or (every and done % every == 0):
+        if is_last or (every and done % every == 0):
             self._save(done)
-        if is_last or must_stop:
+        if is_last:
             self.journal.close()
-        if must_stop:
-            raise Stopped.at(done, self.num_steps, self.files.folder, self.files.command)
 
     def _save(self, done: int) -> None:
         state = {**self.state, **self.journal.state(done)}
@@ -316,18 +311,17 @@ def opened(
             optimizer=optimizer,
             micro_batches=MicroBatches(accelerator, model, getattr(config.optim, "micro_batch_size", None)),
             batches=agreed(
-                batches_from(journal.first_step, config, training, accelerator, num_steps), accelerator.device
+                batches_from(journal.first_step, config, training, accelerator, num_steps), stop, accelerator.device
             ),
             journal=journal,
             state=state,
             provenance=provenance,
-            stop=stop,
             whole_copy=whole_copy,
             average=average,
         )
     write_readme(files, state, bare_model, num_steps, command_to_resume(""), is_finished=True)
     end_run(accelerator)
-    if stop.agreed(accelerator.device):  # during the evaluation: a table must not begin its next row
+    if any_process(stop.received, accelerator.device):  # during the evaluation: a table must not begin its next row
         raise Stopped(f"received a stop signal: finished and evaluated, results in {files.folder}")
 
 
