@@ -127,7 +127,8 @@ _CLEANING = {
 def _check_cleaning(path: Path, source: str) -> None:
     # refuses a vocabulary whose folder, or model on the hub, states another cleaning of texts
     if path.suffix == ".json":
-        file, content = path, json.loads(read_text(path)).get("normalizer") or {}
+        normalizer = json.loads(read_text(path)).get("normalizer")
+        file, content = path, {"type": None} if normalizer is None else normalizer
     else:  # of a model on the hub only what is asked for lies beside the vocabulary
         folder = path.parent if Path(source).expanduser().exists() else source
         file = stated_file(str(folder), "tokenizer_config.json")
