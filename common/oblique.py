@@ -69,8 +69,8 @@ def paired_oblique_geodesic_distance(image_embeddings: torch.Tensor, text_embedd
 def log_map(points: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
     """Tangent vectors at the root of a sphere, or of each sphere: (batch, ..., dim), (..., dim) -> (batch, ..., dim).
 
-    Direction and length (radians) of the geodesic from the root; 0 at the root, and opposite to it, where no direction
-    is the shorter.
+    Direction and length (radians) of the geodesic from the root; 0 at the root. Opposite to it, where no direction is
+    the shorter, rounding decides: the direction of its errors, or 0.
     """
     away = points - (points * root).sum(dim=-1, keepdim=True) * root
     return unit(away) * paired_angles(points, root.expand_as(points))[..., None]
