@@ -119,7 +119,8 @@ def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
             parts = []
             for some in torch.arange(len(texts)).split(256):
                 joined = replace(graph, nearest_center=nearest[some], offset=offset[some])
-                parts.append(geodesic_distance(images[some], texts[some], joined, name, method.num_attached).diagonal())
+                attached = name, method.num_attached, method.local
+                parts.append(geodesic_distance(images[some], texts[some], joined, *attached).diagonal())
             distances.append(torch.cat(parts))
         shares[name] = share_distinguished(*distances)
     return shares | {"one_cluster": 100 * float((clusters[0][0] == clusters[1][0]).float().mean())}

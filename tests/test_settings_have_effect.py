@@ -349,6 +349,23 @@ def test_a_pool_that_is_not_full_has_no_graph_to_compare(monkeypatch):
             module.measure(run, *more)
 
 
+def test_lookalikes_are_compared_by_the_local_clusters_of_the_row(monkeypatch):
+    keys, images, true, false = torch.nn.functional.normalize(torch.randn(4, 64, 8), dim=2)
+    texts = {"true": true, "false": false}
+    features = SimpleNamespace(images=lambda _: (images, torch.ones(64, dtype=torch.bool)))
+    encoder = SimpleNamespace(texts=lambda names: texts[names[0]])
+    method, taken = row_config("geomm", "clip", "method.branching=[8]", "method.local=attached").method, []
+    monkeypatch.setattr(lookalikes, "last_checkpoint", lambda _: None)
+    monkeypatch.setattr(lookalikes, "load_encoder", lambda *_: (SimpleNamespace(method=method), encoder))
+    monkeypatch.setattr(lookalikes, "keys_of", lambda _: keys)
+    monkeypatch.setattr(lookalikes, "reading_features", lambda *_: features)
+    compared = lookalikes.geodesic_distance
+    monkeypatch.setattr(lookalikes, "geodesic_distance", lambda *given: taken.append(given[5:]) or compared(*given))
+    pairs = SimpleNamespace(pictures=None, triples=[(index, "true", "false") for index in range(64)])
+    lookalikes.measure(SimpleNamespace(files=SimpleNamespace(checkpoints=None)), pairs)
+    assert set(taken) == {("attached",)}
+
+
 def test_commands_without_a_name_are_refused(monkeypatch):
     monkeypatch.setattr("sys.argv", ["map.py", ""])
     refused(
