@@ -30,7 +30,7 @@ from common.evaluation.knn import evaluate_knn
 from common.evaluation.linear_probe import backbone_encoder
 from common.evaluation.protocol import HEADLINES, MAY_DIFFER, Evaluation, data_text, first_difference
 from common.geometry import has_root
-from common.run.evaluation import zero_shot_and_retrieval
+from common.run.evaluation import refuse_stated, zero_shot_and_retrieval
 from common.run.named_models import open_model
 from common.run.sources import run_checkpoint
 from euclip.hierarchies import CHANCE, COLUMNS, measure
@@ -71,6 +71,8 @@ def open_models(options: argparse.Namespace, overrides: Sequence[str]) -> list[M
     """The models that a user names."""
     if len(set(options.models)) < len(options.models):
         raise ConfigError(f"a model is named twice: {' '.join(options.models)}; expected each once")
+    if all(run_checkpoint(name) is not None for name in options.models):
+        refuse_stated(options.models[0], options)
     stated = {name: getattr(options, name) for name in ("layout", "geometry", "activation", "heads")}
     models = [
         Model(name, *open_model(name, overrides, **stated), run_checkpoint(name) is not None) for name in options.models

@@ -17,7 +17,7 @@ from common.base.config import ConfigError
 from common.base.places import ROOT
 from common.evaluation.protocol import HEADLINES
 from common.run.evaluation import save_answer
-from euclip import train
+from euclip import published, train
 from scripts import evaluate, evaluate_table
 from scripts.evaluate_table import Number, table_text
 
@@ -173,6 +173,15 @@ def test_what_a_task_needs_is_named(words, message, stranger, tmp_path, monkeypa
     named = {"STRANGER": [str(stranger)], "PHOTOS": photos(tmp_path)}
     with pytest.raises(ConfigError, match=message):
         evaluated(stranger, *(each for word in words for each in named.get(word, [word])))
+
+
+@pytest.mark.parametrize("option", ["--geometry=euclidean_squared", "--activation=quick_gelu", "--heads=1"])
+def test_a_run_refuses_options_of_weights_from_elsewhere(option, run, monkeypatch):
+    for command in (evaluate_table, published):
+        named = [] if command is evaluate_table else ["--checkpoint"]
+        monkeypatch.setattr(sys, "argv", ["evaluate", *named, str(run), option])
+        with pytest.raises(ConfigError, match=rf"{option.partition('=')[0]} has no effect on .*my_euclip.*, a run"):
+            command.main()
 
 
 def photos(folder):

@@ -207,8 +207,20 @@ def evaluate_if_run(models: TrainedModels, options: argparse.Namespace) -> bool:
     """Evaluates --checkpoint as evaluate.py does if it is a run of this repository; returns whether."""
     checkpoint = run_checkpoint(options.checkpoint)
     if checkpoint is not None:
+        refuse_stated(options.checkpoint, options)
         _evaluate_named(models, checkpoint, options)
     return checkpoint is not None
+
+
+def refuse_stated(name: str, options: argparse.Namespace) -> None:
+    """Refuses what only weights from elsewhere need: a run records its own geometry, activation and heads.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    for key, default in {"geometry": "sphere", "activation": None, "heads": NOT_STATED}.items():
+        if getattr(options, key, default) != default:
+            raise ConfigError(f"--{key} has no effect on {name}, a run, which records its own; expected no --{key}")
 
 
 def _evaluate_named(models: TrainedModels, checkpoint: Checkpoint, options: argparse.Namespace) -> None:
