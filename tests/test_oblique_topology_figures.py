@@ -126,6 +126,8 @@ def test_a_part_writes_its_table_its_experiment_and_its_plots_with_their_numbers
     folder = folder_of(output, part)
     table = read_table(folder / f"{name}.json")
     assert table.table_id == name
+    trained_on = "no data: random weights" if part == "class_token_cost" else "scenes/train, 256 pictures ("
+    assert table.data.startswith(trained_on)
     assert table.rows
     for stem in plots:
         assert len(plotted(output, part, stem)) > 5
