@@ -9,7 +9,7 @@ from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import reading_features, this_device
 from euclip.evaluate import load_encoder
 
-DECIDES = "nothing"
+DECIDES = "evaluation"
 
 B16 = {"EuCLIP": "b16_euclip.yaml", "CLIP": "b16_clip.yaml", "MERU": "b16_meru.yaml"}  # Table 1, ViT-B/16
 

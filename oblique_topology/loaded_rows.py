@@ -13,7 +13,7 @@ from common.reproduce.rows import RowRun
 from oblique_topology.config import Config
 from oblique_topology.evaluate import MODELS
 
-DECIDES = "nothing"
+DECIDES = "evaluation"
 
 
 def trained_model(run: RowRun) -> tuple[Config, Encoder]:

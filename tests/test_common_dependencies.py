@@ -36,6 +36,8 @@ def test_every_loaded_module_counts_as_what_it_decides():
     ((of_training, files),) = in_processes(1, files_of_commands)
     assert {"euclip/train.py", "euclip/lorentz.py", "common/info_nce.py", "common/__init__.py"} <= of_training.keys()
     assert {"common/evaluation/retrieval.py", "common/run/evaluation.py"} <= files["evaluation"].keys()
+    # what a kept measurement is made of
+    assert {f"{paper}/loaded_rows.py" for paper in ("euclip", "oblique_topology")} <= files["evaluation"].keys()
     reports = {"common/report/figures.py", "common/reproduce/tables.py", "common/run/curves.py", "common/run/readme.py"}
     assert reports | {"common/diagnosis.py", "common/base/drawing.py"} <= files["nothing"].keys()
     unmarked = [file for file in files["weights"].keys() - of_training.keys() if not file.startswith("common/")]
