@@ -120,7 +120,8 @@ def open_domains(data: DataConfig) -> dict[str, Pairs]:
     sets = open_retrieval_sets(data)
     domains = {"in_domain": sets["test"]}
     if data.source == "scenes":
-        domains["out_domain"] = SceneDataset("test_other_domain", data.num_test, data.image_size)
+        numbers = data.num_test, data.image_size
+        domains["out_domain"] = SceneDataset("test_other_domain", *numbers, num_captions=data.num_captions)
     elif "second_test" in sets:
         domains["out_domain"] = sets["second_test"]
     return domains

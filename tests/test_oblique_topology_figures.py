@@ -209,6 +209,11 @@ def test_distances_of_positives_are_those_of_the_test_set(output):
     assert len(table.rows) == 2 * len(TOPOLOGIES)
 
 
+def test_both_domains_have_the_captions_that_the_config_names():
+    domains = open_domains(DataConfig(num_test=6, num_captions=2))
+    assert {name: len(domain[0]["captions"]) for name, domain in domains.items()} == {"in_domain": 2, "out_domain": 2}
+
+
 def test_photographs_are_out_of_domain_where_a_second_test_set_is_named_and_never_among_the_results(tmp_path, capsys):
     command = Command("figure5", "photos", (0,), (), tmp_path, tmp_path / "results")
     photographs = DataConfig(source="shards", root=str(tmp_path))
