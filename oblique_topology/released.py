@@ -70,7 +70,7 @@ def from_released(
     missing = [name for name in ("visual.class_embedding", "text_projection") if name not in state]
     if missing:
         raise WeightsError(f"{source} is no released checkpoint of the oblique-topology paper: it lacks {missing[0]}")
-    tokens, width = state["visual.class_embedding"].shape
+    tokens, width = torch.atleast_2d(state["visual.class_embedding"]).shape  # OpenAI's single one is a vector
     text_width, projection_dim = state["text_projection"].shape
     if image_heads is None:
         image_heads = heads_of("image", width, count_blocks(state, RELEASED.image_blocks[0]), heads["image"], source)

@@ -94,10 +94,13 @@ def release(sizes, dim, tokens):
     return model
 
 
-@pytest.mark.parametrize(("dim", "tokens"), [(48, 1), (8, 6)])
-def test_the_outputs_are_those_of_the_released_code(dim, tokens):
+@pytest.mark.parametrize(("dim", "tokens", "is_vector"), [(48, 1, False), (48, 1, True), (8, 6, False)])
+def test_the_outputs_are_those_of_the_released_code(dim, tokens, is_vector):
     theirs = release(SMALL, dim, tokens)
-    ours = from_released(theirs.state_dict(), heads=HEADS)
+    state = theirs.state_dict()
+    if is_vector:
+        state["visual.class_embedding"] = state["visual.class_embedding"][0]
+    ours = from_released(state, heads=HEADS)
     images, ids = torch.randn(3, 3, 32, 32), torch.randint(103, 200, (4, 9))
     ids[:, 0] = 101
     for text, length in enumerate((9, 6, 3, 2)):
