@@ -56,6 +56,11 @@ class Config:
                 f"optim.loss_tile = {self.optim.loss_tile} with method.geometry = max_average, which has two matrices "
                 "and no tiled form; expected: 0"
             )
+        if self.num_class_tokens > 1 and not (self.model.image.layers and self.model.text.layers):
+            raise ValueError(
+                f"method.multi_token = true, model.image.layers = {self.model.image.layers}, model.text.layers = "
+                f"{self.model.text.layers}: a tower without layers has no class tokens; expected: false, or layers"
+            )
         spheres, numbers = self.method.num_spheres, self.model.embedding_dim
         if spheres > 1 and (numbers % spheres or numbers < 2 * spheres):
             raise ValueError(

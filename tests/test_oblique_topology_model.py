@@ -280,6 +280,11 @@ def test_settings_that_do_not_fit_are_refused_with_what_is_accepted(name, overri
         row(name, "smoke", *overrides)
 
 
+def test_towers_without_layers_have_no_class_tokens():
+    with pytest.raises(ConfigError, match=r"text\.layers = 0: a tower without layers has no class tokens"):
+        row("ablation_oblique_264", "photos", "method.multi_token=true")
+
+
 def test_every_geometry_of_the_config_is_built_and_named():
     config = row("table2_clip")
     for name in MethodConfig.__dataclass_fields__["geometry"].type.__args__:

@@ -37,7 +37,7 @@ def vision_transformer(
     colours = None if stem.mean is stem.std is None else (stem.mean, stem.std)
     stem = Stem(stem.name, data.image_size, stem.trainable, stem.dropout, colours) if stem.name else None
     if not model.image.layers:
-        dim = num_class_tokens * model.embedding_dim
+        dim = model.embedding_dim
         if not model.image.projection and dim != stem.channels:
             raise ValueError(
                 f"model.embedding_dim = {dim} with model.image.projection = false; expected: {stem.channels}, as the "
@@ -93,7 +93,7 @@ def bidirectional_text_transformer(
 
     stem = _text_stem(data, model, tokenizer)
     if not model.text.layers:
-        return _pooled(stem, num_class_tokens * model.embedding_dim if projected else None)
+        return _pooled(stem, model.embedding_dim if projected else None)
     return BidirectionalTextTransformer(
         vocabulary_size=tokenizer.vocabulary_size if vocabulary_size is None else vocabulary_size,
         context_length=data.context_length,
