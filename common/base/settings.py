@@ -472,11 +472,7 @@ class OptimConfig:
                 f"optim.warmup_steps = {self.warmup_steps} is more than optim.steps = {self.steps}: the learning rate "
                 f"would never reach its peak; expected: at most {self.steps}"
             )
-        for key in ("warmup_from", "final_learning_rate"):
-            if (rate := getattr(self, key)) > self.learning_rate:
-                raise ValueError(
-                    f"optim.{key} = {rate} with optim.learning_rate = {self.learning_rate}; expected: at most the peak"
-                )
+        _check_rates(self)
         if self.loss_bf16_product and not self.loss_tile:
             raise ValueError("optim.loss_bf16_product = true with optim.loss_tile = 0; expected: tiles, as in 4096")
         if self.loss_kernel == "triton" and not self.loss_tile:
@@ -488,6 +484,14 @@ class OptimConfig:
         if not self.loss_tile:
             return {}
         return {"tile": self.loss_tile, "bf16_product": self.loss_bf16_product, "kernel": self.loss_kernel}
+
+
+def _check_rates(optim: Any) -> None:
+    for key in ("warmup_from", "final_learning_rate"):
+        if (rate := getattr(optim, key)) > optim.learning_rate:
+            raise ValueError(
+                f"optim.{key} = {rate} with optim.learning_rate = {optim.learning_rate}; expected: at most the peak"
+            )
 
 
 @dataclass(frozen=True)
@@ -506,6 +510,9 @@ class SgdConfig:
     max_gradient_norm: float | None = setting(None, above=0.0)  # null = no clipping
     compile: bool = setting(False, decides="nothing")  # torch.compile of the backbones; needs a C++ compiler
     warmup_from = 0.0  # not a setting
+
+    def __post_init__(self) -> None:
+        _check_rates(self)
 
     @property
     def warmup_steps(self) -> int:
