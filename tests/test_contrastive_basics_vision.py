@@ -253,6 +253,10 @@ def test_rates_warm_up_fall_by_a_cosine_scale_with_the_batch_and_the_predictors_
     falling = build_sgd(model, replace(optim, constant_predictor_rate=False), model.predictor_parameters())
     set_sgd_rates(falling, 99, optim)
     assert len({group["lr"] for group in falling.param_groups}) == 1
+    for name in ("moco_v3", "simclr"):  # a rate that falls all the same would go unnoticed
+        other = built(name)
+        with pytest.raises(ValueError, match=r"constant_predictor_rate = true .* expected: false, or"):
+            build_sgd(other, optim, other.predictor_parameters())
 
 
 # ---- collapse -------------------------------------------------------------------------------------------------------

@@ -60,8 +60,15 @@ def build_sgd(model: nn.Module, optim: SgdConfig, predictor_parameters: Iterable
 
     Args:
         predictor_parameters: keep their rate with optim.constant_predictor_rate (SimSiam).
+    Raises:
+        ValueError: optim.constant_predictor_rate without such parameters.
     """
     constant = set(predictor_parameters) if optim.constant_predictor_rate else set()
+    if optim.constant_predictor_rate and not constant:
+        raise ValueError(
+            "optim.constant_predictor_rate = true with a method that has no such predictor; expected: false, or "
+            "method.name = simsiam"
+        )
     # up to four groups; a group is made by its first parameter
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for parameter in model.parameters():
