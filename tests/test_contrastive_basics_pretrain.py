@@ -7,6 +7,7 @@ import pickle
 import shutil
 import tarfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ from contrastive_basics.figures import NUM_VIEWED, figure1, viewed_pictures
 from contrastive_basics.pretrain import SCALE_FILES, pretrain, reevaluate
 from contrastive_basics.vision.config import VisionConfig
 from contrastive_basics.vision.methods import build_method
-from contrastive_basics.vision.tables import CODE, ROWS, SCALES, row_file, self_supervised
+from contrastive_basics.vision.tables import CODE, ROWS, SCALES, _panels, row_file, self_supervised
 
 FOLDER = ROOT / "contrastive_basics"
 SELF_SUPERVISED = [name for name in ROWS if name not in ("random_weights", "supervised")]
@@ -368,7 +369,20 @@ def test_the_table_has_every_method(reproduced):
         assert row.ours["channel_std"].values == pytest.approx((evaluations["collapse"]["metrics"]["channel_std"],))
     curves = folder / "results" / "contrastive_basics" / "self_supervised" / "smoke" / "self_supervised_curves.png"
     plotted = curves.with_name("self_supervised_curves_plotted.json").read_text()
-    assert '"kNN accuracy on a part: 20 pictures, a bank of 40",' in plotted  # the table's is of all of them
+    assert '"kNN accuracy on scenes/vtab/shape, 20 of them",' in plotted  # the table's is of all of them
+
+
+def test_the_curves_are_of_the_pictures_that_the_log_names(tmp_path):
+    """A small training set without a validation set gives a tenth of itself, fewer than evaluation.monitor_queries."""
+    (tmp_path / "log.jsonl").write_text(
+        '{"event": "evaluate", "step": 2, "data": "pets-train, 6 of them", "metrics": {"knn_acc1": 0.5}}\n'
+    )
+    of_log = SimpleNamespace(
+        files=SimpleNamespace(log=tmp_path / "log.jsonl"),
+        evaluations={"knn": {"protocol": {"num_images": 500, "bank_size": 60}}},
+    )
+    (panel,) = _panels({"simclr": [of_log]})
+    assert (panel.title, panel.curves) == ("kNN accuracy on pets-train, 6 of them", {"SimCLR": [(2, [50.0])]})
 
 
 def test_figure_1_separates_views_of_a_picture_from_those_of_two(reproduced):

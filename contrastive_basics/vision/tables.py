@@ -55,7 +55,7 @@ def self_supervised(command: Command) -> list[Table]:
         return []
     runs = train_rows(command, CODE, {name: row_file(name) for name in ROWS})
     if is_main_process():
-        plot_curves(_panels(runs, command), command.folder(PAPER) / "self_supervised_curves.png", across=2)
+        plot_curves(_panels(runs), command.folder(PAPER) / "self_supervised_curves.png", across=2)
     rows = [Row(ROWS[name], {}, _cells(seeds, command), MEASURED, _note(name, command)) for name, seeds in runs.items()]
     caption = "Learning from pictures alone: what the backbone's features are worth, and whether they collapsed."
     return [table_of(command, PAPER, "self_supervised", COLUMNS, rows, runs, caption=caption, notes=NOTES)]
@@ -85,7 +85,8 @@ def _cells(runs: list[RowRun], command: Command) -> dict[str, Measured]:
 
 def _note(name: str, command: Command) -> str:
     """The trained experiment of a row in one line."""
-    config = _config(name, command)
+    file = row_file(name)
+    config = CODE.config(file, command.scale, [*command.overrides, *command.settings_of(file)])
     model, optim = config.model, config.optim
     size = f"{config.data.image_size} px, " + (
         "ResNet-50" if model.backbone == "resnet50" else f"ResNet of width {model.width}, blocks {list(model.blocks)}"
@@ -93,21 +94,14 @@ def _note(name: str, command: Command) -> str:
     return size if name == "random_weights" else f"{size}; {optim.steps} steps of {optim.global_batch_size} pictures"
 
 
-def _config(name: str, command: Command) -> VisionConfig:
-    file = row_file(name)
-    return CODE.config(file, command.scale, [*command.overrides, *command.settings_of(file)])
-
-
-def _panels(runs: Mapping[str, Sequence[RowRun]], command: Command) -> list[Curves]:
+def _panels(runs: Mapping[str, Sequence[RowRun]]) -> list[Curves]:
     """Course of the training: kNN accuracy of the backbone, and signs of collapse in the projections."""
-    evaluation = _config("random_weights", command).evaluation  # the same in all rows
-    protocol = next(iter(runs.values()))[0].evaluations["knn"]["protocol"]
-    queries = min(evaluation.monitor_queries, protocol["num_images"])
-    bank = min(evaluation.monitor_bank, protocol["bank_size"])
-    part = f"kNN accuracy on a part: {queries:,} pictures, a bank of {bank:,}"
     logs = {ROWS[name]: [read_log(run.files.log) for run in seeds] for name, seeds in runs.items()}
+    # the log names the pictures: how many, and whether they are held out, depends on the size of the training set
+    records = (record for of_seeds in logs.values() for log in of_seeds for record in log)
+    part = next((record["data"] for record in records if record["event"] == "evaluate"), "")
     panels = [
-        (part, "percent", "evaluate", lambda record: 100 * record["metrics"]["knn_acc1"]),
+        (f"kNN accuracy on {part}", "percent", "evaluate", lambda record: 100 * record["metrics"]["knn_acc1"]),
         ("std of the projections", "fraction", "train", lambda record: record["projection_channel_std"]),
         ("mean cosine of the projections", "cosine", "train", lambda record: record["projection_mean_cosine"]),
         ("effective rank of the projections", "directions", "train", lambda r: r["projection_effective_rank"]),
