@@ -1,6 +1,6 @@
 """Tables 3 and 6 with the temperature at the weights' rate, beside 10 and 100 times as fast (claims C6, C12, C14).
 
-Below paper scale the temperature learns 30 to 135 times as fast as the weights, which removes the drawback that the
+Below paper scale the temperature learns 20 to 135 times as fast as the weights, which removes the drawback that the
 paper studies: a delay, and results that depend on the start. With small batches and many steps at a high rate t moves
 far enough by itself. "Converged" is the paper's rule (`temperature.converged_step`).
 
