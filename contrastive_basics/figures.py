@@ -1,6 +1,6 @@
 """The chapter's three figures, drawn from trained models instead of by hand.
 
-figure1     two views of a picture and views of two pictures: cosines of what each method compares (section 0.1.1)
+figure1     two views of a picture and views of two pictures: cosines of projections (section 0.1.1)
 figure2     cosines of a batch, its pictures beside its captions, with and without a temperature (0.1.2, Eq. 5)
 figure3     the first pictures for a caption, and the first captions for a picture (0.1.3)
 
@@ -30,7 +30,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun
-from common.reproduce.tables import train_rows
+from common.reproduce.tables import train_rows, trained_on
 from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import this_device
 from common.run.picture_evaluation import load_method
@@ -68,7 +68,7 @@ def viewed_pictures(test: Any) -> list[Any]:
 
 @torch.no_grad()
 def cosines_of_views(run: RowRun) -> torch.Tensor:
-    """(pictures, pictures) cosines of what the run's method compares, first view of each row, second of each column."""
+    """(pictures, pictures) cosines of projections (else of features): first view of each row, second of each column."""
     config = run.config
     classes = open_training_set(config.data).class_names
     model = load_method(VisionConfig, build_method, last_checkpoint(run.files.checkpoints), len(classes))
@@ -103,7 +103,8 @@ def figure1(command: Command) -> list[Table]:
     findings = Findings(
         name="figure1",
         caption="Two views of a picture beside views of two pictures, by method.",
-        data=test_set.name,
+        data=trained_on(run for seeds in runs.values() for run in seeds),
+        measured_on=test_set.name,
         protocol=f"{len(next(iter(cosines.values()))[0])} test pictures",
         settings={"pictures": NUM_VIEWED, "fingerprint": test_set.fingerprint},
         rows=rows,
@@ -149,7 +150,8 @@ def figure2(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="figure2",
         caption="Cosines of a batch of pairs, by temperature.",
-        data=pairs.name,
+        data=trained_on(run for seeds in runs.values() for run in seeds),
+        measured_on=pairs.name,
         protocol=f"{size} test pairs",
         settings={"batch": BATCH, "fingerprint": pairs.fingerprint},
         rows=labels,
@@ -249,7 +251,8 @@ def figure3(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="figure3",
         caption="Retrieval by cosines: rank of the first right answer.",
-        data=embedded.pairs.name,
+        data=trained_on(runs["learned"]),
+        measured_on=embedded.pairs.name,
         protocol=f"{len(embedded.images)} test pictures, {len(embedded.texts)} captions",
         settings={"fingerprint": embedded.pairs.fingerprint},
         rows={"learned": "CLIP-like, trained here"},

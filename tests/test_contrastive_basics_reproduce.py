@@ -104,6 +104,7 @@ def test_figures_2_and_3_measure_the_rows_of_the_table(output):
         part: from_json((folder / part / "smoke" / f"{part}.json").read_text()) for part in ("figure2", "figure3")
     }
     metrics = json.loads(ours.read_text())["evaluations"]["test"]["metrics"]
+    assert all(table.data.startswith("scenes/train") for table in tables.values())
     (row,) = tables["figure3"].rows
     for direction in ("i2t", "t2i"):
         assert row.ours[f"{direction}_first"].values == pytest.approx((100 * metrics[f"{direction}_recall_at_1"],))
