@@ -762,7 +762,10 @@ def test_a_broken_experiment_is_named(tmp_path, make, message):
     refused((f"{re.escape(str(tmp_path))}.*{message}", lambda: read_experiment(path)))
 
 
-def test_an_experiment_checks_itself():
+def test_an_experiment_checks_itself_and_knows_the_column_of_a_value_by_its_whole_name():
+    named = experiment(columns=("recall", "precision_at_recall"))
+    assert named.row_of("a_b_precision_at_recall") == ("a_b", "precision_at_recall")
+    assert named.row_of("a_b_recall") == ("a_b", "recall")
     refused(
         ("names a file", lambda: experiment(name="../x")),
         ("distinct seeds", lambda: experiment(seeds=(0, 0))),

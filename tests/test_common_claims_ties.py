@@ -318,6 +318,23 @@ def test_p_of_a_claim_is_that_of_the_t_test(tmp_path):
     assert verdict_of(tmp_path, 't["a"]["s"] > t["b"]["s"] - 9', ours).p_equal is None
 
 
+def test_p_of_a_tie_is_that_of_two_one_sided_t_tests_of_the_worst_comparison_and_decides_its_q(tmp_path):
+    noise = np.array([0.2, -0.2, 0.3, 0.1, -0.3])
+    rows = {"a": {"x": cell(50 + noise), "y": cell(50.2 + 2 * noise)}}
+    ours = table({**rows, "b": dict.fromkeys("xy", seeded(50.0, 0.0, validation=50.0))})
+    outcome = verdict_of(tmp_path, [f"{A_X} > {B_X}", f"{A_Y} > {B_Y}"], ours)
+    assert (outcome.verdict, outcome.within) == (NO_DIFFERENCE, outcome.findings[0].bound.within)  # 5 points, not 1
+    differences = noise, 0.2 + 2 * noise
+    worst = max(
+        stats.ttest_1samp(one, finding.bound.within, alternative="less").pvalue
+        for one, finding in zip(differences, outcome.findings)
+    )
+    assert outcome.p_equal == pytest.approx(worst, rel=0.05)
+    (claim,), _ = load(tmp_path, entry(f"{A_X} > {B_X}"))
+    (judged,) = with_q(PaperClaims("p", "P", (Judged(claim, outcome, (outcome,)),))).judged
+    assert judged.measured[0].q == pytest.approx(2 * outcome.p_equal)  # one of two tests, the other far less clear
+
+
 def test_q_values_are_those_of_benjamini_and_hochberg_over_the_claims_of_a_paper(tmp_path):
     generator, judged = np.random.default_rng(0), []
     for difference in (0.0, 0.5, 1.0, 2.0, 4.0):
