@@ -10,18 +10,19 @@ from common.report.crossed import components, crossed_half_width, picture_varian
 from common.report.statistics import interval_over_seeds, shared_spread
 
 
-def test_components_are_those_of_a_two_way_analysis_of_variance_in_loops():
-    z = np.random.default_rng(0).normal(size=(4, 7)) + np.arange(7) + 3 * np.arange(4)[:, None]
-    seeds, pictures, mean = 4, 7, z.sum() / 28
+@pytest.mark.parametrize("seeds", [2, 4])
+def test_components_are_those_of_a_two_way_analysis_of_variance_in_loops(seeds):
+    z = np.random.default_rng(0).normal(size=(seeds, 7)) + np.arange(7) + 3 * np.arange(seeds)[:, None]
+    pictures, mean = 7, z.mean()
     of_seed = [sum(z[s, p] for p in range(pictures)) / pictures for s in range(seeds)]
     of_picture = [sum(z[s, p] for s in range(seeds)) / seeds for p in range(pictures)]
     between_seeds = pictures * sum((m - mean) ** 2 for m in of_seed) / (seeds - 1)
     between_pictures = seeds * sum((m - mean) ** 2 for m in of_picture) / (pictures - 1)
     squares = (z[s, p] - of_seed[s] - of_picture[p] + mean for s in range(seeds) for p in range(pictures))
     residual = sum(square**2 for square in squares) / ((seeds - 1) * (pictures - 1))
-    assert components(z) == pytest.approx([square / 28 for square in (between_seeds, between_pictures, residual)])
+    assert components(z) == pytest.approx([square / z.size for square in (between_seeds, between_pictures, residual)])
     # Cornfield and Tukey's estimate of the variance of the mean: (MS_S + MS_P - MS_rest) / (seeds * pictures)
-    total = (between_seeds + between_pictures - residual) / 28
+    total = (between_seeds + between_pictures - residual) / z.size
     assert components(z)[0] + picture_variance(z) == pytest.approx(total)
     stacked = np.stack([z, 2 * z])
     assert np.allclose(components(stacked), np.array([components(z), [4 * part for part in components(z)]]).T)
