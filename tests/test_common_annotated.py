@@ -104,10 +104,10 @@ def test_entailment_accuracy_is_micro():
 
 
 def test_nlvr2_consistency_asks_for_all_pairs_of_a_sentence():
-    identifiers = ["dev-1-0-0", "dev-1-1-0", "dev-1-2-0", "dev-2-0-0"]
-    metrics = nlvr2_metrics(["True", "false", True, 0], ["true", "True", "TRUE", "False"], identifiers)
-    # the first sentence has one of three pairs wrong, the second its only one right
-    assert metrics == {"accuracy": 0.75, "consistency": 0.5}
+    identifiers = ["dev-1-0-0", "dev-1-1-0", "dev-1-2-0", "dev-2-0-0", "dev-1-0-1"]
+    metrics = nlvr2_metrics(["True", "false", True, 0, 1], ["true", "True", "TRUE", "False", "True"], identifiers)
+    # the first sentence has one of three pairs wrong, two others their only one right, one of them about the same pair
+    assert metrics == {"accuracy": 0.8, "consistency": 2 / 3}
     assert nlvr2_metrics(torch.tensor([1, 0]), torch.tensor([1, 1])) == {"accuracy": 0.5}
     refused(
         ("NLVR2 label 'maybe'; expected: True or False", lambda: nlvr2_metrics(["maybe"], ["True"])),

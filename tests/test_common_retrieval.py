@@ -177,9 +177,10 @@ def test_hits_by_image_average_to_the_metrics():
     for key, lists in hits.items():
         assert len(lists) == 12
         assert np.mean([value for values in lists for value in values]) == pytest.approx(metrics[key]), key
-    positives = Positives.from_lists([[0, 5], *[[]] * 11], [[], [1], *[[]] * 34])
+    positives = Positives.from_lists([[0, 5], *[[]] * 11], [[], [1], *[[]] * 28, [3], *[[]] * 5])
     few = hits_by_image(precisions_at_r(scores, positives), owners, 12)
-    assert {key: len(lists) for key, lists in few.items()} == dict.fromkeys(few, 1)
+    # of one image, and of two captions of different images
+    assert {key: len(lists) for key, lists in few.items()} == {key: 1 + key.startswith("t2i") for key in few}
     assert "mean_recall_at_1" not in few
 
 
