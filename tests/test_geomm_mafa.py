@@ -1,6 +1,7 @@
 """MAFA: batches of like samples as a value, positives that a discriminator finds, targets, processes, resumes."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from geomm.evaluate import load_encoder
 from geomm.finetune import CODE as TASKS
 from geomm.grouping import GroupedOrder, Grouping, chain
 from geomm.mafa import Discriminator, Mafa, Mined, mined, negatives, smoothed_targets
-from geomm.mining import precision_at_recall, shares, truth_of
+from geomm.mining import of_epoch, precision_at_recall, shares, truth_of
 from geomm.model import build_model, start_discriminator_
 from geomm.pool import GeodesicPool
 from geomm.train import CODE, open_data
@@ -224,7 +225,7 @@ def test_a_discriminator_judges_as_the_albef_whose_weights_it_has_and_stays_as_i
 
 def test_shares_are_counted_over_both_directions():
     truth = np.eye(4, dtype=bool)
-    truth[1, 0] = truth[2, 3] = True  # caption 0 fits picture 1, caption 3 picture 2
+    truth[1, 0] = truth[2, 3] = truth[0, 3] = True  # caption 0 fits picture 1, caption 3 pictures 2 and 0
     hardest = [np.array([1, 0, 3, 2]), np.array([1, 2, 0, 2])]  # of pictures, of captions
     called = [np.array([True, True, False, False]), np.array([True, False, False, False])]
     probability = [np.array([0.9, 0.8, 0.1, 0.2]), np.array([0.6, 0.1, 0.1, 0.1])]
@@ -251,7 +252,7 @@ def test_the_truth_is_that_of_the_captions_that_training_takes(noise):
     config = config_of("mafa", "data.num_train=24", f"data.partner_noise={noise}")
     pairs = open_training_pairs(config.data, 3)
     training = open_training_data(config, pairs, None)
-    positions = np.arange(16, 24)
+    positions = np.arange(16)
     indices = training.order.epochs_and_indices(positions)[1]
     partners = training.view.partners
     sources, drawn_at = (indices, positions) if partners is None else partners.of(positions)
@@ -265,7 +266,19 @@ def test_the_truth_is_that_of_the_captions_that_training_takes(noise):
         for row, other in enumerate(indices.tolist()):
             assert truth[row, column] == describes(statement, pairs.scene(other))
     assert truth.diagonal().all() == (not noise)
-    assert truth.sum() > 8 * (1 - noise)
+    assert truth.sum() > 16 * (1 - noise)
+    # a model and a discriminator that know the truth find all of it, in both directions
+    exact, others = torch.from_numpy(truth).double(), truth & ~np.eye(16, dtype=bool)
+    oracle = SimpleNamespace(
+        encode_image=lambda images: torch.eye(16).double(),
+        encode_text=lambda token_ids: exact.T,
+        discriminator=lambda *batch: lambda pictures, texts: exact[pictures, texts],
+    )
+    found = of_epoch(oracle, training, 0)
+    assert found["precision"] == found["recall"] == found["precision_at_recall"] == 100
+    assert found["alike"] == 100 * others.any(axis=0).mean()
+    expected = (others.any(axis=0).mean() + others.any(axis=1).mean()) / 2
+    assert found["hardest_true"] == pytest.approx(100 * expected)
 
 
 # ---- a run ----------------------------------------------------------------------------------------------------------
