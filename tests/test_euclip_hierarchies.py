@@ -148,6 +148,13 @@ def test_cones_equal_loops_over_triples(geometry):
         "inside_other": pytest.approx(mean(lambda place, true, other: inside(place, other)), abs=1e-12),
     }
     assert cone_scores(geometry, subjects, texts, known, None) == {"auc": scores["auc"]}
+    # a chain's most specific text is a subject, and no text of its own cone
+    places = [[number, *(4 + place for place in chain)] for number, chain in enumerate(known.chains)]
+    of_texts = Hierarchy.of_chains(places, torch.cat([torch.eye(4, dtype=torch.bool), known.holds], dim=1))
+    root = torch.zeros(6, dtype=torch.float64)
+    both = text_scores(geometry, torch.cat([subjects, texts]), root, of_texts, 0.4)
+    del both["generic_nearer"]
+    assert both == {f"text_{name}": value for name, value in scores.items()}
 
 
 def test_a_pair_in_many_chains_counts_once():
