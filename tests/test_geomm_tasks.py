@@ -32,7 +32,7 @@ from common.run.folder import RunFiles
 from common.run.log import read_log
 from common.run.schedule import build_optimizer
 from geomm import evaluate as of_pairs
-from geomm.downstream.build import start_
+from geomm.downstream.build import _doubled, start_
 from geomm.downstream.config import TaskConfig
 from geomm.downstream.data import (
     Altered,
@@ -53,7 +53,7 @@ from geomm.downstream.models import (
     drawn_pictures,
     ranked,
 )
-from geomm.evaluate_tasks import MODELS, evaluate_task, predictions
+from geomm.evaluate_tasks import MODELS, evaluate_task, predictions, vqa_evaluation
 from geomm.finetune import CODE, finetune
 from geomm.model import build_encoders
 
@@ -280,6 +280,10 @@ def test_a_doubled_fusion_of_one_picture_begins_as_the_layers_it_was_made_of():
     assert not {id(parameter) for parameter in fusion.parameters()} & {
         id(parameter) for parameter in doubled.parameters()
     }
+    stored, names = fusion.state_dict(prefix="encoders.fusion."), doubled.state_dict(prefix="encoders.fusion.")
+    started = _doubled(stored, 4, "a run")
+    assert started.keys() == names.keys()
+    assert all(torch.equal(tensor, names[name]) for name, tensor in started.items())
 
 
 def test_keys_and_values_stay_shared_after_a_step_and_nothing_else_does():
@@ -527,6 +531,13 @@ def test_an_oracle_is_always_right_and_a_constant_scores_its_share(task, monkeyp
         assert result.metrics["accuracy"] == pytest.approx(share)
         assert max(right.count(label) for label in right) / len(right) == pytest.approx(result.chance["accuracy"])
         assert result.metrics.get("best attainable", 1.0) == 1.0
+
+
+def test_attainable_and_by_chance_are_answers_of_the_closed_list():
+    rows = [{"answers": [answer] * 10, "answer_type": "other"} for answer in ("owl", "owl", "owl", "red", "cat", "red")]
+    result = vqa_evaluation([None, *["red"] * 5], rows, SimpleNamespace(answers=("cat", "red")), {})
+    scores = result.metrics["accuracy"], result.metrics["best attainable"], result.chance["accuracy"]
+    assert scores == pytest.approx((2 / 6, 3 / 6, 2 / 6))
 
 
 def test_blank_and_exchanged_pictures_are_what_they_say(finished):
