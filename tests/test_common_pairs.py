@@ -546,9 +546,10 @@ def test_a_mixture_trains_in_one_order_for_any_number_of_workers_and_processes_a
 
 def test_a_broken_sample_of_a_mixture_is_replaced_by_one_of_its_set_and_ids_of_two_sets_never_meet(mixture):
     batches = batches_of(mixture, steps=30)
-    drawn = view_of(mixture).order.epochs_and_indices(np.arange(30 * 6))[1] % 3
+    drawn = view_of(mixture).order.epochs_and_indices(np.arange(1_000))[1] % 3
+    assert np.bincount(drawn).tolist() == [600, 200, 200]  # weights 3, 1, 1
     ids = [image_id for batch in batches for image_id in batch["image_ids"]]
-    assert [image_id[:2] for image_id in ids] == [f"{number}:" for number in drawn]
+    assert [image_id[:2] for image_id in ids] == [f"{number}:" for number in drawn[: 30 * 6]]
     assert {broken.path.rpartition("/")[2] for batch in batches for broken in batch["broken"]} > {"id3.jpg"}
     assert {"0:id2.jpg", "1:id2"} < {image_id.replace("pictures/", "") for image_id in ids}
     assert len(open_training_pairs(mixture, 0)) == 2 * NUM_SAMPLES + 40

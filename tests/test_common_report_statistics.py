@@ -13,6 +13,7 @@ from common.report.statistics import (
     _brown_forsythe,
     bootstrap_interval,
     bootstrap_means,
+    bounded_interval,
     contrast_interval,
     interval_of_hits,
     interval_over_seeds,
@@ -171,6 +172,10 @@ def test_intervals_of_shares_are_those_of_their_numbers_in_the_middle_and_stay_i
     low, high = share_interval(*interval_over_seeds([0.99, 1.0, 1.0]), 1.0)
     assert 0.9 < low < 0.99 < high <= 1
     assert share_interval(1.0, 1.0, 1.0) == (1.0, 1.0)
+    for values in ([0.99, 1.0, 1.0], [0.01, 0.0, 0.0]):  # one end leaves [0, 1]
+        (low, high), is_moved = bounded_interval(interval_over_seeds(values), values, 1.0)
+        assert is_moved
+        assert 0 <= low < high <= 1
 
 
 SHAPES = {  # name: rows of the table, comparisons of the claim (greater, lesser), all of which must hold
