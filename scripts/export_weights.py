@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from common.base.arguments import Parser
+from common.base.config import ConfigError
 from common.base.files import as_any_new_file
 from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
@@ -93,8 +94,10 @@ def main() -> None:
     parser.add_argument("--activation", choices=["gelu", "quick_gelu"], help="for a bare file of weights")
     parser.add_argument("--heads", type=heads_argument, default=NOT_STATED, metavar="IMAGE,TEXT", help=HEADS_HELP)
     parser.add_argument("--to", required=True, choices=["transformers", "open_clip"])
-    parser.add_argument("--output", required=True, type=Path, help="folder to write")
+    parser.add_argument("--output", required=True, type=Path, help="new folder to write")
     arguments = parser.parse_args()
+    if arguments.output.exists():  # of two layouts in one folder a reader takes one, perhaps that of another model
+        raise ConfigError(f"{arguments.output} exists already; expected --output with a new folder")
 
     weights = open_source(arguments.model, arguments.activation, heads=arguments.heads)
     model = weights.clip()

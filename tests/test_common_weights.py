@@ -13,6 +13,7 @@ from refusals import refused
 from safetensors.torch import save_file
 from torch import nn
 
+from common.base.config import ConfigError
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.two_towers import TwoTowers
@@ -458,3 +459,8 @@ def test_the_export_script_prints_the_parity_figure(tmp_path, layout, monkeypatc
         ("states the activation quick_gelu; expected quick_gelu, got gelu", lambda: load_clip(tmp_path / "in", "gelu")),
         error=WeightsError,
     )
+    # a folder with the files of both layouts is read as open_clip's, whichever model was written last
+    other = {"transformers": "open_clip", "open_clip": "transformers"}[layout]
+    arguments = ["--model", tmp_path / "in", "--to", other, "--output", tmp_path / "out"]
+    monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
+    refused(("out exists already; expected --output with a new folder", export_weights.main), error=ConfigError)
