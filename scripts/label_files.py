@@ -42,7 +42,7 @@ def names_for(folder: Path, folders: list[str], names: list[str], order: str = "
     """
     if order and order != "sorted":
         folder_of = read_lines(Path(order).expanduser())
-        if len(folder_of) != len(names) or set(folder_of) != set(folders):
+        if len(folder_of) != len(names) or sorted(folder_of) != sorted(folders):
             raise ValueError(
                 f"--order {order} has {len(folder_of)} lines ({', '.join(folder_of[:3])}, ...) for {len(names)} names "
                 f"and {len(folders)} class folders ({', '.join(folders[:3])}, ...); expected: the folder of each name"

@@ -123,6 +123,14 @@ def test_without_evidence_the_first_pairs_are_shown_and_the_order_can_be_stated(
     assert lines_of(tmp_path / "pets") == ["emu", "dog", "cat"]
 
 
+def test_an_order_that_gives_two_names_to_one_folder_is_refused(tmp_path, prompts):
+    pictures(tmp_path / "pets", ["1", "2"])
+    (tmp_path / "order.txt").write_text("1\n2\n1\n")  # cat and emu
+    arguments = [str(tmp_path / "pets"), "--source", str(prompts), "--dataset", "pets"]
+    with pytest.raises(ValueError, match=r"has 3 lines .* for 3 names and 2 class folders"):
+        main([*arguments, "--order", str(tmp_path / "order.txt")])
+
+
 @pytest.mark.parametrize("prefix", ["001.", "n02085620-", "3_"])
 def test_a_number_or_an_id_before_the_name_does_not_hide_it(tmp_path, prompts, prefix):
     pictures(tmp_path / "pets", [f"{prefix}Emu", f"{prefix}Cat", f"{prefix}dog"])
