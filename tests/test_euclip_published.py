@@ -236,6 +236,7 @@ def test_weights_that_do_not_fit_say_what_is_missing_or_left():
         ("x.pt", "timm", "sphere", "layout 'timm'; expected one of: transformers, open_clip, meru"),
         ("x.pt", "meru", "euclidean", "geometry euclidean with layout meru, which states its own"),
         ("x.pt", "meru", "sphere", "x.pt does not exist; layout meru takes a file of weights"),
+        (".", "open_clip", "sphere", "^. is a folder; layout open_clip takes a file of weights"),
     ],
 )
 def test_what_cannot_be_opened_is_named(checkpoint, layout, geometry, message):

@@ -272,7 +272,8 @@ def check_layout(checkpoint: str, layout: str, of_files: tuple[str, ...], of_fol
     if layout not in layouts:
         raise ValueError(f"layout {layout!r}; expected one of: {', '.join(layouts)}")
     if layout in of_files and not Path(checkpoint).is_file():
-        raise FileNotFoundError(f"{checkpoint} does not exist; layout {layout} takes a file of weights")
+        what = "is a folder" if Path(checkpoint).is_dir() else "does not exist"
+        raise FileNotFoundError(f"{checkpoint} {what}; layout {layout} takes a file of weights")
 
 
 def read_with(activation: str, results: dict[str, Evaluation]) -> dict[str, Evaluation]:
