@@ -95,9 +95,13 @@ def scenes_to_ground(part: str, large: bool | None, count: int, image_size: int)
     return GroundingSet(scenes.name, f"{scenes.fingerprint[:16]}-{large}", scenes, expressions)
 
 
-def file_to_ground(path: Path, images: Path | None) -> GroundingSet:
-    """RefCOCO+ from its JSON file; the other words are those of the image's next row with another box."""
-    items = open_annotated("grounding", path, images)
+def file_to_ground(path: Path, images: Path | None, **options: Any) -> GroundingSet:
+    """RefCOCO+ from its JSON file; the other words are those of the image's next row with another box.
+
+    Args:
+        images, options: as in `AnnotatedPictures`.
+    """
+    items = open_annotated("grounding", path, images, **options)
     rows, rows_of = [items.row(index) for index in range(len(items))], {}
     for index, row in enumerate(rows):
         rows_of.setdefault(row["image_id"], []).append(index)
@@ -235,4 +239,5 @@ def open_sets(scale: str, data: DataConfig, files: RefcocoFiles) -> dict[str, Gr
             "file>, or refcoco.val, refcoco.test_a, refcoco.test_b=<file> (docs/annotations.md has the conversion)"
         )
     images = root / data.images if data.images else None
-    return {name: file_to_ground(path, images) for name, path in paths.items() if path.is_file()}
+    options = {"root": root, "max_broken_share": data.max_broken_share}
+    return {name: file_to_ground(path, images, **options) for name, path in paths.items() if path.is_file()}

@@ -12,6 +12,7 @@ from refusals import refused
 from common.base.config import ConfigError, load_row
 from common.base.random_keys import Draws
 from common.base.settings import DataConfig
+from common.data.broken import TooManyBroken
 from common.data.karpathy import open_karpathy
 from common.data.pairs import open_training_pairs
 from common.data.scenes import ReferringScenes
@@ -170,6 +171,14 @@ def test_files_are_measured_with_the_words_of_another_box(encoder, tmp_path):
     assert metrics["chance"] == pytest.approx(1 / 3)
     data = DataConfig(source="karpathy", root=str(tmp_path), resize="squeeze")
     assert list(open_sets("photos", data, RefcocoFiles())) == ["val"]
+    elsewhere = tmp_path / "lists" / "val.json"  # images lie below data.root, and half of them may be missing
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(json.dumps([*rows * 25, *[rows[0] | {"image": "missing.png"}] * 40]))
+    far, tolerant = RefcocoFiles(val=str(elsewhere)), replace(data, max_broken_share=0.5)
+    (val,) = open_sets("photos", tolerant, far).values()
+    assert len(val.expressions) == 100
+    with pytest.raises(TooManyBroken, match="max_broken_share"):
+        open_sets("photos", data, far)
     other, scenes = RefcocoFiles(val="x.json"), DataConfig(source="scenes")
     refused(
         (
