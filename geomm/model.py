@@ -72,6 +72,7 @@ class WordMask:
 
 
 BASES = {"clip": QueueClip, "albef": Albef, "tcl": Tcl, "mafa": Mafa}
+NOT_IN_TENSORS = {"heads": None, "activation": "gelu", "norm_eps": 1e-5}  # settings of a tower -> what null means
 TRAINING_ONLY = ("discriminator.", "grouping.")  # parts of a MAFA that only training has
 
 
@@ -134,7 +135,7 @@ def start_(model: QueueClip, config: Config) -> dict[str, Any]:
         For the log: the number of tensors from each source, and of trained tensors that are new; a BERT's two dropouts,
         as model.text.dropout decides in training.
     Raises:
-        ConfigError: that run has other sizes, lacks a tower, or has a part that this row lacks.
+        ConfigError: that run has other sizes or settings of a tower, lacks a tower, or has a part that this row lacks.
         WeightsError: a BERT that does not fit.
     """
     start, facts = config.start, {}
@@ -142,7 +143,7 @@ def start_(model: QueueClip, config: Config) -> dict[str, Any]:
         facts |= _start_from_bert_(model.encoders, start.bert)
     if not start.run:
         return facts
-    tensors = tensors_of_run(start.run, model.image_tower)
+    tensors = tensors_of_run(config, model.image_tower)
     prefixes = [*OF_TOWERS, "logit_scale."] + (["encoders.", "matching_head."] if start.part == "all" else [])
     taken = {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(prefixes))}
     facts |= fill_(model, taken, OF_TOWERS, f"start.run = {start.run}")
@@ -155,17 +156,32 @@ def start_discriminator_(model: Mafa, config: Config) -> dict[str, int]:
     """Fills a MAFA's discriminator with the weights of a fine-tuned ALBEF, in place; arguments as in `start_`.
 
     Raises:
-        ConfigError: that run has other sizes or no matching head.
+        ConfigError: that run has other sizes or settings of a tower, or no matching head.
     """
     folder, judge, parts = config.start.discriminator_run, model.discriminator, ("encoders.", "matching_head.")
-    tensors = tensors_of_run(folder, judge.encoders.image_tower)
+    tensors = tensors_of_run(config, judge.encoders.image_tower, "discriminator_run")
     taken = {name: tensor for name, tensor in tensors.items() if name.startswith(parts)}
     return fill_(judge, taken, parts, f"start.discriminator_run = {folder}")
 
 
-def tensors_of_run(folder: str, image_tower: nn.Module) -> dict[str, torch.Tensor]:
-    """Weights of the run that a row starts from; positions are resampled if its images had another size."""
-    tensors, name = named_checkpoint(Path(folder)).model_tensors(), "encoders.image_tower.position_embedding"
+def tensors_of_run(config: Config, image_tower: nn.Module, key: str = "run") -> dict[str, torch.Tensor]:
+    """Weights of the run that `start.<key>` names; positions are resampled if its images had another size.
+
+    Raises:
+        ConfigError: a tower of that run has another of the settings that its tensors do not show.
+    """
+    folder = getattr(config.start, key)
+    checkpoint = named_checkpoint(Path(folder), f"start.{key}")
+    for side in ("image", "text"):
+        towers = vars(getattr(config.model, side)), checkpoint.state["config"]["model"].get(side, {})
+        for name, of_null in NOT_IN_TENSORS.items():
+            ours, theirs = (of_null if tower.get(name) is None else tower[name] for tower in towers)
+            if ours != theirs:
+                raise ConfigError(
+                    f"model.{side}.{name} = {ours} with start.{key} = {folder}, whose weights were trained with "
+                    f"{theirs}; expected: model.{side}.{name} = {theirs}"
+                )
+    tensors, name = checkpoint.model_tensors(), "encoders.image_tower.position_embedding"
     grid = image_tower.image_size // image_tower.patch_size  # images may be larger than in the run, as in ALBEF
     if name in tensors:
         tensors[name] = interpolate_positions(tensors[name], image_tower.num_class_tokens, grid, antialias=False)

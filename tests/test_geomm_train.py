@@ -33,7 +33,7 @@ from geomm.config import Config
 from geomm.downstream.config import TaskConfig
 from geomm.evaluate import load_encoder, matching
 from geomm.finetune import code_of
-from geomm.model import build_model, start_
+from geomm.model import build_model, start_, tensors_of_run
 from geomm.train import CODE, open_data
 
 FEW = ("optim.steps=2", "optim.warmup_steps=0", "data.num_train=64", "data.num_val=16", "data.num_test=16",
@@ -125,6 +125,26 @@ def test_a_run_of_other_sizes_is_refused(finetuned):
         ("start.row = tower; expected another row of geomm: albef, ", lambda: run_row(job)),
         error=ConfigError,
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "trained_with"),
+    [
+        ("text.heads = 1", 2),
+        ("image.heads = 4", 2),
+        ("image.activation = quick_gelu", "gelu"),
+        ("text.norm_eps = 0.001", 1e-5),
+    ],
+)
+@pytest.mark.parametrize("row", ["clip_geo", "mafa"])
+def test_a_run_whose_tensors_fit_but_meant_other_embeddings_is_refused(row, setting, trained_with, finetuned):
+    key = "discriminator_run" if row == "mafa" else "run"
+    config = config_of(row, f"start.{key}={finetuned.files.folder}", f"model.{setting.replace(' ', '')}")
+    tower = SimpleNamespace(image_size=32, patch_size=16, num_class_tokens=1)
+    with pytest.raises(
+        ConfigError, match=rf"model.{setting} with start.{key} = .* trained with {trained_with}; expected"
+    ):
+        tensors_of_run(config, tower, key)
 
 
 @pytest.mark.usefixtures("finetuned")  # has trained the row

@@ -54,10 +54,10 @@ def start_(model: TaskModel, config: TaskConfig) -> dict[str, int]:
     Returns:
         As `geomm.model.start_`.
     Raises:
-        ConfigError: that run has other sizes, or lacks a part.
+        ConfigError: that run has other sizes or settings of a tower, or lacks a part.
     """
     # a doubled fusion takes each layer twice, a decoder of answers takes the fusion's layers
-    tensors = tensors_of_run(config.start.run, model.encoders.image_tower)
+    tensors = tensors_of_run(config, model.encoders.image_tower)
     if config.data.task in NUM_PICTURES:
         tensors = _doubled(tensors, 2 * config.method.fusion_layers, config.start.run)
     needed = ["encoders.image_tower.", "encoders.text_tower.", "encoders.fusion."]
