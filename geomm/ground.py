@@ -165,7 +165,7 @@ def measure(encoder: Encoder, data: GroundingSet, layer: int | None) -> dict[str
 
     "own" uses the expression, "other" that of another object; "chance" is the share of correct proposals.
     "own_in_box" and "other_in_box" are shares of the heat, "area" is the box's share of the image.
-    Unreadable images are left out.
+    Unreadable images are left out; "expressions" is the number of the others.
     """
     results: dict[str, list[Grounding]] = {"own": [], "other": [], "flat": [], "oracle": []}
     shares: dict[str, list[float]] = {"own_in_box": [], "other_in_box": [], "area": []}
@@ -203,7 +203,8 @@ def measure(encoder: Encoder, data: GroundingSet, layer: int | None) -> dict[str
         if groundings
         for name, value in grounding_metrics(groundings).items()
     }
-    return metrics | {name: fmean(values) for name, values in (shares | {"chance": chance}).items() if values}
+    means = {name: fmean(values) for name, values in (shares | {"chance": chance}).items() if values}
+    return metrics | means | {"expressions": len(chance)}
 
 
 def as_fractions(box: Sequence[float], height: int, width: int) -> tuple[float, float, float, float]:

@@ -5,14 +5,18 @@ make reproduce-refcoco_plus PAPER=geomm SCALE=paper DATA=/data/refcoco SET="grou
 A given run is the start of both rows, ALBEF and Geo-ALBEF.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
 from common.base.settings import setting
+from common.data.broken import BrokenSample
 from common.distributed import is_main_process
 from common.evaluation.embed import Encoder
 from common.evaluation.grad_cam import MIN_IOU, ground
@@ -26,7 +30,7 @@ from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import this_device
 from geomm.evaluate import load_encoder
 from geomm.graph_table import graphs_of_runs
-from geomm.ground import GroundingSet, RefcocoFiles, heat_of, measure, open_sets
+from geomm.ground import Expression, GroundingSet, RefcocoFiles, heat_of, measure, open_sets
 from geomm.table3 import learnt, without_claims
 
 DECIDES = "evaluation"
@@ -136,10 +140,14 @@ def _cell(grounding: Grounded, name: str, seeds: Sequence[dict[str, float]]) -> 
         [100 * of_run["own_accuracy"] for of_run in seeds],
         grounding.command.seeds,
         scale=grounding.command.scale,
-        data=f"{data.name} ({data.fingerprint[:8]}), {len(data.expressions):,} expressions",
+        data=_described(data, seeds[0]),
         protocol=f"box of most heat over the root of its area, IoU >= {MIN_IOU}",
         chance=_without_heat(seeds[0]),
     )
+
+
+def _described(data: GroundingSet, measured: dict[str, float]) -> str:
+    return f"{data.name} ({data.fingerprint[:8]}), {measured['expressions']:,} expressions"
 
 
 def _without_heat(measured: dict[str, float]) -> float:
@@ -217,7 +225,7 @@ def figure3(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="figure3",
         caption="Heat of the matching head's attention in the box of what the words mean (Figure 3).",
-        data=f"{data.name} ({data.fingerprint[:8]}), {len(data.expressions):,} expressions",
+        data=_described(data, next(iter(measured.values()))[0]),
         protocol="mean over expressions",
         settings={"layer": grounding.layer, "rows": grounding.configs},
         rows={
@@ -233,11 +241,20 @@ def figure3(command: Command, code: PaperCode) -> list[Table]:
     return [write_findings(command, code.name, findings, grounding.runs)]
 
 
+def _readable(data: GroundingSet) -> Iterator[tuple[Any, list[Expression]]]:
+    """Images that can be read and have words of another thing, and at most two expressions of each."""
+    for picture in sorted({line.picture for line in data.expressions if line.other}):
+        with suppress(BrokenSample):  # `measure` names it
+            yield data.pictures[picture]["image"], [line for line in data.expressions if line.picture == picture][:2]
+
+
 def _draw(grounding: Grounded, data: GroundingSet, path: Path) -> None:
     """Draws the first images of a set with two expressions each, and the box that each model of seed 0 selects."""
-    first = sorted({expression.picture for expression in data.expressions if expression.other})[:NUM_DRAWN]
-    drawn = [line for picture in first for line in [e for e in data.expressions if e.picture == picture][:2]]
-    pictures, texts = [data.pictures[line.picture]["image"] for line in drawn], [line.text for line in drawn]
+    drawn, pictures = [], []
+    for image, expressions in islice(_readable(data), NUM_DRAWN):
+        drawn += expressions
+        pictures += [image] * len(expressions)
+    texts = [line.text for line in drawn]
     maps, boxes = [{} for _ in drawn], [{"": line.box} for line in drawn]
     for method, seeds in grounding.runs.items():
         heat = heat_of(_encoder(seeds[0]), pictures, texts, grounding.layer)

@@ -23,6 +23,7 @@ from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder
 from common.evaluation.grad_cam import box_coverage, share_in_box
 from geomm import ground as module
+from geomm import refcoco_plus
 from geomm.config import Config
 from geomm.ground import (
     RefcocoFiles,
@@ -204,3 +205,23 @@ def test_files_are_measured_with_the_words_of_another_box(encoder, tmp_path):
     path.write_text(json.dumps(rows[-1:]))
     with pytest.raises(ConfigError, match="no picture has expressions for two boxes"):
         file_to_ground(path, None)
+
+
+def test_an_unreadable_photograph_is_neither_counted_nor_drawn(encoder, tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(b"no image")
+    Image.new("RGB", (60, 40)).save(tmp_path / "b.png")
+    boxes = {"left": [0, 0, 30, 40], "right": [30, 0, 30, 40]}
+    rows = [
+        {"image": f"{name}.png", "sentence": text, "box": box, "proposals": [*boxes.values()]}
+        for name in "ab"
+        for text, box in boxes.items()
+    ]
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(rows))
+    data, drawn = file_to_ground(path, None), []
+    assert refcoco_plus._described(data, measure(encoder, data, 1)).endswith("), 2 expressions")
+    monkeypatch.setattr(refcoco_plus, "_encoder", lambda run: encoder)
+    monkeypatch.setattr(refcoco_plus, "plot_heat_on_pictures", lambda lines, path, beside: drawn.extend(lines))
+    grounding = refcoco_plus.Grounded(None, {"ALBEF": [None]}, {}, {}, 1, on_scenes=False)
+    refcoco_plus._draw(grounding, data, tmp_path / "figure3.png")
+    assert [line.caption for line in drawn] == ["left", "right"]
