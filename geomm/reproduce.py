@@ -55,7 +55,9 @@ def table6(command: Command) -> list[Table]:
     files = {row["method"]: row["config"] for row in source["rows"] if command.trains(row["config"])}
     configs = {method: _config(command, file) for method, file in files.items()}
     cells = costs(command, configs)
-    rows = printed_rows(source, {method: (cells[method], _note(command, file)) for method, file in files.items()})
+    rows = printed_rows(
+        source, {method: (cells[method], _note(command, file, trains=False)) for method, file in files.items()}
+    )
     columns = [
         Column(column["key"], column["label"], column["unit"], None, column["better"]) for column in source["columns"]
     ]
@@ -140,8 +142,8 @@ def _config(command: Command, row: str, settings: Sequence[str] = ()) -> Config:
     return CODE.config(row, command.scale, [*command.overrides, *command.settings_of(row), *settings])
 
 
-def _note(command: Command, row: str) -> str:
-    """The trained experiment of a row, with its distance."""
+def _note(command: Command, row: str, trains: bool = True) -> str:
+    """The trained experiment of a row, with its distance; trains=False: of random weights whose steps are timed."""
     config = _config(command, row)
     method = config.method
     distance = _by_distance(method, f"{_times(method.branching)} centres, ")
@@ -150,7 +152,8 @@ def _note(command: Command, row: str) -> str:
     part = "the towers of " if config.start.part == "towers" else ""
     of_run = "a run given as start.run" if config.start.run else f"row {config.start.row}"
     start = f"; starts from {part}{of_run}" if config.start.run or config.start.row else ""
-    return f"{note_of(command, row, CODE)}; pool of {method.queue_size:,} compared {distance}{start}"
+    note = f"{note_of(command, row, CODE)}; pool of {method.queue_size:,} compared {distance}"
+    return note + start if trains else note.replace(f"; {config.optim.steps} steps of", "; timed steps of")
 
 
 PARTS = {

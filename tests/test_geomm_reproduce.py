@@ -264,6 +264,11 @@ def test_costs_are_those_of_steps_and_a_cosine_pays_for_no_graph(geomm, monkeypa
     assert seconds_of_100_steps(configs, 1, 0) == pytest.approx({"tcl": 100, "clip_geo": 100 + 100 / interval})
 
 
+def test_notes_of_costs_name_no_training(geomm):
+    notes = [row.note for row in table_of(geomm, "table6").rows]
+    assert all("; timed steps of 16 pairs; " in note and "starts from" not in note for note in notes)
+
+
 def test_grounding_stands_beside_guesses_and_its_pictures_show_every_model(geomm):
     table = table_of(geomm, "refcoco_plus")
     assert [row.method for row in table.rows if row.ours] == ["ALBEF", "Geo-ALBEF"]
