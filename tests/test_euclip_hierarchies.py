@@ -183,7 +183,8 @@ def test_the_part_measures_captions_and_nouns_of_every_model(euclip, monkeypatch
     ]  # fmt: skip
     measured = from_json((part / "hierarchies.json").read_text(encoding="utf-8"))
     assert len(measured.rows) == 5 * 2 + 2
-    assert "8 pictures of scenes/test; 3 chains of 5 nouns, nouns.tsv (" in measured.data
+    assert measured.data.startswith("scenes/train, 24 pictures")
+    assert "8 pictures of scenes/test; 3 chains of 5 nouns, nouns.tsv (" in measured.measured("text_auc")[0].data
     values = read_experiment(part.parents[1] / "experiments" / "smoke" / "hierarchies.json").values
     for model in hierarchies.MODELS:
         names = {name.removeprefix(f"{model}_captions_") for name in values if name.startswith(f"{model}_captions_")}
