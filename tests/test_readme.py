@@ -134,6 +134,17 @@ def test_a_rows_header_names_the_committed_results_of_its_tables_and_no_others()
                     assert says == (row["method"] in measured), f"{row['config']}: {folder}"
 
 
+def test_what_a_config_calls_not_run_has_no_committed_result():
+    texts = {file: file.read_text(encoding="utf-8") for file in ROOT.glob("results/*/experiments/*/*.json")}
+    for row in ROWS:
+        if "Ours: not run" in row.read_text(encoding="utf-8"):
+            assert not [file for file, text in texts.items() if f'"{row.name}"' in text], row.name
+    for scale in set(CONFIGS) - set(ROWS):
+        if re.search(r"^# .*CPU cores: not run", scale.read_text(encoding="utf-8"), re.MULTILINE):
+            name = scale.stem.removeprefix("scale_")
+            assert not [*ROOT.glob(f"results/{scale.parts[-3]}/*/{name}*")], scale.name
+
+
 def test_intervals_stand_where_pages_are_filled_from_the_results():
     for page in (*PAGES, *ROOT.glob("*/conclusions.yaml")):
         conclusions = r"(<!-- conclusions: \w+ -->\n\n)(\d\. .*\n)+"  # filled, too
