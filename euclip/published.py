@@ -10,10 +10,11 @@ What differs between the layouts:
                  two buffers normalise the images. With `curv` it is MERU, without it their CLIP on the sphere.
                  HyCoCLIP's code writes the same names: its boxes matter in training only.
     open_clip    CLIP's towers. EuCLIP's fork adds alpha_img, alpha_txt and curvature for hyperbolic models, and the
-                 final LayerNorm is optional. No tensor names the geometry, so the user does (--geometry).
+                 final LayerNorm is optional. No tensor names the geometry in full, so the user does (--geometry).
 """
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -87,7 +88,11 @@ MERU = Layout(  # of the MERU authors' code; the image tower is timm's
     ("textual.resblocks.", OPENAI_BLOCK),
 )
 MERU_HEADS = {384: 12, 768: 12, 1024: 16}  # width of the image tower -> heads, of ViT-S, B and L
-_LOGIT_SCALES = ("logit_scale", "eu_logit_scale", "hyper_logit_scale")  # the fork's names
+_LOGIT_SCALES = {  # the fork's names -> how the geometries begin that have them
+    "logit_scale": "",
+    "eu_logit_scale": "euclidean",
+    "hyper_logit_scale": "hyperbolic",
+}
 
 
 def euclip_from_open_clip(
@@ -104,8 +109,10 @@ def euclip_from_open_clip(
         source: named in errors.
         heads: as the user states them, of towers whose sizes no published model has.
     Raises:
-        WeightsError: tensors that are missing, left over or not finite; hyperbolic scalars with another geometry; heads
-            that do not divide a width.
+        WeightsError: tensors that are missing, left over or not finite; hyperbolic scalars or a logit scale of another
+            geometry; heads that do not divide a width.
+    Warns:
+        UserWarning: the sphere without the final LayerNorms, which every CLIP has.
     """
     state = without_ddp(state)
     if "textual.posit_embed" in state:
@@ -113,6 +120,16 @@ def euclip_from_open_clip(
     scales = [name for name in _LOGIT_SCALES if name in state]
     if len(scales) != 1:
         raise WeightsError(f"{source} has {len(scales)} logit scales; expected one of: {', '.join(_LOGIT_SCALES)}")
+    space = _LOGIT_SCALES[scales[0]]
+    if not geometry.startswith(space):
+        expected = f"--geometry {space} or {space}_squared"
+        raise WeightsError(f"{source} has {scales[0]}, of a {space} geometry; expected {expected}, got {geometry}")
+    if geometry == "sphere" and "visual.ln_post.weight" not in state:
+        warnings.warn(
+            f"{source} has no final LayerNorm, as EuCLIP, and is read on the sphere; expected --geometry "
+            "euclidean_squared, unless it was trained with the cosine",
+            stacklevel=2,
+        )
     state["logit_scale"] = state.pop(scales[0])
     scalars = _scalars_of(state, 0)
     clip = clip_from_open_clip(state, activation, source, heads)

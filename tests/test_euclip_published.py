@@ -168,6 +168,18 @@ def test_weights_of_open_clip_evaluate_on_the_sphere():
     torch.testing.assert_close(ours.encode_text(ids), theirs.encode_text(ids, True), rtol=1e-4, atol=1e-5)
 
 
+def test_weights_of_the_fork_are_not_read_on_the_sphere_without_a_word():
+    state = dict(without_final_norms(open_clips()).state_dict())
+    opened = partial(euclip_from_open_clip, source="fork.pt", heads=ONE_HEAD)
+    with pytest.warns(UserWarning, match=r"fork\.pt has no final LayerNorm.*--geometry euclidean_squared"):
+        opened(state, "sphere")
+    state["eu_logit_scale"] = state.pop("logit_scale")
+    assert opened(state, "euclidean").geometry.name == "euclidean"
+    for geometry in ("sphere", "hyperbolic"):
+        with pytest.raises(WeightsError, match=f"eu_logit_scale.*euclidean or euclidean_squared, got {geometry}"):
+            opened(state, geometry)
+
+
 @torch.no_grad()
 def test_float64_weights_stay_float64_and_heads_are_stated_where_no_shape_has_them():
     image = open_clip.CLIPVisionCfg(image_size=32, patch_size=16, width=48, layers=2, head_width=16)
