@@ -133,7 +133,9 @@ def euclip_from_open_clip(
     state["logit_scale"] = state.pop(scales[0])
     scalars = _scalars_of(state, 0)
     clip = clip_from_open_clip(state, activation, source, heads)
-    return _with_geometry(clip, geometry, scalars, source)
+    model = _with_geometry(clip, geometry, scalars, source)
+    clamp_scalars_(model.geometry.scalars())  # the fork keeps a curvature beyond its bounds and clamps it in each pass
+    return model
 
 
 def meru_from_state(
@@ -199,7 +201,6 @@ def _with_geometry(clip: TwoTowers, name: GeometryName, scalars: Mapping[str, to
     with torch.no_grad():
         for ours, value in scalars.items():
             parameters[ours].fill_(value.item())
-    clamp_scalars_(geometry.scalars())  # the fork keeps a curvature beyond its bounds and clamps it in the forward pass
     return TwoTowers(clip.image_tower, clip.text_tower, geometry, clip.logit_scale).eval()
 
 

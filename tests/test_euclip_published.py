@@ -124,6 +124,10 @@ def test_merus_weights_give_merus_embeddings_and_distances():
     similarity = ours.geometry.similarity(ours.encode_image(images), ours.encode_text(ids))
     torch.testing.assert_close(similarity.double(), -distances, rtol=1e-4, atol=1e-4)
     assert ours.logit_scale().item() == pytest.approx(math.exp(2.0))
+    # its bounds lie about the curvature that its training starts from, and its evaluation has none
+    theirs.curv.fill_(math.log(0.02))
+    curvature = meru_from_state(theirs.state_dict(), heads=MERU_HEADS).geometry.curvature()
+    assert curvature.item() == pytest.approx(0.02)
 
 
 @torch.no_grad()
