@@ -236,7 +236,7 @@ class Hierarchy:
 
     levels: of each caption, 0 = most specific.
     chains: for each image the places of its captions, from specific to generic.
-    holds: (num_images, num_captions) bool, whether the caption is true of the image.
+    holds: (num_images, num_captions) bool, whether the caption is known to be true of the image.
     """
 
     levels: Sequence[float]
@@ -276,7 +276,8 @@ def walk_scores(
         monotone            1.0 if no caption met is more specific than the one before it, else 0.0; None below two
         monotone_by_chance  probability of that for a random order of the captions met; None below two
         kendall_tau         tau-b of point and level, points at the root left out; None where the level never changes
-        true_share          share of the captions met that are true of the picture, in [0, 1]
+        true_share          share of the captions met that are known to be true of the picture, in [0, 1]; of a
+                            photograph only those of its own chain are
         first_level, last_level    of the captions met; 0 = most specific
     """
     captions = [met(places, tags) for places in walks]

@@ -90,7 +90,7 @@ SCORES = {  # of `walk_scores` -> label, unit, which is better
     "monotone": ("never back to more specific", "fraction", "higher"),
     "monotone_by_chance": ("never back, by chance", "fraction", None),
     "kendall_tau": ("Kendall's tau, point and level", "tau", "higher"),
-    "true_share": ("captions true of the picture", "fraction", "higher"),
+    "true_share": ("captions known to be true of the picture", "fraction", "higher"),
     "first_level": ("level of the first caption", "level", None),
     "last_level": ("level of the last caption", "level", None),
 }

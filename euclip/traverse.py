@@ -113,7 +113,7 @@ _LABELS = dict(
             "never back to a more specific one",
             "the same by chance",
             "Kendall's tau of step and level",
-            "captions true of the picture",
+            "captions known to be true of the picture",
             "level of the first caption",
             "level of the last caption",
         ),

@@ -388,6 +388,9 @@ def test_the_files_of_a_report_hold_all_captions_and_ask_nobody_for_anything(tmp
     assert page.count("data:image/png;base64,") == 4
     assert "http" not in page
     assert "25.0% of the pairs" in text
+    # of photographs only the captions of their own chains are known (`hierarchy_pool`)
+    assert "captions known to be true of the picture" in text
+    assert "A tick marks captions known to be true of the picture." in page
 
 
 def test_a_report_without_texts_keeps_every_score_and_no_caption(tmp_path):
