@@ -23,7 +23,7 @@ def grey(path):
 def drawn(monkeypatch):
     """Figures as they are made; only their numbers are written."""
     made = []
-    monkeypatch.setattr("common.base.drawing.write_picture", lambda figure, path: made.append(figure) or path)
+    monkeypatch.setattr("common.base.drawing.write_picture", lambda figure, path, **_: made.append(figure) or path)
     return made
 
 
@@ -149,6 +149,14 @@ def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_pat
     assert under.get_linewidth() > 2 * over.get_linewidth()
     assert under.get_alpha() < 0.5
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["over", "under"]
+
+
+def test_a_long_curve_keeps_its_ends_and_equal_distances_between(tmp_path, drawn):
+    points = [(float(step), [step**2 / 2]) for step in range(1, 1_201)]
+    picture, _ = plot_curves([Curves("t", "x", "y", {"a": points})], tmp_path / "c.png", across=1)
+    steps = [row["x"] for row in read_plotted(picture)]
+    assert steps == [*range(1, 1_200, 6), 1_200]
+    assert [row["mean"] for row in read_plotted(picture)] == pytest.approx([step**2 / 2 for step in steps], rel=1e-4)
 
 
 def test_the_legend_does_not_repeat_titles(tmp_path, drawn):

@@ -155,7 +155,7 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
     number, _ = collect_page([ROOT / "results"], path)
     assert path.stat().st_size <= 1e6
     pages = {file.name: file for file in tmp_path.glob("report_*.html")}
-    assert all(file.stat().st_size <= 6.5e6 for file in pages.values())
+    assert all(file.stat().st_size <= 6e6 for file in pages.values())
     _, page = read(path)
     text = " ".join(" ".join(page.texts).split())
     for answer in (

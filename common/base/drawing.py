@@ -83,7 +83,9 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def write_figure(figure: Figure, path: str | Path, header: Sequence[str], records: Sequence[Sequence]) -> list[Path]:
+def write_figure(
+    figure: Figure, path: str | Path, header: Sequence[str], records: Sequence[Sequence], colors: int = 256
+) -> list[Path]:
     """The picture, and beside it what is drawn: a list of series, each with the texts that name it and its numbers."""
     series: dict[tuple, dict[str, list]] = {}
     for record in records:
@@ -95,7 +97,7 @@ def write_figure(figure: Figure, path: str | Path, header: Sequence[str], record
     lines = (json.dumps({**dict(texts), **numbers}, ensure_ascii=False) for texts, numbers in series.items())
     text = "[\n" + ",\n".join(lines) + "\n]\n"
     plotted = Path(path).with_name(f"{Path(path).stem}_plotted.json")
-    return [write_picture(figure, path), write_atomically(plotted, text)]
+    return [write_picture(figure, path, colors=colors), write_atomically(plotted, text)]
 
 
 def write_picture(figure: Figure, path: str | Path, colors: int = 256) -> Path:

@@ -36,6 +36,7 @@ from common.report.statistics import SHARE_OF, bounded_interval, interval_over_s
 from common.report.table import Column, Measured, Row, Table
 
 MOST_ROWS = 32  # of the figure of a table; more are a page that nobody compares by eye
+MOST_POINTS = 200  # of a curve; a panel is some 400 pixels wide
 
 
 def plot_table(table: Table, path: str | Path, method: Mapping | None = None, title: str = "") -> list[Path]:
@@ -273,6 +274,7 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
     for axis, panel in zip(axes, panels):
         for label, points in panel.curves.items():
             index = labels.index(label) if label in labels else 0
+            points = [*points[: -1 : -(-len(points) // MOST_POINTS)], points[-1]]  # the first and the last always
             rows = [(x, *_mean_and_interval(values, SHARE_OF.get(panel.y_label), panel.log_y)) for x, values in points]
             records += [(panel.title, label, *row) for row in rows]
             line = draw_curve(axis, rows, index, label in panel.behind)
@@ -291,7 +293,7 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
         if panel.log_y:
             axis.set_yscale("log")
     legend_below(figure, drawn, columns)
-    return write_figure(figure, path, ("panel", "curve", "x", "mean", "low", "high"), records)
+    return write_figure(figure, path, ("panel", "curve", "x", "mean", "low", "high"), records, colors=64)
 
 
 def _mean_and_interval(

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from common.base.arguments import Parser
 from common.base.dependencies import changed_files
@@ -333,13 +333,13 @@ def _place(entry: Entry) -> tuple:
 
 def _breakable(text: str) -> Markup:
     # Escaped text that may break after '/' and '_' and before an interval, but not in "1.2 ± 0.3" or "[1, 2]"
-    text = re.sub(r"([/_])(?=[A-Za-z0-9])", r"\1<wbr>", str(escape(text)))
+    text = re.sub(r"([/_])(?=[A-Za-z0-9])", r"\1<wbr>", html.escape(text, quote=False))
     return Markup(re.sub(r"^-?[\d.]+ ± [\d.]+|\[-?[\d.]+, -?[\d.]+\]", r'<span class="whole">\g<0></span>', text))
 
 
 def _prose(text: str) -> Markup:
     # Escaped sentences: `code` as such, and no line that begins with a percent sign
-    return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", str(escape(text))).replace(" %", "&nbsp;%"))
+    return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", html.escape(text, quote=False)).replace(" %", "&nbsp;%"))
 
 
 if __name__ == "__main__":
