@@ -30,7 +30,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun
-from common.reproduce.tables import train_rows, trained_on
+from common.reproduce.tables import train_rows
 from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import this_device
 from common.run.picture_evaluation import load_method
@@ -103,7 +103,6 @@ def figure1(command: Command) -> list[Table]:
     findings = Findings(
         name="figure1",
         caption="Two views of a picture beside views of two pictures, by method.",
-        data=trained_on(run for seeds in runs.values() for run in seeds),
         measured_on=test_set.name,
         protocol=f"{len(next(iter(cosines.values()))[0])} test pictures",
         settings={"pictures": NUM_VIEWED, "fingerprint": test_set.fingerprint},
@@ -150,7 +149,6 @@ def figure2(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="figure2",
         caption="Cosines of a batch of pairs, by temperature.",
-        data=trained_on(run for seeds in runs.values() for run in seeds),
         measured_on=pairs.name,
         protocol=f"{size} test pairs",
         settings={"batch": BATCH, "fingerprint": pairs.fingerprint},
@@ -251,7 +249,6 @@ def figure3(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="figure3",
         caption="Retrieval by cosines: rank of the first right answer.",
-        data=trained_on(runs["learned"]),
         measured_on=embedded.pairs.name,
         protocol=f"{len(embedded.images)} test pictures, {len(embedded.texts)} captions",
         settings={"fingerprint": embedded.pairs.fingerprint},

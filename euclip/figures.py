@@ -13,7 +13,7 @@ from common.report.table import MEASURED, Column, Row, Table, measured_over_seed
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.tables import printed_cells, table_of, train_rows, trained_on
+from common.reproduce.tables import printed_cells, table_of, train_rows
 from euclip.distributions import (
     NUM_PICTURES,
     distances_from,
@@ -131,7 +131,6 @@ def _distances(
     findings = Findings(
         name=command.part,
         caption=f"Statistics of the histograms of {command.part}, which the paper prints only as a picture.",
-        data=trained_on(run for seeds in runs.values() for run in seeds),
         measured_on=sample.name,
         protocol="all captions",
         settings={"num_pictures": NUM_PICTURES},

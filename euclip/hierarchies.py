@@ -39,7 +39,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.tables import train_rows, trained_on
+from common.reproduce.tables import train_rows
 from euclip import regime
 from euclip.loaded_rows import load_run
 from euclip.traversal import Hierarchy, entailed, generic_nearer, mean_score
@@ -271,7 +271,6 @@ def hierarchies(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="hierarchies",
         caption="General and specific texts: distance from the root, and entailment cones.",
-        data=trained_on(run for seeds in runs.values() for run in seeds),
         protocol="all chains",
         settings={"num_pictures": NUM_PICTURES, "num_chains": NUM_CHAINS, "noun_prompt": NOUN_PROMPT},
         rows={

@@ -19,7 +19,7 @@ from common.report.table import MEASURED, Column, Measured, Row, Table, measured
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.tables import Runs, printed_cells, table_of, train_rows, trained_on
+from common.reproduce.tables import Runs, printed_cells, table_of, train_rows
 from euclip.loaded_rows import B16, load_run
 from euclip.traversal import NUM_POINTS, mean_score, met
 from euclip.traversal_data import (
@@ -194,7 +194,6 @@ def _traversal(command: Command, code: PaperCode, walked: Walked, runs: Runs) ->
     findings = Findings(
         name="traversal",
         caption="Walks from pictures to the root: the order and the truth of the captions met.",
-        data=trained_on(run for seeds in runs.values() for run in seeds),
         measured_on=walked.data,
         protocol=walked.protocol,
         settings={"num_points": NUM_POINTS, "pool": walked.embedded.task.pool.name},

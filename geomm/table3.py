@@ -11,7 +11,7 @@ from common.report.table import Column, Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import Job, PaperCode, RowRun
-from common.reproduce.tables import note_of, train_rows, trained_on, trained_table, training_of
+from common.reproduce.tables import note_of, train_rows, trained_table, training_of
 from geomm.graph_table import graphs_of_runs
 
 DECIDES = "nothing"
@@ -60,7 +60,6 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="tasks",
         caption="Table 3's tasks beside the same model without pictures, and with those of NLVR2 exchanged.",
-        data=trained_on(run for runs in seeing.values() for run in runs),
         measured_on={key: cell.data for row in table.rows for key, cell in row.ours.items() if cell is not None},
         protocol="accuracy; VQA's by the official rules, of answers from a closed list",
         settings={"rows": {", ".join(names): config for names, config in configs.items()}, "blank": "data.blank=true"},

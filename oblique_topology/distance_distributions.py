@@ -22,7 +22,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.tables import train_rows, trained_on
+from common.reproduce.tables import train_rows
 from oblique_topology.loaded_rows import trained_model
 
 DECIDES = "evaluation"
@@ -159,7 +159,6 @@ def figure6(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="distance_distributions",
         caption="Distances of positive and negative pairs, cross-modal and within a modality (Figure 6).",
-        data=trained_on(run for seeds in runs.values() for run in seeds),
         measured_on=", ".join(test["name"] for test in tests.values()),
         protocol=f"up to {NUM_PAIRS} pairs of each kind",
         settings={"num_pairs": NUM_PAIRS, "sets": tests},

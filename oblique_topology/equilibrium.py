@@ -31,7 +31,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.tables import train_rows, trained_on
+from common.reproduce.tables import train_rows
 from oblique_topology.loaded_rows import embed_batch, trained_model, training_batch
 
 DECIDES = "evaluation"
@@ -263,7 +263,6 @@ def equilibrium(command: Command, code: PaperCode) -> list[Table]:
             "Multipliers at which alignment and uniformity balance, for similarities that are drawn (positives "
             "0.35 ± 0.06, negatives 0.12 ± 0.06) and for those of the trained sphere baseline on training pairs."
         ),
-        data=trained_on(runs),
         measured_on="random training batches",
         protocol=f"mean over {grid.batches} random training batches, of the largest size a fourth as many",
         settings=asdict(grid),

@@ -29,7 +29,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun, measured_once
-from common.reproduce.tables import train_rows, trained_on
+from common.reproduce.tables import train_rows
 from oblique_topology.figures import Contours, plot_contours
 from oblique_topology.loaded_rows import trained_model, training_batch
 
@@ -221,7 +221,6 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="loss_landscape",
         caption="Loss of one batch around the weights of the trained sphere baseline, at temperatures set manually.",
-        data=trained_on(runs),
         measured_on="one batch of training pairs",
         protocol=f"{grid.batch} pairs",
         settings=asdict(grid),

@@ -22,7 +22,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun, measured_once
-from common.reproduce.tables import train_rows, trained_on
+from common.reproduce.tables import train_rows
 from common.run.log import read_log
 from common.tiled import tiled_contrastive_loss
 from oblique_topology.loaded_rows import random_batches, trained_model
@@ -103,7 +103,6 @@ def low_precision(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="low_precision",
         caption="A product in bfloat16 at several multipliers: error of the gradient, and loss at the end of training.",
-        data=trained_on(runs["trained"]),
         measured_on="training batches and log",
         protocol=f"{BATCHES} random training batches; mean loss of the last {END:.0%} of the steps",
         settings={"trained": TRAINED, "fixed": FIXED, "batches": BATCHES, "end": END},

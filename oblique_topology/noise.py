@@ -24,7 +24,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun, measured_once
-from common.reproduce.tables import stand_in_for, train_rows, trained_on
+from common.reproduce.tables import stand_in_for, train_rows
 from oblique_topology.equilibrium import balance, loss_minimising
 from oblique_topology.loaded_rows import random_batches, trained_model
 from oblique_topology.temperature import TOPOLOGIES, log_temperatures, row_of
@@ -109,7 +109,6 @@ def noise(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="noise",
         caption="The learned temperature by the share of wrong pairs in the training data (claim C37).",
-        data=trained_on(first),
         measured_on=f"training log and batches; recall: {stand_in_for(command, runs, 'test')}",
         protocol="log of the last update; "
         f"{BATCHES} random training batches of the trained model, or as many as the set has",

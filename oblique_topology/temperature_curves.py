@@ -11,7 +11,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.tables import Runs, train_rows, trained_on
+from common.reproduce.tables import Runs, train_rows
 from oblique_topology.temperature import EPOCHS, STARTS, log_temperatures, steps_of_rest
 
 DECIDES = "nothing"
@@ -76,7 +76,6 @@ def _findings(runs: Runs) -> Findings:
     return Findings(
         name="temperature_curves",
         caption="Where the learned temperature of the runs of Table 3 comes to rest (Figure 4).",
-        data=trained_on(all_runs),
         protocol=f"moves by less than 2 % in 1/{EPOCHS} of the run",
         settings={"epochs": EPOCHS, "logit_scale_rate": rates[0] if len(rates) == 1 else rates},
         rows={_key(method): method for method in runs},

@@ -21,7 +21,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.tables import train_rows, trained_on
+from common.reproduce.tables import train_rows
 from common.run.log import validated_recall
 from oblique_topology.temperature import STARTS, TOPOLOGIES, log_temperatures, row_of
 
@@ -121,12 +121,10 @@ def temperature_order(command: Command, code: PaperCode) -> list[Table]:
             Curves(f"{label}: temperature", "step (optimiser updates)", "t = ln(multiplier)", of_t),
             Curves(f"{label}: representations", "step (optimiser updates)", "mean R@1, validation, percent", of_recall),
         ]
-    all_runs = [run for of_row in runs.values() for run in of_row]
-    rate = all_runs[0].config.optim.logit_scale_rate
+    rate = next(iter(runs.values()))[0].config.optim.logit_scale_rate
     findings = Findings(
         name="temperature_order",
         caption="When the temperature settles and when the representations come, from scratch (claim C38).",
-        data=trained_on(all_runs),
         measured_on="the training log",
         protocol=f"t of every step; R@1 of validation pairs every {every} steps",
         settings={"rows": configs, "evaluate_every": every, "spread": SPREAD, "logit_scale_rate": rate},

@@ -19,7 +19,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.tables import stand_in_for, train_rows, trained_on
+from common.reproduce.tables import stand_in_for, train_rows
 from oblique_topology.temperature import EPOCHS, STARTS, TOPOLOGIES, converged_step, log_temperatures, row_of
 from oblique_topology.temperature_curves import curve_of
 
@@ -121,12 +121,10 @@ def temperature_rate(command: Command, code: PaperCode) -> list[Table]:
     plot_curves(
         [panel for panel in panels if panel.curves], command.folder(code.name) / "temperature_rate_curves.png", across=3
     )
-    all_runs = [run for of_row in runs.values() for run in of_row]
     times = "" if {rate for *_, rate in rows.values()} == {1} else "1, 10 and 100 times "
     findings = Findings(
         name="temperature_rate",
         caption=f"Four topologies with the temperature at {times}the weights' rate (Tables 3 and 6).",
-        data=trained_on(all_runs),
         measured_on=f"training log; recall: {stand_in_for(command, runs, 'test')}",
         protocol=f"converged: t differs by less than 2 % after 1/{EPOCHS} of the run, else the run's end",
         settings={"settings": {key: list(of_row) for key, of_row in settings.items()}, "rows": configs},

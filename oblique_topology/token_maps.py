@@ -30,7 +30,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.tables import train_rows, trained_on
+from common.reproduce.tables import train_rows
 from oblique_topology.figures import HeatOnWords, plot_heat_on_words
 from oblique_topology.loaded_rows import as_model_inputs, trained_model
 
@@ -221,7 +221,6 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="token_pair_grad_cam",
         caption="Grad-CAM of the whole score and of pairs of class tokens: heat in the named object's box (Figure 5).",
-        data=trained_on(run for seeds in runs.values() for run in seeds),
         measured_on=measured_on,
         protocol="every other picture",
         settings={"num_items": count},

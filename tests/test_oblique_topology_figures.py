@@ -82,7 +82,11 @@ def output(oblique):
         (noise, "BATCHES", 2),
         (temperature_order, "STARTS", dict(list(STARTS.items())[:2])),
         (temperature_order, "EVERY", {"smoke": 3}),
-        (drawing, "write_picture", lambda figure, path: path if path.stem in undrawn else draw(figure, path)),
+        (
+            drawing,
+            "write_picture",
+            lambda figure, path, **more: path if path.stem in undrawn else draw(figure, path, **more),
+        ),
     )
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in fewer:

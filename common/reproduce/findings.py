@@ -11,7 +11,7 @@ from common.report.experiments import Experiment, write_experiment
 from common.report.table import CROSSED_INTERVAL, MEASURED, Column, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
 from common.reproduce.rows import RowRun, paper_tables
-from common.reproduce.tables import models_of, table_of
+from common.reproduce.tables import models_of, table_of, trained_on
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Findings:
     """Everything that one experiment measured.
 
     name: of experiment and table.
-    data: training data of its models, if there are any.
+    data: training data of its models; empty = those of the runs.
     measured_on: our test set, for all columns or by column; empty = `data`.
     protocol: a few words for the table.
     settings: the full protocol, as plain values.
@@ -33,12 +33,12 @@ class Findings:
 
     name: str
     caption: str
-    data: str
     protocol: str
     settings: Mapping[str, Any]
     rows: Mapping[str, str]
     columns: Mapping[str, tuple[str, str, str | None]]
     values: Mapping[tuple[str, str], Sequence[float]]
+    data: str = ""
     chance: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
     rows_are_runs: bool = False
@@ -51,11 +51,12 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
     """Writes the experiment; claims name a value experiment["<name>"]["<row>_<column>"]. Call on the main process.
 
     Args:
-        runs: that it was measured on, by method; a line below the table describes their models.
+        runs: that it was measured on, by method; a line below the table describes their models and training data.
     Returns:
         The table, without rows that have no value.
     """
-    measured_on = findings.measured_on or findings.data
+    data = findings.data or trained_on(run for of_row in runs.values() for run in of_row)
+    measured_on = findings.measured_on or data
     # claims name a value by row and column
     units = {f"{row}_{column}": findings.columns[column][1] for row, column in findings.values}
     cells = {
@@ -86,7 +87,7 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
         {},
         paper_version=source["version"],
         caption=findings.caption,
-        data=findings.data,
+        data=data,
         hardware=hardware(),
         notes=findings.notes,
         errata=(),
