@@ -56,7 +56,7 @@ def table6(command: Command) -> list[Table]:
     configs = {method: _config(command, file) for method, file in files.items()}
     cells = costs(command, configs)
     rows = printed_rows(
-        source, {method: (cells[method], _note(command, file, trains=False)) for method, file in files.items()}
+        source, {method: (cells[method], _note(command, file, is_trained=False)) for method, file in files.items()}
     )
     columns = [
         Column(column["key"], column["label"], column["unit"], None, column["better"]) for column in source["columns"]
@@ -142,8 +142,8 @@ def _config(command: Command, row: str, settings: Sequence[str] = ()) -> Config:
     return CODE.config(row, command.scale, [*command.overrides, *command.settings_of(row), *settings])
 
 
-def _note(command: Command, row: str, trains: bool = True) -> str:
-    """The trained experiment of a row, with its distance; trains=False: of random weights whose steps are timed."""
+def _note(command: Command, row: str, is_trained: bool = True) -> str:
+    """The experiment of a row, with its distance and its start; see `note_of`."""
     config = _config(command, row)
     method = config.method
     distance = _by_distance(method, f"{_times(method.branching)} centres, ")
@@ -152,8 +152,8 @@ def _note(command: Command, row: str, trains: bool = True) -> str:
     part = "the towers of " if config.start.part == "towers" else ""
     of_run = "a run given as start.run" if config.start.run else f"row {config.start.row}"
     start = f"; starts from {part}{of_run}" if config.start.run or config.start.row else ""
-    note = f"{note_of(command, row, CODE)}; pool of {method.queue_size:,} compared {distance}"
-    return note + start if trains else note.replace(f"; {config.optim.steps} steps of", "; timed steps of")
+    note = f"{note_of(command, row, CODE, is_trained)}; pool of {method.queue_size:,} compared {distance}"
+    return note + start if is_trained else note
 
 
 PARTS = {

@@ -73,7 +73,8 @@ def open_models(options: argparse.Namespace, overrides: Sequence[str]) -> list[M
         raise ConfigError(f"a model is named twice: {' '.join(options.models)}; expected each once")
     if all(run_checkpoint(name) is not None for name in options.models):
         refuse_stated(options.models[0], options)
-    stated = {name: getattr(options, name) for name in ("layout", "geometry", "activation", "heads")}
+    stated = {name: getattr(options, name) for name in ("layout", "activation", "heads")}
+    stated["geometry"] = options.geometry or "sphere"
     models = [
         Model(name, *open_model(name, overrides, **stated), run_checkpoint(name) is not None) for name in options.models
     ]
@@ -185,7 +186,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, metavar="FILE", help="all numbers as CSV; replaces the file")
     parser.add_argument("--json", action="store_true", help="print only all numbers as JSON")
     parser.add_argument("--layout", default="transformers", help=f"of weights from elsewhere: {', '.join(LAYOUTS)}")
-    parser.add_argument("--geometry", default="sphere", help="layout open_clip: the geometry of its training")
+    parser.add_argument("--geometry", help="layout open_clip: the geometry of its training, default sphere")
     parser.add_argument("--activation", choices=("gelu", "quick_gelu"), help="of a file of weights without a config")
     parser.add_argument("--heads", type=heads_argument, default=NOT_STATED, metavar="IMAGE,TEXT", help=HEADS_HELP)
     options = parser.parse_intermixed_args()

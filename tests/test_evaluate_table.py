@@ -175,7 +175,9 @@ def test_what_a_task_needs_is_named(words, message, stranger, tmp_path, monkeypa
         evaluated(stranger, *(each for word in words for each in named.get(word, [word])))
 
 
-@pytest.mark.parametrize("option", ["--geometry=euclidean_squared", "--activation=quick_gelu", "--heads=1"])
+@pytest.mark.parametrize(
+    "option", ["--geometry=euclidean_squared", "--geometry=sphere", "--activation=quick_gelu", "--heads=1"]
+)
 def test_a_run_refuses_options_of_weights_from_elsewhere(option, run, monkeypatch):
     for command in (evaluate_table, published):
         named = [] if command is evaluate_table else ["--checkpoint"]

@@ -212,8 +212,8 @@ def trained_on(runs: Iterable[RowRun]) -> str:
     return ", ".join(f"{name} ({', '.join(of)})" if of else name for name, of in fingerprints.items())
 
 
-def note_of(command: Command, row: str, code: PaperCode) -> str:
-    """Model and training of a row, in one line."""
+def note_of(command: Command, row: str, code: PaperCode, is_trained: bool = True) -> str:
+    """Model and training of a row, in one line; of random weights whose steps are timed no number of steps."""
     code = code.of(row)
     config = code.config(row, command.scale, [*command.overrides, *command.settings_of(row)])
     data, model, optim = config.data, config.model, config.optim
@@ -221,8 +221,8 @@ def note_of(command: Command, row: str, code: PaperCode) -> str:
     image = _tower("ViT", model.image, model.image.stem.name) + pixels
     text = _tower("text", model.text, Path(model.text.stem.weights).name)
     return (
-        f"ours: {image}; {text}; embedding {model.embedding_dim}; {optim.steps} steps of {optim.global_batch_size} "
-        f"pairs; towers in {'bfloat16' if precision_of(config.run) == 'bf16' else 'float32'}"
+        f"ours: {image}; {text}; embedding {model.embedding_dim}; {optim.steps if is_trained else 'timed'} steps of "
+        f"{optim.global_batch_size} pairs; towers in {'bfloat16' if precision_of(config.run) == 'bf16' else 'float32'}"
     )
 
 

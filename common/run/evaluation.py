@@ -218,8 +218,8 @@ def refuse_stated(name: str, options: argparse.Namespace) -> None:
     Raises:
         ConfigError: names the option.
     """
-    for key, default in {"geometry": "sphere", "activation": None, "heads": NOT_STATED}.items():
-        if getattr(options, key, default) != default:
+    for key in ("geometry", "activation", "heads"):
+        if getattr(options, key, None) not in (None, NOT_STATED):
             raise ConfigError(f"--{key} has no effect on {name}, a run, which records its own; expected no --{key}")
 
 
