@@ -13,6 +13,7 @@ from common.data.tokenizer import Tokenizer
 from common.encoders.from_config import (
     bidirectional_text_transformer,
     causal_text_transformer,
+    not_in_tensors,
     vision_transformer,
 )
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
@@ -72,7 +73,6 @@ class WordMask:
 
 
 BASES = {"clip": QueueClip, "albef": Albef, "tcl": Tcl, "mafa": Mafa}
-NOT_IN_TENSORS = {"heads": None, "activation": "gelu", "norm_eps": 1e-5}  # settings of a tower -> what null means
 TRAINING_ONLY = ("discriminator.", "grouping.")  # parts of a MAFA that only training has
 
 
@@ -173,12 +173,11 @@ def tensors_of_run(config: Config, image_tower: nn.Module, key: str = "run") -> 
     folder = getattr(config.start, key)
     checkpoint = named_checkpoint(Path(folder), f"start.{key}")
     for side in ("image", "text"):
-        towers = vars(getattr(config.model, side)), checkpoint.state["config"]["model"].get(side, {})
-        for name, of_null in NOT_IN_TENSORS.items():
-            ours, theirs = (of_null if tower.get(name) is None else tower[name] for tower in towers)
-            if ours != theirs:
+        ours = not_in_tensors(vars(getattr(config.model, side)))
+        for name, theirs in not_in_tensors(checkpoint.state["config"]["model"].get(side, {})).items():
+            if ours[name] != theirs:
                 raise ConfigError(
-                    f"model.{side}.{name} = {ours} with start.{key} = {folder}, whose weights were trained with "
+                    f"model.{side}.{name} = {ours[name]} with start.{key} = {folder}, whose weights were trained with "
                     f"{theirs}; expected: model.{side}.{name} = {theirs}"
                 )
     tensors, name = checkpoint.model_tensors(), "encoders.image_tower.position_embedding"

@@ -5,6 +5,7 @@ Each function imports the files of its tower, so that a paper's model.py can be 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -124,15 +125,19 @@ def _pooled(stem: TextStem, dim: int | None) -> PooledTextStem:
     return PooledTextStem(stem, dim)
 
 
+def not_in_tensors(tower: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a tower, as `TowerConfig` has them, that its tensors do not show; null has its meaning."""
+    of_null = {"heads": None, "activation": "gelu", "norm_eps": 1.0e-5}
+    return {name: value if tower.get(name) is None else tower[name] for name, value in of_null.items()}
+
+
 def _sizes(model: ModelConfig, tower: TowerConfig, projected: bool = True) -> dict[str, Any]:
     # The arguments that every tower takes.
     return {
         "width": tower.width,
         "layers": tower.layers,
-        "heads": tower.heads,
         "mlp_ratio": tower.mlp_ratio,
-        "activation": "gelu" if tower.activation is None else tower.activation,
-        "norm_eps": 1.0e-5 if tower.norm_eps is None else tower.norm_eps,
+        **not_in_tensors(vars(tower)),
         "projection_dim": model.embedding_dim if projected else None,
         "final_layer_norm": model.final_layer_norm,
         "gradient_checkpointing": model.gradient_checkpointing,

@@ -11,6 +11,7 @@ from common.base.settings import DataConfig, ModelConfig
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
+from common.encoders.from_config import not_in_tensors
 from common.encoders.sentence_encoder import check_pooling
 from common.encoders.stem import Stem
 from common.encoders.stem_configuration import Colours, colours_beside
@@ -48,15 +49,13 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
     if state.get("kind") == "vision":
         raise WeightsError(f"{name} was written by pretrain.py and holds a ResNet; expected a run of two transformers")
     tokenizer = tokenizer_from_json(state["tokenizer"])
-    # tensors give sizes; heads, activation, eps and stems leave no trace in them and come from the config
+    # tensors give sizes; what leaves no trace in them comes from the config
     settings = {}
     for side in SIDES:
         config = state["config"]["model"][side]
         if not config["layers"]:
             raise WeightsError(f"{name} has no layers in its {side} tower; expected a run of two transformers")
-        settings[side] = {
-            key: config[key] for key in ("heads", "activation", "norm_eps") if config.get(key) is not None
-        }
+        settings[side] = not_in_tensors(config)
         stem, data = config.get("stem", {}), state["config"]["data"]
         if stem.get("name"):
             colours = (stem["mean"], stem["std"]) if stem.get("mean") else None
@@ -65,7 +64,7 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
             sizes = {name: stem[name] for name in ("width", "layers", "heads", "mlp_ratio")}
             sizes |= {"vocabulary_size": tokenizer.vocabulary_size, "end_id": tokenizer.end_id}
             settings[side]["stem"] = TextStem(stem["trainable"], context_length=data["context_length"], **sizes)
-        agreed_activation(name, settings[side].get("activation", "gelu"), activation)
+        agreed_activation(name, settings[side]["activation"], activation)
     # late interaction wraps its towers, and a momentum encoder beside them is no part of the weights
     tensors = {key.replace("_tower.tower.", "_tower."): value for key, value in checkpoint.model_tensors().items()}
     if not any(key.startswith("image_tower.") for key in tensors):
