@@ -369,4 +369,16 @@ def _findings(
     """Findings with the settings that all toy experiments share."""
     protocol = f"toy world, {settings.steps} steps"
     notes = ["The chapter prints no numbers for this; they are of a toy world, for the direction of its statements."]
-    return Findings(name, caption, data, protocol, asdict(settings), rows, columns, values, chance, notes, True)
+    return Findings(
+        name=name,
+        caption=caption,
+        data=data,
+        protocol=protocol,
+        settings=asdict(settings),
+        rows=rows,
+        columns=columns,
+        values=values,
+        chance=chance,
+        notes=notes,
+        rows_are_runs=True,
+    )

@@ -14,7 +14,7 @@ from common.reproduce.rows import RowRun, paper_tables
 from common.reproduce.tables import models_of, table_of, trained_on
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Findings:
     """Everything that one experiment measured.
 
