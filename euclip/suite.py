@@ -92,7 +92,12 @@ def open_suite(data: EvaluationData, sets: EvaluationSets) -> Suite:
         ValueError: sets of DataComp that are missing or lack what their metric needs; names them.
     """
     # a folder may be named by the whole key, too
-    zero_shot = {role.removeprefix("fairness-"): task for role, task in sets.zero_shot.items()}
+    zero_shot: dict[str, Any] = {}
+    for folder, task in sets.zero_shot.items():
+        role = folder.removeprefix("fairness-")
+        if role in zero_shot:
+            raise ValueError(f"{role} and fairness-{role} are two folders of one DataComp task; expected: one of them")
+        zero_shot[role] = task
     for key in DATACOMP_UNSCORED:
         zero_shot.pop(_role(key), None)
     associations: dict[str, Associations] = {}

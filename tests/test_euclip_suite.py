@@ -243,6 +243,8 @@ def test_sets_of_fairness_go_by_their_folders_or_their_keys_and_two_without_a_sc
     metrics = suite.means["mean_all"].metrics
     assert len(metrics) == 6
     assert (metrics["geode"], metrics["dollar_street"]) == ("acc_wg", "acc_top5_wg")
+    with pytest.raises(ValueError, match="geode and fairness-geode are two folders of one DataComp task"):
+        suite_of(sets | {"fairness-geode": sets["geode"]}, "present", monkeypatch)
 
 
 # DataComp's own metrics
