@@ -24,6 +24,7 @@ from common.base.arguments import Parser, accepted
 from common.base.config import ConfigError
 from common.base.files import shown, write_atomically
 from common.data.pairs import EvaluationSets, open_evaluation_sets
+from common.distributed import is_main_process
 from common.encoders.weights import HEADS_HELP, NOT_STATED, heads_argument
 from common.evaluation.embed import Encoder
 from common.evaluation.knn import evaluate_knn
@@ -31,6 +32,7 @@ from common.evaluation.linear_probe import backbone_encoder
 from common.evaluation.protocol import HEADLINES, MAY_DIFFER, Evaluation, data_text, first_difference
 from common.geometry import has_root
 from common.run.evaluation import refuse_stated, zero_shot_and_retrieval
+from common.run.launch import join_processes
 from common.run.named_models import open_model
 from common.run.sources import run_checkpoint
 from euclip.hierarchies import CHANCE, COLUMNS, measure
@@ -198,6 +200,7 @@ def main() -> None:
     for task in tasks:
         if task not in TASKS:
             raise ConfigError(f"--tasks {options.tasks}: no task {task!r}; {accepted(task, TASKS)}")
+    join_processes()
     models = open_models(options, overrides)
     data = next((model for model in models if model.is_run), models[0]).config.data
     sets = open_evaluation_sets(data)
@@ -205,6 +208,8 @@ def main() -> None:
         tasks.append("zero_shot")
     check_tasks(tasks, models, data, sets)
     numbers = [number for model in models for number in evaluate_model(model, tasks, data, sets)]
+    if not is_main_process():
+        return
     # printed first: a file that cannot be written loses no evaluation
     print(json.dumps([number._asdict() for number in numbers], indent=1) if options.json else table_text(numbers))
     if options.csv:

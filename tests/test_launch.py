@@ -1,5 +1,6 @@
 """Entry scripts as a user starts them: by path, as a module, by Accelerate, with one process and two; and bad input."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -29,7 +30,7 @@ from euclip import train as euclip_train
 from geomm import finetune
 from geomm import train as geomm_train
 from oblique_topology import train
-from scripts import reproduce
+from scripts import evaluate, reproduce
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = "oblique_topology/train.py"
@@ -191,6 +192,38 @@ def test_a_resume_on_disks_of_which_one_has_no_checkpoint_ends_everywhere_with_o
     messages = [(tmp_path / f"{number}.txt").read_text() for number in range(2)]
     assert messages[0] == messages[1]
     assert messages[0].startswith(f"error: process 1 of 2: --resume: {tmp_path / '1'} holds no checkpoint")
+
+
+def answered(number, folder, port, main, *words):
+    """What `main` prints as process `number` of two that a launcher has started and that have no group yet."""
+    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+    sys.argv = ["evaluate.py", *words]
+    with (folder / f"{number}.txt").open("w") as file, contextlib.redirect_stdout(file):
+        run_or_explain(main)
+
+
+@pytest.mark.parametrize("options", [["--json"], ["--json", "--tasks", "retrieval,zero_shot"]])
+def test_launched_processes_share_an_evaluation_and_one_of_them_answers(options, by_path, tmp_path, capsys):
+    words = [str(by_path), *options, "data.num_test=6", "data.num_labelled=6"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["evaluate.py", *words])
+        evaluate.main()
+    single = json.loads(capsys.readouterr().out)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    launched = [FORKS.Process(target=answered, args=(n, tmp_path, port, evaluate.main, *words)) for n in range(2)]
+    for process in launched:
+        process.start()
+    for process in launched:
+        process.join(120)
+        process.kill()  # where it waits for the other
+    shared = json.loads((tmp_path / "0.txt").read_text())
+    if "--tasks" not in options:  # code and hardware are those of a process
+        single, shared = single["evaluations"], shared["evaluations"]
+    assert shared == single
+    assert not (tmp_path / "1.txt").read_text()
 
 
 def message_of(main, *arguments):

@@ -21,6 +21,7 @@ from common.data.pairs import EvaluationSets, Pairs, open_evaluation_sets
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
+from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import HEADS_HELP, NOT_STATED, heads_argument, settings_of
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
@@ -29,6 +30,7 @@ from common.run.checkpoint import Checkpoint, CheckpointError, last_checkpoint, 
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
 from common.run.inputs import feature_cache, keep_captions
+from common.run.launch import join_processes
 from common.run.sources import run_checkpoint
 
 DECIDES = "evaluation"
@@ -175,11 +177,12 @@ def evaluate_and_save(
 
 
 def command_line(description: str, checkpoint: str, published: bool = False) -> Parser:
-    """Arguments of every command that evaluates.
+    """Arguments of every command that evaluates; joins the processes of a launch, which share the evaluation.
 
     Args:
         published: adds --activation and --heads, for weights from elsewhere.
     """
+    join_processes()
     parser = Parser(description)
     parser.add_argument("--checkpoint", required=True, type=expanded, help=checkpoint)
     if published:
@@ -239,11 +242,13 @@ def evaluate_checkpoint(
 
 
 def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpoint: str, output: Path | None) -> None:
-    """Writes evaluations as JSON and their hits beside it; prints a summary.
+    """Writes evaluations as JSON and their hits beside it, and prints a summary, on the main process.
 
     Args:
         output: JSON file; None = one in outputs/evaluations, "-" = print the JSON and write nothing.
     """
+    if not is_main_process():
+        return
     if output == Path("-"):
         print(json.dumps(content, indent=1))
         return
