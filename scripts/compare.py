@@ -111,7 +111,8 @@ def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
         checkpoint = named_checkpoint(folder)
         content, results = evaluate_checkpoint(models_of(checkpoint), checkpoint, overrides)
         hits = {role: result.hits for role, result in results.items()}
-        label += f", step {content['step']}" if step else ""
+        if content["step"] < config["optim"]["steps"]:
+            label += f", step {content['step']}"
     settings = settings_of_all_seeds(config)
     # not by the folder's name: it has another hash for every seed
     line = hash_of([content["paper"], content["step"], label, settings])

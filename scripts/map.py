@@ -58,8 +58,8 @@ MIN_RADIUS = 0.3  # K of cones where a run was trained without entailment; EuCLI
 LEVELS = ("everything is stated", "almost everything", "in part", "little", "only how many")
 
 
-def opened(text: str, overrides: Sequence[str]) -> tuple[str, Any, Encoder, RootedGeometry]:
-    """Name, config, encoder and rooted geometry of a run, with `data.*` and `run.*` overridden."""
+def opened(text: str, overrides: Sequence[str]) -> tuple[str, int, Any, Encoder, RootedGeometry]:
+    """Name, steps made, config, encoder and rooted geometry of a run, with `data.*` and `run.*` overridden."""
     checkpoint = named_checkpoint(Path(text).expanduser(), "RUNS")
     models, paper = models_of(checkpoint), checkpoint.state["paper"]
     config, encoder = models.load_encoder(checkpoint, this_device(), overrides)
@@ -68,7 +68,9 @@ def opened(text: str, overrides: Sequence[str]) -> tuple[str, Any, Encoder, Root
     geometry = encoder.model.geometry
     if not has_root(geometry):  # of sets of tokens, for example
         raise ConfigError(f"{checkpoint.path}: geometry {geometry.name!r} has no root, and so no map")
-    return name + (f", seed {run.seed}" if run.seed else ""), config, encoder, geometry
+    step = checkpoint.state["step"]
+    name += f", seed {run.seed}" if run.seed else ""
+    return name + (f", step {step}" if step < config.optim.steps else ""), step, config, encoder, geometry
 
 
 def title_of(paper: str, row: str, config: Any) -> str:
@@ -117,6 +119,7 @@ def data_url(pixels: Any) -> str:
 
 def space_of(
     name: str,
+    step: int,
     config: Any,
     encoder: Encoder,
     geometry: RootedGeometry,
@@ -141,7 +144,7 @@ def space_of(
         Walks(radius, [nearest_on_walk(geometry, image, texts, root, points, radius) for image in images])
         for radius in filters
     ]
-    facts = {"steps of training": str(config.optim.steps)}
+    facts = {"steps of training": str(step)}
     return Space(name, geometry, images, texts, root, root_name, walks, facts, graph_of(encoder))
 
 
@@ -178,7 +181,7 @@ def main() -> None:
         raise ConfigError("RUNS names no run; expected: folders of runs, or checkpoints")
     spaces: list[Space] = []
     for text in names:
-        name, config, encoder, geometry = opened(text, shlex.split(options.set))
+        name, step, config, encoder, geometry = opened(text, shlex.split(options.set))
         if not spaces:  # all runs embed the same images and captions
             task = test_task(config, options.pictures)
         embedded = embed_task(encoder, task)
@@ -189,7 +192,7 @@ def main() -> None:
         labels = (f"{name} ({number})" for number in itertools.count(2))
         known = {space.name for space in spaces}
         label = name if name not in known else next(label for label in labels if label not in known)
-        spaces.append(space_of(label, config, encoder, geometry, embedded, options.min_radius, options.points))
+        spaces.append(space_of(label, step, config, encoder, geometry, embedded, options.min_radius, options.points))
     content = page_content(spaces, test_set)
     path = write_map(content, test_set.name, options.output)
     print(f"{shown(path)}: {len(rows)} images, {len(test_set.texts)} captions, {path.stat().st_size / 1e6:.1f} MB")

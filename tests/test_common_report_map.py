@@ -329,7 +329,7 @@ def test_the_command_maps_runs_on_the_test_set_of_the_first(tmp_path, monkeypatc
         object.__setattr__(config.data, name, value)
     named = {"a": "sphere", "b": "euclidean_squared", "c": "euclidean_squared"}
     encoders = {text: encoder_of(GEOMETRIES[name]()) for text, name in named.items()}
-    opened = {text: ("row", config, encoder, encoder.model.geometry) for text, encoder in encoders.items()}
+    opened = {text: ("row", 7, config, encoder, encoder.model.geometry) for text, encoder in encoders.items()}
     monkeypatch.setattr(script, "opened", lambda text, _: opened[text])
     output = tmp_path / "map.html"
     arguments = ["a b", "c", "--pictures", "8", "--points", "5", "--min-radius", "0.2", "--output", str(output)]
@@ -341,6 +341,7 @@ def test_the_command_maps_runs_on_the_test_set_of_the_first(tmp_path, monkeypatc
         assert len(picture.convert("RGB").quantize(64).getcolors()) > 20
     data = page_data(output.read_text())
     assert [model["name"] for model in data["models"]] == ["row", "row (2)", "row (3)"]
+    assert data["models"][0]["facts"]["steps of training"] == "7"  # made, not planned
     assert [walks["min_radius"] for walks in data["models"][1]["walks"]] == [None, 0.2]
     assert {len(walk) for walk in data["models"][0]["walks"][0]["captions"]} == {5}
     assert len(data["chains"]) == len(data["pictures"]) == len(data["class"]) == 8
@@ -357,17 +358,18 @@ def test_what_is_no_run_is_named(tmp_path):
     ("paper", "folder", "geometry", "name"),
     [
         ("oblique_topology", "ablation_ob_16_32-demo-0a1b/seed0", Oblique(2), "Ob(16, 32)"),
-        ("oblique_topology", "my_row-demo-0a1b/seed3/checkpoints/step-00000009", L2(), "my row, seed 3"),
+        ("oblique_topology", "my_row-demo-0a1b/seed3/checkpoints/step-00000009", L2(), "my row, seed 3, step 9"),
         ("euclip", "table4_euclip-demo-0a1b", GEOMETRIES["euclidean"](), "EuCLIP"),
     ],
 )
 def test_a_run_takes_the_name_of_its_row_in_the_papers_table(paper, folder, geometry, name, tmp_path, monkeypatch):
-    checkpoint, encoder = Checkpoint(tmp_path / folder, {"paper": paper}), encoder_of(geometry)
-    models = SimpleNamespace(load_encoder=lambda opened, _, overrides: (opened, encoder))
+    step = 9 if folder.endswith("9") else 600
+    checkpoint, encoder = Checkpoint(tmp_path / folder, {"paper": paper, "step": step}), encoder_of(geometry)
+    config = SimpleNamespace(optim=SimpleNamespace(steps=600))
+    models = SimpleNamespace(load_encoder=lambda opened, _, overrides: (config, encoder))
     monkeypatch.setattr(script, "named_checkpoint", lambda path, _: checkpoint)
     monkeypatch.setattr(f"{paper}.evaluate.MODELS", models)
-    label, config, loaded, rooted = script.opened(folder, [])
-    assert (label, config, loaded, rooted) == (name, checkpoint, encoder, geometry)
+    assert script.opened(folder, []) == (name, step, config, encoder, geometry)
     encoder.model.geometry = LateInteraction("filip", unit, padded=True)
     with pytest.raises(ConfigError, match="geometry 'filip' has no root, and so no map"):
         script.opened(folder, [])

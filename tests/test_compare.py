@@ -1,6 +1,7 @@
 """scripts/compare.py: seeds are one line, unlike protocols share no column, differences are paired over test images."""
 
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -140,6 +141,10 @@ def test_a_checkpoint_is_evaluated_now_on_the_data_that_are_named(tmp_path, monk
         cell.values for cell in table.rows[1].ours.values()
     ]
     assert {row.ours["test/i2t_recall_at_1"].full_protocol["num_images"] for row in table.rows} == {6}
+    shutil.copytree(files.folder, tmp_path / "stopped")
+    shutil.rmtree(tmp_path / "stopped" / "checkpoints" / "step-00000002")
+    table = compared(tmp_path / "again", tmp_path / "stopped", files.folder)
+    assert [row.method for row in table.rows] == ["stopped, step 1", "run"]
 
 
 @pytest.mark.parametrize(
