@@ -296,13 +296,14 @@ def test_a_page_that_is_too_large_is_refused_and_says_what_to_change(tmp_path):
 def test_the_picture_has_the_coordinates_of_the_page_and_no_text_over_another(count, tmp_path, monkeypatch):
     names = ("hyperbolic", "euclidean_squared", "oblique", "sphere", "elliptic")[:count]
     content = page_content([made_up_space(name) for name in names], made_up_test_set())
+    content["models"][-1]["name"] = "Multi(32, 4), ViT 128 x 4, 48 px"  # the longest of a paper's row
     figures = []
     monkeypatch.setattr(map_picture, "write_picture", lambda figure, path: figures.append(figure) or path)
     draw_map(content, tmp_path / "map.png")
     (figure,) = figures
     figure.draw_without_rendering()
     panels = [axis for axis in figure.axes if axis.get_title()]
-    assert [axis.get_title() for axis in panels] == list(names)
+    assert [axis.get_title().replace("\n", " ") for axis in panels] == [model["name"] for model in content["models"]]
     for axis, model in zip(panels, content["models"]):
         radii = np.concatenate(model["distances"])
         if model["curvature"]:

@@ -1,6 +1,7 @@
 """The map of embedding spaces as one still picture, for a README: a panel for each model, legible at half its size."""
 
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def _draw_disk(axis, model: dict[str, Any], content: dict[str, Any]) -> None:
 
     axis.set(xlim=(-rim, rim), ylim=(-rim, rim), aspect="equal")
     axis.set_axis_off()
-    axis.set_title(literal(model["name"]), fontsize=LARGE)
+    axis.set_title(literal(textwrap.fill(model["name"], 24)), fontsize=LARGE)
     for distance in _rings(farthest):
         axis.add_patch(Circle((0, 0), float(radius(distance)), fill=False, color="#d0d3ce", zorder=0))
     edge = 1.0 if curvature else model["edge"]
