@@ -260,7 +260,9 @@ def main() -> None:
     given = parser.parse_args()
     names, overrides = names_in(given.runs), shlex.split(given.set)  # make RUNS passes several names as one word
     models = [model for name in names for model in opened(name, overrides)]
-    words = " ".join(shlex.quote(Path(name).name) for name in names)  # without paths of this machine
+    # without paths of this machine: of a full one the last two parts, as the folder of every run is a seed's
+    paths = [Path(name).expanduser() for name in names]
+    words = " ".join(shlex.quote(str(Path(*path.parts[-2:]) if path.is_absolute() else path)) for path in paths)
     table = compare(models, f'make compare RUNS="{words}"{set_text(overrides)}')
     folder = given.output / "comparisons" / hash_of([names, overrides])
     # printed first: a folder that cannot be written loses no evaluation

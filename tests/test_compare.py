@@ -104,8 +104,9 @@ def test_the_command_of_the_table_has_its_other_data(tmp_path, hits, monkeypatch
     runs = [write_run(tmp_path / name / "seed0", 0, hits[0], row=name) for name in "ab"]
     opened = compare.opened
     monkeypatch.setattr(compare, "opened", lambda name, overrides: opened(name, ()))  # as if evaluated on them
-    table = compared(tmp_path, *runs, "--set", "data.source=shards data.root=/data/flickr8k")
-    assert table.command == 'make compare RUNS="seed0 seed0" SET="data.source=shards data.root=<path>"'
+    monkeypatch.chdir(tmp_path)
+    table = compared(tmp_path, runs[0], "b/seed0", "--set", "data.source=shards data.root=/data/flickr8k")
+    assert table.command == 'make compare RUNS="a/seed0 b/seed0" SET="data.source=shards data.root=<path>"'
 
 
 def test_the_numbers_are_printed_where_no_file_can_be_written(tmp_path, hits, capsys):
