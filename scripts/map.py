@@ -134,7 +134,7 @@ def space_of(
     else:
         sample = training_sample(encoder, config)
         root = root_of(geometry, sample.images, sample.texts).cpu()
-        root_name = f"mean of {len(sample.images)} training images and their captions"
+        root_name = f"mean of images and captions of {sample.name}"  # with --set not those of the training
     filters: list[float | None] = [None]
     if geometry.has_cones:
         trained = getattr(config.method, "min_radius", None)

@@ -342,7 +342,9 @@ def test_the_command_maps_runs_on_the_test_set_of_the_first(tmp_path, monkeypatc
         assert len(picture.convert("RGB").quantize(64).getcolors()) > 20
     data = page_data(output.read_text())
     assert [model["name"] for model in data["models"]] == ["row", "row (2)", "row (3)"]
-    assert data["models"][0]["facts"]["steps of training"] == "7"  # made, not planned
+    facts = data["models"][0]["facts"]
+    assert facts["steps of training"] == "7"  # made, not planned
+    assert facts["root"] == "mean of images and captions of scenes/train, all 6"
     assert [walks["min_radius"] for walks in data["models"][1]["walks"]] == [None, 0.2]
     assert {len(walk) for walk in data["models"][0]["walks"][0]["captions"]} == {5}
     assert len(data["chains"]) == len(data["pictures"]) == len(data["class"]) == 8
