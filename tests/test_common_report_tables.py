@@ -357,6 +357,9 @@ def test_a_share_never_has_an_interval_beyond_its_range():
     assert table.rows[1].ours["i2t_r1"].interval_kind == SEEDS_INTERVAL  # within it, so ± stays
     units = made_up_table(rows=rows, columns=(Column("i2t_r1", "x", unit="nats"), Column("loss", "loss")))
     assert units.rows[0].ours["i2t_r1"].interval[0] < 0
+    of_queries = cell(1.7, query_interval=(-0.1, 4.2))  # of a mean of sets
+    table = made_up_table(rows=[Row("x", {}, {"i2t_r1": of_queries}, "measured")])
+    assert table.rows[0].ours["i2t_r1"].interval == (0.0, 4.2)
 
 
 def test_hostile_texts_are_escaped_in_markdown_and_latex_and_stay_whole_in_csv():

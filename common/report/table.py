@@ -417,13 +417,18 @@ def hits_of(table: Table) -> dict[tuple[str, str], Hits]:
 
 
 def _with_shares_in_range(row: Row, units: Mapping[str, str]) -> Row:
-    # shares whose ± would leave their range get an interval of the arcsine, shares of runs an exact one
+    # shares whose ± would leave their range get an interval of the arcsine, shares of runs an exact one; over the
+    # queries of one seed a mean of sets may leave it, whose end it then has
     ours = dict(row.ours)
     for key, cell in row.ours.items():
         if cell is not None and units[key] == RUNS and cell.interval_kind == SEEDS_INTERVAL:
             ours[key] = replace(cell, interval=interval_of_runs(cell.values), interval_kind=RUNS_INTERVAL)
         whole = SHARE_OF.get(units[key])
-        if whole is None or cell is None or cell.interval_kind not in (SEEDS_INTERVAL, CROSSED_INTERVAL):
+        if whole is None or cell is None or cell.interval is None:
+            continue
+        if cell.interval_kind == QUERIES_INTERVAL and 0 <= cell.values[0] <= whole:
+            ours[key] = replace(cell, interval=tuple(min(max(end, 0.0), whole) for end in cell.interval))
+        if cell.interval_kind not in (SEEDS_INTERVAL, CROSSED_INTERVAL):
             continue
         interval, of_shares = bounded_interval(cell.interval, cell.values, whole)
         if of_shares:
