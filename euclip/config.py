@@ -10,6 +10,14 @@ from common.logit_scale import check_bounds
 GeometryName = Literal["sphere", "elliptic", "euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared"]
 LossName = Literal["info_nce", "sigmoid"]
 WITH_ENTAILMENT = ("euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared")
+# settings of the method that the other geometries lack -> the geometries that have them
+_ONLY = {
+    **dict.fromkeys(("entailment_weight", "min_radius"), WITH_ENTAILMENT),
+    **dict.fromkeys(
+        ("curvature_init", "curvature_min", "curvature_max", "absorbing_curvature_bounds", "embedding_scale_max"),
+        ("hyperbolic", "hyperbolic_squared"),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -57,11 +65,13 @@ class MethodConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.entailment_weight and self.geometry not in WITH_ENTAILMENT:
-            raise ValueError(
-                f"method.entailment_weight = {self.entailment_weight} with method.geometry = {self.geometry}, which "
-                f"has no entailment cones; expected: 0, or one of {', '.join(WITH_ENTAILMENT)}"
-            )
+        for name, geometries in _ONLY.items():
+            value, default = getattr(self, name), getattr(MethodConfig, name)
+            if value != default and self.geometry not in geometries:
+                raise ValueError(
+                    f"method.{name} = {value} has no effect with method.geometry = {self.geometry}; expected: "
+                    f"{default}, or one of {', '.join(geometries)}"
+                )
         if self.loss != "sigmoid" and self.logit_bias_init != -10.0:
             raise ValueError(
                 f"method.logit_bias_init = {self.logit_bias_init} with method.loss = {self.loss}, which has no bias; "

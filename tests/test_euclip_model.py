@@ -240,13 +240,19 @@ def test_the_authors_accumulation_multiplies_only_the_gradients_of_beta_and_c():
     [
         (
             ["method.entailment_weight=0.1"],
-            "method.entailment_weight = 0.1 with method.geometry = sphere, which has no",
+            "method.entailment_weight = 0.1 has no effect with method.geometry = sphere; expected: 0.0, or one of euc",
         ),
+        (["method.min_radius=0.3"], "method.min_radius = 0.3 has no effect with method.geometry = sphere"),
+        (["method.curvature_init=2"], "curvature_init = 2.0 has no effect .* 1.0, or one of hyperbolic, hyperbolic_sq"),
+        (["method.embedding_scale_max=1", "method.geometry=euclidean"], "scale_max = 1.0 has no effect .* = euclidean"),
         (
             ["method.geometry=euclidean", "method.entailment_weight=0.1"],
             r"method.entailment_weight = 0.1 needs method.min_radius \(K\); the paper: 0.3",
         ),
-        (["method.curvature_init=20"], r"method.curvature_init = 20.0 is outside .* = \[0.1, 10.0\]"),
+        (
+            ["method.geometry=hyperbolic", "method.curvature_init=20"],
+            r"method.curvature_init = 20.0 is outside .* = \[0.1, 10.0\]",
+        ),
         (["method.geometry=lorentz"], "method.geometry = 'lorentz'; expected one of: sphere, elliptic, euclidean"),
         (["method.min_radius=-1"], "method.min_radius = -1.0; expected: >= 0"),
         (["method.logit_scale_min=200"], "logit_scale_min = 200.0, logit_scale_max = 100.0; expected: 0 < min <= max"),
