@@ -470,6 +470,19 @@ def test_views_of_a_stem_are_refused_where_no_features_are_cached(change):
     assert load_config(Config, [], [*stem[:2], change]).model.image.stem.views == "centre"
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("image.stem.weights=my.safetensors", "weights = 'my.safetensors' has no effect without model.image.stem.name"),
+        ("image.stem.trainable=true", "trainable = True has no effect without model.image.stem.name; expected: False"),
+        ("image.stem.views=mirror", "views = 'mirror' has no effect without model.image.stem.name"),
+        ("text.stem.layers=3", "layers = 3 has no effect without model.text.stem.weights; expected: None, or a net"),
+    ],
+)
+def test_settings_of_a_stem_are_refused_where_nothing_names_its_network(change, message):
+    refused((message, lambda: load_config(Config, [], [f"model.{change}"])), error=ConfigError)
+
+
 def test_kept_features_take_no_augmentation():
     stem = ["data.source=shards", "model.image.stem.name=resnet18", "model.patch_size=8", "data.augmentation=albef"]
     cached = "data.augmentation = albef with cached features of a stem.*stem.cache_gb=0"

@@ -417,7 +417,7 @@ PHOTOGRAPHS = ["data.source=karpathy", "data.root=/a", "data.train=a.json", "dat
 CHANGES = [  # what a run may go on with
     "data.root=/b", "data.train=/a/a.json", "data.val=c.json", "data.test=c.json", "data.second_test=c.json",
     "data.images=/b", "data.labelled=labels", "data.max_broken_share=0.5", "optim.micro_batch_size=64",
-    "model.image.stem.weights=/b", "model.image.stem.cache_gb=3", "data.mixture=[{root: /c}]",
+    "model.image.stem.cache_gb=3", "data.mixture=[{root: /c}]",
     "run.keep_checkpoints=5",
     "optim.loss_tile=32", "optim.loss_kernel=auto", "optim.compile=true", "run.log_every=3", "run.diagnose_every=5",
     "run.num_workers=7", "method.prompt_average=embeddings", "data.val_share=0.2",

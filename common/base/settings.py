@@ -227,6 +227,10 @@ class StemConfig:
     # largest file set of one data set; 0 = computed in every step
     cache_gb: float = setting(20.0, at_least=0.0, decides="nothing")
 
+    def __post_init__(self) -> None:
+        # dropout may come from a scale whose stem a row or the user replaces by pixels
+        _refuse_without(self, "model.image.stem", "name", "weights", "trainable", "mean", "std", "views")
+
 
 @dataclass(frozen=True)
 class ImageTowerConfig(TowerConfig):
@@ -256,6 +260,20 @@ class TextStemConfig:
     trainable: bool = False  # false: frozen, and its tokens computed once and cached on disk
     # largest file of one network; 0 = computed in every step
     cache_gb: float = setting(20.0, at_least=0.0, decides="nothing")
+
+    def __post_init__(self) -> None:
+        _refuse_without(self, "model.text.stem", "weights", "layers", "width", "heads", "mlp_ratio", "trainable")
+
+
+def _refuse_without(stem: Any, section: str, network: str, *names: str) -> None:
+    # of a stem that is none, as nothing names its network
+    for name in names:
+        value, default = getattr(stem, name), getattr(type(stem), name)
+        if not getattr(stem, network) and value != default:
+            raise ValueError(
+                f"{section}.{name} = {value!r} has no effect without {section}.{network}; expected: {default!r}, or a "
+                f"network in {section}.{network}"
+            )
 
 
 @dataclass(frozen=True)
