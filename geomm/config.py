@@ -92,6 +92,13 @@ def check_graph(method: DistanceConfig, optim: OptimConfig | SgdConfig, full_at:
         )
 
 
+_ONLY = {  # settings of the method -> the choice that has them
+    "num_spheres": ("distance", "oblique"),
+    "projection_bias": ("base", "clip"),
+    **dict.fromkeys(("group_queue", "group_span", "smoothing", "hardest_negatives"), ("base", "mafa")),
+}
+
+
 @dataclass(frozen=True)
 class MethodConfig(DistanceConfig):
     """The base method, and the distance between a query and the pool of the other modality."""
@@ -128,6 +135,14 @@ class MethodConfig(DistanceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self)
+        # sizes of a fusion, of its candidates and of a graph are those of a scale, for all rows
+        for name, (choice, only) in _ONLY.items():
+            value, default = getattr(self, name), getattr(MethodConfig, name)
+            if value != default and getattr(self, choice) != only:
+                raise ValueError(
+                    f"method.{name} = {value} has no effect with method.{choice} = {getattr(self, choice)}; expected: "
+                    f"{default}, or method.{choice} = {only}"
+                )
         if self.causal_text and self.base != "clip":
             raise ValueError(
                 f"method.causal_text = true with method.base = {self.base}, whose fusion starts from the tokens of "
