@@ -25,6 +25,7 @@ from common.base.config import (
 )
 from common.base.fields import home_expanded, settings_of
 from common.base.settings import TAKEN_BY, DataConfig, MixedSet, OptimConfig
+from common.base.vision_settings import VisionDataConfig
 from common.tiled import KERNELS
 from contrastive_basics.config import Config as BasicsConfig
 from contrastive_basics.config import PublicConfig
@@ -407,8 +408,20 @@ def test_kernels_of_the_loss_are_those_of_the_setting():
 
 def test_other_data_sections_have_other_sources(tmp_path):
     folders = write(tmp_path, "data: {source: folders, root: /x, train: mine}")
-    config = load_config(VisionConfig, [folders], ["data.source=folders", "data.num_test=9"])
-    assert (config.data.train, config.data.num_test) == ("mine", 9)
+    config = load_config(VisionConfig, [folders], ["data.source=folders", "data.val=dev"])
+    assert (config.data.train, config.data.val) == ("mine", "dev")
+    scenes = write(tmp_path, "data: {source: scenes, num_train: 96, num_test: 40}", "scenes.yaml")
+    cifar10 = ["data.source=cifar10", "data.root=/x"]
+    assert load_config(VisionConfig, [scenes], cifar10).data == VisionDataConfig("cifar10", "/x")
+    refused(
+        (
+            "data.num_train = 9 has no effect with data.source = folders; expected: data.source = scenes, or the def",
+            lambda: load_config(VisionConfig, [folders], ["data.num_train=9"]),
+        ),
+        ("data.train = 'mine' has no effect", lambda: load_config(VisionConfig, [], [*cifar10, "data.train=mine"])),
+        ("data.test = 'x' has no effect", lambda: load_config(VisionConfig, [scenes], ["data.test=x"])),
+        error=ConfigError,
+    )
 
 
 @pytest.mark.parametrize(

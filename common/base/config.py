@@ -23,7 +23,7 @@ import yaml
 
 from common.base.arguments import Parser, accepted, rows_of
 from common.base.fields import hints_of, settings_of
-from common.base.settings import NAMES_IN_A_SOURCE, TAKEN_BY, TAKEN_BY_TOKENIZER, DataConfig, located
+from common.base.settings import NAMES_IN_A_SOURCE, located
 from common.base.values import ConfigError, Values, checked, flat
 
 SCALES = ("smoke", "demo", "photos", "photos_scratch", "paper")
@@ -229,12 +229,10 @@ def _layers_of_row(rows: Any, row: str, where: str) -> list[tuple[str, dict[str,
 
 def _overlaid(config_class: type, values: Values, layer: Values) -> Values:
     # a later layer over earlier ones, without what its source or tokenizer does not take or another source named
-    if not issubclass(hints_of(config_class).get("data", object), DataConfig):
-        return values | layer
     others = set()
-    for choice, taken_by in (("data.source", TAKEN_BY), ("data.tokenizer", TAKEN_BY_TOKENIZER)):
-        if choice in layer:
-            others |= {f"data.{name}" for name, takers in taken_by.items() if layer[choice][0] not in takers}
+    for choice, taken_by in getattr(hints_of(config_class).get("data"), "taken_by", {}).items():
+        if chosen := layer.get(f"data.{choice}"):
+            others |= {f"data.{name}" for name, takers in taken_by.items() if chosen[0] not in takers}
     if {"data.source"} <= layer.keys() & values.keys() and values["data.source"][0] != layer["data.source"][0]:
         others |= {f"data.{name}" for name in NAMES_IN_A_SOURCE}
     return {key: value for key, value in values.items() if key not in others} | layer

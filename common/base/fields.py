@@ -11,6 +11,8 @@ from common.base.arguments import expanded
 # weights: a run with another value is another run. evaluation: it is the same run, evaluated again. nothing: a run may
 # resume with another value; data and weights that it names are known by their fingerprints
 Decides = Literal["weights", "evaluation", "nothing"]
+# field of a data section -> the values of another one, its source or tokenizer, that take it
+TakenBy = dict[str, tuple[str, ...]]
 
 
 def setting(
@@ -44,6 +46,19 @@ def path_setting(default: Any = "", decides: Decides | None = None):
 def home_expanded(value: Any) -> Any:
     """A path with `~` expanded."""
     return expanded(value) if isinstance(value, str) else value
+
+
+def refuse_not_taken(data: Any) -> None:
+    """Raises ValueError for a field that is set although the section's source or tokenizer (`taken_by`) lacks it."""
+    for item in dataclasses.fields(data):
+        value = getattr(data, item.name)
+        for choice, taken_by in data.taken_by.items():
+            chosen, takers = getattr(data, choice), taken_by.get(item.name)
+            if takers is not None and chosen not in takers and value != item.default:
+                raise ValueError(
+                    f"data.{item.name} = {value!r} has no effect with data.{choice} = {chosen}; expected: "
+                    f"data.{choice} = {' or '.join(takers)}, or the default, {item.default!r}"
+                )
 
 
 class Setting(NamedTuple):

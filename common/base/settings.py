@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from common.base.arguments import some
-from common.base.fields import Decides, path_setting, setting
+from common.base.fields import Decides, TakenBy, path_setting, refuse_not_taken, setting
 from common.base.values import ConfigError
 
 # how the prompts of a class are combined, see common/evaluation/zero_shot.py
@@ -87,6 +87,7 @@ class DataConfig:
     chooses another source resets such keys, and the names of files, folders and columns.
     """
 
+    taken_by: ClassVar[dict[str, TakenBy]] = {"source": TAKEN_BY, "tokenizer": TAKEN_BY_TOKENIZER}
     # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption;
     # images with a text beside each; Hugging Face sets
     source: Source = "scenes"
@@ -142,15 +143,7 @@ class DataConfig:
     max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0, decides="nothing")
 
     def __post_init__(self) -> None:
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            for choice, taken_by in (("source", TAKEN_BY), ("tokenizer", TAKEN_BY_TOKENIZER)):
-                chosen, takers = getattr(self, choice), taken_by.get(item.name)
-                if takers is not None and chosen not in takers and value != item.default:
-                    raise ValueError(
-                        f"data.{item.name} = {value!r} has no effect with data.{choice} = {chosen}; expected: "
-                        f"data.{choice} = {' or '.join(takers)}, or the default, {item.default!r}"
-                    )
+        refuse_not_taken(self)
         if self.source == "scenes" and self.train not in ("", *SCENES_TO_TRAIN_ON):
             raise ValueError(
                 f"data.train = {self.train!r} with data.source = scenes; expected one of: "

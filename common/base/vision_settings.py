@@ -3,13 +3,20 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from common.base.fields import Decides, path_setting, setting
+from common.base.fields import Decides, TakenBy, path_setting, refuse_not_taken, setting
+
+# fields of VisionDataConfig that not every source takes -> the source that does
+_TAKEN_BY = {
+    **dict.fromkeys(("task", "num_train", "num_test"), ("scenes",)),
+    **dict.fromkeys(("train", "test"), ("folders",)),
+}
 
 
 @dataclass(frozen=True)
 class VisionDataConfig:
     """Labelled images; only the evaluation and the supervised reference use the labels."""
 
+    taken_by: ClassVar[dict[str, TakenBy]] = {"source": _TAKEN_BY}
     # the embedded world; folders of images, one per class; torchvision's CIFAR-10
     source: Literal["scenes", "folders", "cifar10"] = "scenes"
     # folders: holds the two folders below; cifar10: holds cifar-10-batches-py
@@ -29,6 +36,7 @@ class VisionDataConfig:
     max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0, decides="nothing")
 
     def __post_init__(self) -> None:
+        refuse_not_taken(self)
         if self.source != "scenes" and not self.root:
             raise ValueError(f"data.source = {self.source} needs data.root, the folder of the images (DATA=...)")
         if self.val and (self.source != "folders" or self.val_share):
