@@ -241,6 +241,8 @@ def open_published(
         model, pixels = weights.clip(), weights.pixels
     agreed_heads(checkpoint, heads_in(model), heads)
     tokenizer = ClipTokenizer.from_vocabulary(config.data.vocabulary)
+    if layout == "transformers":
+        tokenizer.check_beside(weights.source, "model")
     return published_encoder(model, tokenizer, config.run, device, pixels)
 
 

@@ -71,6 +71,7 @@ def open_published(
         weights = read_source(checkpoint, activation, heads=heads)
         model, pixels = weights.clip(), weights.pixels
         tokenizer = ClipTokenizer.from_vocabulary(config.data.vocabulary)
+        tokenizer.check_beside(weights.source, "model")
     agreed_heads(checkpoint, heads_in(model), heads)
     return published_encoder(model, tokenizer, config.run, device, pixels)
 

@@ -11,13 +11,17 @@ import torch
 import torch.nn.functional as F
 from refusals import refused
 from torch import nn
+from transformers import CLIPConfig, CLIPModel
 
-from common.base.config import ConfigError
+from common.base.config import ConfigError, load_beside_weights
+from common.data.clip_tokenizer import ClipTokenizer
 from common.encoders.weights import WeightsError
 from common.geometry import unit
+from common.run.named_models import open_model
 from euclip.config import Config
 from euclip.lorentz import exp_map0
 from euclip.published import euclip_from_open_clip, main, meru_from_state, open_published, published_config
+from oblique_topology.published import open_published as of_oblique_topology
 
 ONE_HEAD, MERU_HEADS = {"image": 1, "text": 1}, {"image": 2, "text": 1}
 WIDTH, TEXT_WIDTH, DIM, WORDS, LENGTH, PATCH, SIDE = 128, 64, 24, 60, 9, 8, 32
@@ -341,3 +345,26 @@ def test_the_command_line_evaluates_a_file_of_hycoclips_training_as_merus(tmp_pa
 def test_settings_that_would_do_nothing_are_refused(override, message):
     with pytest.raises(ConfigError, match=message):
         published_config(override.split(), "sphere")
+
+
+@pytest.mark.filterwarnings("ignore:.*2 merges", "ignore:.*preprocessing")
+def test_a_clip_folder_with_other_merges_than_the_vocabulary_is_refused(tmp_path):
+    """As many ids, so no size differs: captions would get the embeddings of other words."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = CLIPConfig(
+        text_config=sizes | {"vocab_size": 512 + 2 + 2, "max_position_embeddings": LENGTH, "eos_token_id": 515},
+        vision_config=sizes | {"image_size": SIDE, "patch_size": PATCH},
+        projection_dim=DIM,
+    )
+    merges = {"here": ["a b</w>", "c d</w>"], "beside": ["c d</w>", "a b</w>"]}
+    CLIPModel(config).save_pretrained(tmp_path / "beside")
+    for name, lines in merges.items():
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "merges.txt").write_text("\n".join(["#version: 0.2", *lines]))
+    model, here = str(tmp_path / "beside"), f"data.vocabulary={tmp_path / 'here'}"
+    released = partial(of_oblique_topology, model, "clip", load_beside_weights(Config, [here]), torch.device("cpu"))
+    for opened in (partial(open_model, model, [here]), released):
+        refused((rf"{model}: merges.txt in it has other merges.*data.vocabulary={model}", opened))
+    _, encoder = open_model(model, [f"data.vocabulary={model}"])
+    assert encoder.tokenizer == ClipTokenizer(merges["beside"])
+    encoder.tokenizer.check_beside(model, "model.text.init")

@@ -18,7 +18,7 @@ import ftfy
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from common.data.text_files import find_file, pack, read_json_object, read_lines, unpack
+from common.data.text_files import find_file, pack, read_json_object, read_lines, stated_file, unpack
 from common.data.tokenizer import Tokenizer, ids_of
 
 NUM_MERGES = 48_894  # CLIP uses the first 49,152 - 256 - 2 of the 262k lines of its file
@@ -90,6 +90,15 @@ class ClipTokenizer(Tokenizer):
                 stacklevel=2,
             )
         return tokenizer
+
+    def check_beside(self, weights: str, key: str) -> None:
+        """As `BertTokenizer.check_beside`, for the merges and ids beside the weights."""
+        file = None if Path(weights).expanduser().is_file() else stated_file(weights, *FILE_NAMES)
+        if file is not None and ClipTokenizer.from_vocabulary(str(file)) != self:
+            raise ValueError(
+                f"{key} = {weights}: {file.name} in it has other merges than data.vocabulary; expected: "
+                f"data.vocabulary={weights}"
+            )
 
     def _fields(self) -> tuple[Any, ...]:
         return True, pack("\n".join(self.merges))  # 280 kB with CLIP's vocabulary

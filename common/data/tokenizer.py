@@ -99,7 +99,7 @@ class Tokenizer:
         return [self.vocabulary[token_id] for token_id in ids]
 
     def check_beside(self, weights: str, key: str) -> None:
-        """Checks the vocabulary beside the text weights of a setting `key`; only a BERT's is known to lie there."""
+        """Checks the vocabulary beside the text weights of a setting `key`; words have no such file."""
 
     def to_json(self) -> str:
         """A JSON text that rebuilds it offline, vocabulary included; equal tokenizers give equal texts."""
