@@ -537,6 +537,9 @@ def test_the_texts_of_a_folder_of_pictures_lie_beside_them_whatever_their_encodi
         if text is not None:
             (folder / f"{number}.txt").write_bytes(text)
     (tmp_path / "notes.txt").write_text("no picture has this name")
+    (tmp_path / "a/phone.txt").write_text("a photograph in another format")
+    for name in ("0.json", "a/phone.HEIC", "a/phone.mov"):  # beside an image, and in place of one
+        (tmp_path / name).write_bytes(b"other bytes")
     for name in ("0.png", "._2.JPG", ".thumbnails/2.JPG"):  # of one name with 0.JPG, and of the system
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(jpeg(0))
@@ -546,6 +549,7 @@ def test_the_texts_of_a_folder_of_pictures_lie_beside_them_whatever_their_encodi
         "0.png": "caption is that of another image: 0.JPG",
         "4.JPG": "caption cannot be decoded: .* is no text in UTF-8",
         "a/b/5.JPG": "missing caption: no file 5.txt beside it",
+        "a/phone.HEIC": "no image: unknown extension .HEIC",
     }
     if role == "train":  # elsewhere an empty caption is a text to rank
         del expected["a/b/3.JPG"]

@@ -8,22 +8,30 @@ from common.data.decoding import refuse_split
 from common.data.picture_files import pictures_in_files
 from common.data.pictures import Pictures
 from common.data.rows import Row, pictures_of
-from common.data.shard_paths import images_below
+from common.data.shard_paths import PICTURE_EXTENSIONS, visible_below
 from common.data.text_files import read_text
 
 
 def open_folder(folder: Path, *, split: str | None = None, role: str = "train", **options: Any) -> Pictures:
     """The images below a folder, without hidden ones, sorted by path, which is their id.
 
-    An image without a text is broken, and so is a second one of the same name: both would have one text.
+    An image without a text is broken, and so is a second one of the same name: both would have one text. A text beside
+    a file of another extension (heic, avif) and no image is a broken image.
     """
     refuse_split(folder, split)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; expected images with NAME.txt beside each")
+    names = [file.relative_to(folder) for file in visible_below(folder)]
     rows, first_of = [], {}
-    for file in images_below(folder):
-        name = file.relative_to(folder)
-        rows.append(_row(folder, name, first_of.setdefault(name.with_suffix(""), name)))
+    for name in names:
+        if name.suffix.lower() in PICTURE_EXTENSIONS:
+            rows.append(_row(folder, name, first_of.setdefault(name.with_suffix(""), name)))
+    texts = {name.with_suffix("") for name in names if name.suffix == ".txt"}
+    for name in names:
+        stem = name.with_suffix("")
+        if name.suffix != ".txt" and stem in texts and stem not in first_of:
+            first_of[stem] = name
+            rows.append(Row(name.as_posix(), fault=f"no image: unknown extension {name.suffix or '(none)'}"))
     entries, broken = pictures_of(rows, folder, role)
     return pictures_in_files(entries, broken, folder, folder, folder.absolute().name, role=role, **options)
 

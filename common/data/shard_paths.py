@@ -25,12 +25,14 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(files)
 
 
+def visible_below(folder: Path) -> list[Path]:
+    """The files below a folder, sorted, without hidden ones, which other programs leave."""
+    return [file for file in files_below(folder) if not any(p.startswith(".") for p in file.relative_to(folder).parts)]
+
+
 def images_below(folder: Path) -> list[Path]:
-    """The image files below a folder by their extension, sorted, without hidden ones, which other programs leave."""
-    visible = (
-        file for file in files_below(folder) if not any(p.startswith(".") for p in file.relative_to(folder).parts)
-    )
-    return [file for file in visible if file.suffix.lower() in PICTURE_EXTENSIONS]
+    """Those of `visible_below` with an image's extension."""
+    return [file for file in visible_below(folder) if file.suffix.lower() in PICTURE_EXTENSIONS]
 
 
 _BRACES = re.compile(r"\{([^{}]*)\}")  # innermost pair
