@@ -297,6 +297,13 @@ def test_a_cell_may_hold_a_list_of_captions_as_pandas_and_json_write_it(tmp_path
     )
     pairs = open_tsv(tmp_path / "x.csv")
     assert [pairs.captions(row) for row in range(4)] == [*lists, lists[0], ["[unclear] [1]"]]
+    # lists without a caption, of which the text "[]" is none either
+    (tmp_path / "y.csv").write_text("image,captions\n0.jpg,[]\n1.jpg,\"['one', None]\"\n2.jpg,a\n")
+    for role in ("train", "test"):
+        pairs = open_tsv(tmp_path / "y.csv", role=role, max_broken_share=1.0)
+        assert [pairs.captions(row) for row in range(len(pairs))] == [["a"]]
+        reasons = ["missing caption: the list is empty", "caption is not a string: NoneType"]
+        assert [broken.reason for broken in pairs.broken_at_open] == reasons
 
 
 # --- what is broken --------------------------------------------------------------------------------------------------

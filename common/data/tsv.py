@@ -94,7 +94,7 @@ def _row(line: int, fields: list[str], count: int, path_at: int, captions_at: li
     if len(fields) != count:
         return Row(place, fault=f"row has another number of columns: {len(fields)} instead of {count}")
     captions = captions_in([_cell(fields[at]) for at in captions_at])
-    if _UNDECODED_BYTE.search("".join(captions)):
+    if _UNDECODED_BYTE.search("".join(filter(None, captions))):
         return Row(place, fault=_UNDECODED)
     return Row(place, fields[path_at].strip(), captions)
 
@@ -106,7 +106,7 @@ def _cell(text: str) -> str | list[str]:
     for read in (json.loads, _python_list):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             captions = read(text)
-            if captions and isinstance(captions, list) and all(isinstance(one, str) for one in captions):
+            if isinstance(captions, list) and all(one is None or isinstance(one, str) for one in captions):
                 return captions
     return text
 
