@@ -201,7 +201,7 @@ def _with_geometry(clip: TwoTowers, name: GeometryName, scalars: Mapping[str, to
     with torch.no_grad():
         for ours, value in scalars.items():
             parameters[ours].fill_(value.item())
-    return TwoTowers(clip.image_tower, clip.text_tower, geometry, clip.logit_scale).eval()
+    return TwoTowers(clip.image_tower, clip.text_tower, geometry, clip.logit_scale, clip.logit_bias).eval()
 
 
 def open_published(

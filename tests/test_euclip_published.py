@@ -174,6 +174,10 @@ def test_weights_of_open_clip_evaluate_on_the_sphere():
     images, ids = inputs(50, 8)
     torch.testing.assert_close(ours.encode_image(images), theirs.encode_image(images, True), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.encode_text(ids), theirs.encode_text(ids, True), rtol=1e-4, atol=1e-5)
+    assert ours.logit_bias is None
+    state = theirs.state_dict() | {"logit_bias": torch.tensor(-7.5)}  # of the sigmoid loss
+    for geometry in ("sphere", "euclidean"):
+        assert euclip_from_open_clip(state, geometry, heads=ONE_HEAD).logit_bias().item() == -7.5
 
 
 def test_weights_of_the_fork_are_not_read_on_the_sphere_without_a_word():
