@@ -353,6 +353,14 @@ def test_weights_that_transformers_would_draw_at_random_or_leave_out_are_named(t
             (r"config\.json has no place for: .*layers\.1\.", partial(open_source, str(tmp_path / kind))),
             error=WeightsError,
         )
+    shutil.copytree(public[0] / "clip", tmp_path / "clip")
+    file = tmp_path / "clip/model.safetensors"
+    state = load_file(file)
+    for name in ("visual_projection.bias", "text_projection.bias", "logit_bias"):  # a head for another task is no fault
+        save_file(state | {"classifier.bias": torch.ones(3), name: torch.ones(())}, file, {"format": "pt"})
+        refused((f"no place for: {name}$", partial(open_source, str(tmp_path / "clip"))), error=WeightsError)
+    save_file(state | {"classifier.bias": torch.ones(3)}, file, {"format": "pt"})
+    assert open_source(str(tmp_path / "clip")).geometry == "sphere"
 
 
 @pytest.mark.parametrize(

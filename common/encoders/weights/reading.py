@@ -214,7 +214,7 @@ def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
     return model.bert if missing else model
 
 
-_BODY = re.compile(r"(^|\.)(embeddings|encoder|layers|vision_model|text_model)\.")
+_BODY = re.compile(r"(^|\.)((embeddings|encoder|layers|(vision|text)_model|(visual|text)_projection)\.|logit_bias$)")
 
 
 def _of_transformers(kind: type, name: str) -> tuple[nn.Module, list[str]]:
