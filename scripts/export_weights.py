@@ -63,10 +63,10 @@ def export_to_transformers(model: TwoTowers, pixels: ImageTransform, folder: Pat
 def export_to_open_clip(model: TwoTowers, pixels: ImageTransform, folder: Path):
     """Likewise; without the open_clip package our own reader stands in for it, and the answer says so."""
     state, configuration = clip_to_open_clip(model)
+    content = json.dumps({"model_cfg": configuration, "preprocess_cfg": preprocess_of(pixels)}, indent=1)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / "open_clip_model.safetensors")
     as_any_new_file(folder / "open_clip_model.safetensors")
-    content = json.dumps({"model_cfg": configuration, "preprocess_cfg": preprocess_of(pixels)}, indent=1)
     (folder / "open_clip_config.json").write_text(content, encoding="utf-8")
     try:
         import open_clip

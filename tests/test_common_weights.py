@@ -464,3 +464,10 @@ def test_the_export_script_prints_the_parity_figure(tmp_path, layout, monkeypatc
     arguments = ["--model", tmp_path / "in", "--to", other, "--output", tmp_path / "out"]
     monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
     refused(("out exists already; expected --output with a new folder", export_weights.main), error=ConfigError)
+    # what open_clip's configuration cannot state is refused before a file is written
+    sizes = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}
+    transformers.CLIPImageProcessor(**sizes).save_pretrained(tmp_path / "in")
+    arguments = ["--model", tmp_path / "in", "--to", "open_clip", "--output", tmp_path / "none"]
+    monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
+    refused(("open_clip has one size only", export_weights.main), error=WeightsError)
+    assert not (tmp_path / "none").exists()
