@@ -120,6 +120,15 @@ def test_names_of_the_folders_in_another_order_are_put_right_and_those_of_others
     assert open_image_folder(tmp_path, ["pie", "cake", "word"], TEMPLATES).class_names == ["pie", "cake", "word"]
     refused(("class name 0 is 'baklava', but class 0 is 'Apple_pie' and class 1 is 'bakl",
              lambda: open_image_folder(tmp_path, ["baklava", "cake", "word"], TEMPLATES)))  # fmt: skip
+    numbered = tmp_path / "numbered"  # sorted as text: 10, 1, 2
+    for number, name in enumerate(("1_dog", "2_cat", "10_emu")):
+        put(numbered / name / "0.jpg", number)
+    for names in (["dog", "cat", "emu"], ["Cat", "dog", "emu"]):
+        pictures = open_image_folder(numbered, names, TEMPLATES)
+        assert [name.lower() for name in pictures.class_names] == ["emu", "dog", "cat"]
+        assert pictures[0]["image_id"] == "10_emu/0.jpg"
+    refused(("class name 0 is 'dog', but class 0 is '10_emu' and class 1 is '1_dog'",
+             lambda: open_image_folder(numbered, ["dog", "cat", "bird"], TEMPLATES)))  # fmt: skip
 
 
 def test_labels_follow_the_order_of_the_folders_that_a_caller_names(folder):

@@ -64,8 +64,8 @@ def names_by_evidence(classes: Sequence[str], names: Sequence[str]) -> list[str]
     A folder states its name (capitals, spaces, signs, and a number or WordNet id before it do not count), a WordNet id
     of ImageNet (with 1,000 names), or a number from 0 (with as many folders as names).
     """
-    for keys in ([_letters(name) for name in classes], [_letters(_NUMBERED.sub("", name)) for name in classes]):
-        name_of = dict(zip(map(_letters, names), names))
+    name_of = dict(zip(map(_letters, names), names))
+    for keys in _spellings(classes):
         if len(set(keys)) == len(keys) == len(names) and name_of.keys() == set(keys):
             return [name_of[key] for key in keys]
     if len(names) == _IMAGENET_CLASSES and all(map(_WORDNET_ID.fullmatch, classes)):
@@ -83,23 +83,24 @@ def in_label_order(classes: Sequence[str], names: Sequence[str], where: str) -> 
     """Names in label order; the classes' own names in another order are sorted into it.
 
     Args:
-        classes: the source's class names, in label order.
+        classes: the source's class names, in label order, also with a number or WordNet id before them.
     Raises:
         ValueError: a name is that of another class.
     """
-    keys, classes_of = [_letters(name) for name in names], [_letters(name) for name in classes]
-    if keys == classes_of:
-        return list(names)
-    if len(set(keys)) == len(keys) and set(keys) == set(classes_of):
-        return list(names_by_evidence(classes, names))
-    place_of = {key: place for place, key in enumerate(classes_of) if key}
-    for place, key in enumerate(keys):
-        if key != classes_of[place] and place_of.get(key, place) != place:
-            raise ValueError(
-                f"{where}: class name {place} is {names[place]!r}, but class {place} is {classes[place]!r} and class "
-                f"{place_of[key]} is {classes[place_of[key]]!r}; expected: the names in the order of the classes "
-                f"({', '.join(classes[:3])}, ...)"
-            )
+    keys = [_letters(name) for name in names]
+    for classes_of in _spellings(classes):
+        if keys == classes_of:
+            return list(names)
+        if len(set(keys)) == len(keys) and set(keys) == set(classes_of):
+            return list(names_by_evidence(classes, names))
+        place_of = {key: place for place, key in enumerate(classes_of) if key}
+        for place, key in enumerate(keys):
+            if key != classes_of[place] and place_of.get(key, place) != place:
+                raise ValueError(
+                    f"{where}: class name {place} is {names[place]!r}, but class {place} is {classes[place]!r} and "
+                    f"class {place_of[key]} is {classes[place_of[key]]!r}; expected: the names in the order of the "
+                    f"classes ({', '.join(classes[:3])}, ...)"
+                )
     return list(names)
 
 
@@ -110,6 +111,11 @@ _NUMBERED = regex.compile(r"^(n\d{8}|\d+)[-._ ]+")  # "001.Black_footed_Albatros
 def _letters(name: str) -> str:
     # common letters of a class and its folder: "Apple pie", "apple_pie"
     return regex.sub(r"[^\p{L}\p{M}\p{N}]", "", unicodedata.normalize("NFC", name.casefold()))
+
+
+def _spellings(classes: Sequence[str]) -> tuple[list[str], list[str]]:
+    # the classes as they are called, and without the number or WordNet id before the name
+    return [_letters(name) for name in classes], [_letters(_NUMBERED.sub("", name)) for name in classes]
 
 
 def _open_clip(name: str) -> Any:
