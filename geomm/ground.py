@@ -103,11 +103,11 @@ def file_to_ground(path: Path, images: Path | None, **options: Any) -> Grounding
     """
     items = open_annotated("grounding", path, images, **options)
     rows, rows_of = [items.row(index) for index in range(len(items))], {}
-    for index, row in enumerate(rows):
-        rows_of.setdefault(row["image_id"], []).append(index)
+    for index in range(len(rows)):
+        rows_of.setdefault(items.image_id(index), []).append(index)
     expressions = []
     for index, row in enumerate(rows):
-        same = rows_of[row["image_id"]]
+        same = rows_of[items.image_id(index)]
         turn = same.index(index) + 1
         others = (rows[place]["text"] for place in same[turn:] + same[:turn] if rows[place]["box"] != row["box"])
         box, proposals = np.array(row["box"], float), np.array(row["proposals"], float)

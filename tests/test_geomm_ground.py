@@ -167,6 +167,13 @@ def test_files_are_measured_with_the_words_of_another_box(encoder, tmp_path):
     path.write_text(json.dumps(rows))
     data = file_to_ground(path, None)
     assert [line.other for line in data.expressions] == ["blue one", "blue one", "red one", ""]
+    (tmp_path / "more").mkdir()
+    Image.new("RGB", (60, 40)).save(tmp_path / "more" / "a.png")  # another image of the same file name
+    path.write_text(json.dumps([*rows, rows[2] | {"image": "more/a.png", "sentence": "elsewhere"}]))
+    others = [line.other for line in file_to_ground(path, tmp_path).expressions]
+    assert others == ["blue one", "blue one", "red one", "", ""]
+    (tmp_path / "more" / "a.png").unlink()
+    path.write_text(json.dumps(rows))
     metrics = measure(encoder, data, 1)
     assert metrics["oracle_accuracy"] == 1
     assert metrics["chance"] == pytest.approx(1 / 3)
