@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from common.data.broken import Unusable, named
-from common.data.decoding import FILE_FORMATS, decode_picture, read_picture
+from common.data.decoding import FILE_FORMATS, content_hash, decode_picture, read_picture, sampled_places
 from common.data.rows import picture_bytes
 from common.data.scenes import AnnotationTask
 from common.evaluation.accuracy import WINOGAVIL_GROUPS, winogavil_jaccard, winogavil_metrics, winogavil_prompt
@@ -116,10 +116,19 @@ class RowAssociations:
             winogavil_metrics([0.0] * len(self.counts), self.counts)  # a missing group fails now, not after training
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        content = json.dumps([self.cues, candidates, right], ensure_ascii=True)
-        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
+        self._words = json.dumps([self.cues, candidates, right], ensure_ascii=True)
         self._places = [(row, place) for row, count in enumerate(self.counts) for place in range(count)]
         self._last: tuple[int, list[Any]] = (-1, [])  # images are read in order, so one cached row is enough
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with the words, and with the images at `sampled_places`."""
+        digest = hashlib.sha256(self._words.encode())
+        for index in sampled_places(len(self)):
+            content = self._content(index)
+            content = content_hash(Path(content)) if isinstance(content, str) else content
+            digest.update(hashlib.sha256(content if isinstance(content, bytes) else b"").digest())
+        return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -130,17 +139,21 @@ class RowAssociations:
         Raises:
             BrokenSample: if the picture is missing or cannot be decoded.
         """
-        row, place = self._places[index]
-        if self._last[0] != row:
-            self._last = (row, self._rows[row]["candidate_images"])
-        pictures = self._last[1]
-        content = picture_bytes(pictures[place]) if place < len(pictures) else None
+        content, (row, place) = self._content(index), self._places[index]
         with named(self.name, f"row {row}, candidate {place}"):
             if isinstance(content, str):
                 return {"image": read_picture(Path(content))}
             if not isinstance(content, bytes):
                 raise Unusable("missing picture")
             return {"image": decode_picture(content, formats=FILE_FORMATS)}
+
+    def _content(self, index: int) -> Any:
+        # bytes or path of an image, None for a missing one
+        row, place = self._places[index]
+        if self._last[0] != row:
+            self._last = (row, self._rows[row]["candidate_images"])
+        pictures = self._last[1]
+        return picture_bytes(pictures[place]) if place < len(pictures) else None
 
 
 def open_winogavil(source: str, root: Path) -> RowAssociations:

@@ -396,6 +396,11 @@ def test_winogavils_rows_are_read_from_disk_whatever_wrote_them(tmp_path):
         assert result.protocol["num_instances"] == 4
         assert set(result.metrics) >= {"jaccard_score_10-12", "jaccard_score_all"}
     assert len(fingerprints) == 1
+    for place in (3, 11):  # the words stay
+        changed = rows.to_list()
+        changed[-1]["candidate_images"][place] = {"bytes": picture((1, 2, 3)), "path": None}
+        fingerprints.add(RowAssociations(datasets.Dataset.from_list(changed), "rows").fingerprint)
+    assert len(fingerprints) == 3
 
 
 def test_a_right_name_that_occurs_twice_is_right_at_both_places_as_in_datacomps_code():
