@@ -20,6 +20,7 @@ from common.base.fields import path_setting
 from common.base.settings import DataConfig
 from common.data.annotated import open_annotated
 from common.data.broken import BrokenSample
+from common.data.pairs import lost_at_open
 from common.data.scenes import ReferringScenes
 from common.evaluation.embed import Encoder, evaluation_mode
 from common.evaluation.grad_cam import (
@@ -165,8 +166,12 @@ def measure(encoder: Encoder, data: GroundingSet, layer: int | None) -> dict[str
 
     "own" uses the expression, "other" that of another object; "chance" is the share of correct proposals.
     "own_in_box" and "other_in_box" are shares of the heat, "area" is the box's share of the image.
-    Unreadable images are left out; "expressions" is the number of the others.
+    Unreadable images are left out; "expressions" is the number of the others. "left_out" also counts the rows of the
+    file that cannot be used.
     """
+    lost = lost_at_open(data.pictures)
+    for broken in lost:
+        print(f"left out: {broken}")
     results: dict[str, list[Grounding]] = {"own": [], "other": [], "flat": [], "oracle": []}
     shares: dict[str, list[float]] = {"own_in_box": [], "other_in_box": [], "area": []}
     chance: list[float] = []
@@ -204,7 +209,7 @@ def measure(encoder: Encoder, data: GroundingSet, layer: int | None) -> dict[str
         for name, value in grounding_metrics(groundings).items()
     }
     means = {name: fmean(values) for name, values in (shares | {"chance": chance}).items() if values}
-    return metrics | means | {"expressions": len(chance)}
+    return metrics | means | {"expressions": len(chance), "left_out": len(lost) + len(data.expressions) - len(chance)}
 
 
 def as_fractions(box: Sequence[float], height: int, width: int) -> tuple[float, float, float, float]:

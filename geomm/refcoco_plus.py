@@ -147,7 +147,8 @@ def _cell(grounding: Grounded, name: str, seeds: Sequence[dict[str, float]]) -> 
 
 
 def _described(data: GroundingSet, measured: dict[str, float]) -> str:
-    return f"{data.name} ({data.fingerprint[:8]}), {measured['expressions']:,} expressions"
+    left_out = f", {measured['left_out']:,} left out" if measured["left_out"] else ""
+    return f"{data.name} ({data.fingerprint[:8]}), {measured['expressions']:,} expressions{left_out}"
 
 
 def _without_heat(measured: dict[str, float]) -> float:

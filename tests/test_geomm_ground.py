@@ -214,7 +214,7 @@ def test_files_are_measured_with_the_words_of_another_box(encoder, tmp_path):
         file_to_ground(path, None)
 
 
-def test_an_unreadable_photograph_is_neither_counted_nor_drawn(encoder, tmp_path, monkeypatch):
+def test_an_unreadable_photograph_is_named_and_not_drawn(encoder, tmp_path, monkeypatch, capsys):
     (tmp_path / "a.png").write_bytes(b"no image")
     Image.new("RGB", (60, 40)).save(tmp_path / "b.png")
     boxes = {"left": [0, 0, 30, 40], "right": [30, 0, 30, 40]}
@@ -224,9 +224,12 @@ def test_an_unreadable_photograph_is_neither_counted_nor_drawn(encoder, tmp_path
         for text, box in boxes.items()
     ]
     path = tmp_path / "rows.json"
-    path.write_text(json.dumps(rows))
+    path.write_text(json.dumps([*rows, rows[0] | {"image": "missing.png"}, rows[0] | {"proposals": []}]))
     data, drawn = file_to_ground(path, None), []
-    assert refcoco_plus._described(data, measure(encoder, data, 1)).endswith("), 2 expressions")
+    assert refcoco_plus._described(data, measure(encoder, data, 1)).endswith("), 2 expressions, 4 left out")
+    printed = capsys.readouterr().out
+    for fault in ("missing.png: missing image", "no proposals", "a.png: image cannot be decoded"):
+        assert fault in printed
     monkeypatch.setattr(refcoco_plus, "_encoder", lambda run: encoder)
     monkeypatch.setattr(refcoco_plus, "plot_heat_on_pictures", lambda lines, path, beside: drawn.extend(lines))
     grounding = refcoco_plus.Grounded(None, {"ALBEF": [None]}, {}, {}, 1, on_scenes=False)
