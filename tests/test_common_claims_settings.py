@@ -69,11 +69,15 @@ def test_a_row_that_is_trained_at_no_other_setting_keeps_its_number_there(tmp_pa
     assert verdict_of(tmp_path, rows(a=30, b=20), at("1e-3", a=15)).verdict == DEPENDS
 
 
-def test_settings_that_the_claim_does_not_use_other_seeds_and_other_scales_change_nothing(tmp_path):
+def test_settings_that_the_claim_does_not_use_other_seeds_scales_and_data_change_nothing(tmp_path):
     ours = rows(a=30, b=20, c=10)
     few = replace(table({"b": {"x": cell([40.0, 41.0])}}), settings=(RATE + "1e-3",))
     photos = table({"b": {"x": cell(40 + SEEDS, scale="photos")}}, scale="photos")
-    for other in (at("1e-3", c=50), few, replace(photos, settings=(RATE + "1e-3",))):
+    trained = replace(at("1e-3", b=40), data="other pictures")
+    tested = replace(trained, data=ours.data)
+    measured = {row.method: {"x": replace(row.ours["x"], data="other pictures")} for row in tested.rows}
+    tested = replace(tested, rows=[replace(row, ours=measured[row.method]) for row in tested.rows])
+    for other in (at("1e-3", c=50), few, replace(photos, settings=(RATE + "1e-3",)), trained, tested):
         assert verdict_of(tmp_path, ours, other) == verdict_of(tmp_path, ours)
 
 

@@ -64,14 +64,15 @@ def _of_seeds(number: Measured, seeds: Sequence[int]) -> Measured:
 def at_settings(tables: Sequence[Table], near: Sequence[Table]) -> dict[str, list[Table]]:
     """Settings as text -> the tables, with rows of `near` that were trained at these settings in place of theirs.
 
-    A table of other seeds does not count: fewer seeds leave open what more decide.
+    A table of other seeds does not count: fewer seeds leave open what more decide. Nor does one of other data.
     """
     by_settings: dict[str, dict[tuple, Table]] = {}
     for table in near:
         by_settings.setdefault(", ".join(table.settings), {})[_place(table)] = table
 
     def with_rows(table: Table, other: Table | None) -> Table:
-        rows = {row.method: row for row in other.rows if any(row.ours.values())} if other is not None else {}
+        counts = other is not None and _data(other) <= _data(table)  # it may have some of the rows only
+        rows = {row.method: row for row in other.rows if any(row.ours.values())} if counts else {}
         return replace(table, rows=[_trained_as(row, rows.get(row.method)) for row in table.rows])
 
     return {
@@ -85,6 +86,12 @@ def _trained_as(row: Row, other: Row | None) -> Row:
         return row
     ours = {key: cell for key, cell in other.ours.items() if cell is not None}
     return replace(row, ours={**row.ours, **ours}, training=other.training)
+
+
+def _data(table: Table) -> set:
+    # words and fingerprints of the training sets; test set and protocol of each column
+    tests = {(column.key, cell.data, cell.protocol) for column in table.columns for cell in table.measured(column.key)}
+    return {*re.findall(r"[^\s,()]+", table.data), *tests}
 
 
 def _place(table: Table) -> tuple:
