@@ -21,12 +21,12 @@ from common.report.formats import line_below, write_table
 from common.report.page import collect, collect_claims
 from common.report.seeds import main as seeds_main
 from common.report.statistics import contrast_interval
-from common.report.table import from_json, plan_of, to_json
+from common.report.table import Column, from_json, plan_of, to_json
 from common.reproduce import command as command_module
 from common.reproduce.command import reproduce_main
 from common.reproduce.near import near_settings
 from common.reproduce.rows import PaperCode
-from common.reproduce.tables import train_rows
+from common.reproduce.tables import table_of, train_rows
 
 SEEDS = np.linspace(-1, 1, 5)
 CLAIM = f"{A_X} > {B_X}"
@@ -117,7 +117,7 @@ def test_near_trains_rows_at_their_settings_beside_the_table_with_the_same_seeds
     assert {(command.settings, command.rows) for command in commands} == set(near.items())
     assert len({command.folder("contrastive_basics") for command in commands}) == len(commands)
     for command in commands:
-        assert (command.seeds, command.overrides) == ((0, 1, 2), ())
+        assert (command.seeds, command.overrides, len(command.searched_on)) == ((0, 1, 2), (), 1)
         assert command.folder("contrastive_basics").name.startswith("demo-")
         assert command.text("contrastive_basics").endswith("SCALE=demo SEEDS=3 NEAR=1")
         assert command.settings_of(f"{command.rows[0]}.yaml") == command.settings
@@ -143,6 +143,10 @@ def test_searched_trains_rows_at_their_best_setting_in_the_folder_of_the_table(t
         assert command.settings_of(f"{row}.yaml") == max(means, key=means.get)
     assert len({command.settings_of(f"{row}.yaml") for row in rows}) == 2
     assert "SEEDS=1 SEARCHED=1 ROWS=" in command.text("contrastive_basics")
+    # the data of the table may be others
+    of_command = table_of(command, "contrastive_basics", "table1", [Column("x", "X")], [], {})
+    trained = json.loads(file.read_text())["training_data"]
+    assert of_command.notes == (f"Settings were searched on {trained}: {file.parent.name}.",)
     whole = replace(command, rows=())
     assert whole.folder("contrastive_basics") == tmp_path / "results" / "contrastive_basics" / "table1" / "demo"
     # an experiment names its rows only as it trains

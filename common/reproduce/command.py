@@ -21,7 +21,7 @@ from common.report.figures import plot_table
 from common.report.formats import FORMATS, seeds_name, to_text, write_table
 from common.report.page import collect, collect_page
 from common.report.table import Table, plan_of, read_table
-from common.reproduce.near import best_settings, near_settings
+from common.reproduce.near import best_settings, near_settings, searched_on
 from common.reproduce.rows import paper_tables, words_of_plot
 from common.run.launch import join_processes
 
@@ -54,6 +54,7 @@ class Command:
     settings: near the best of a search (NEAR), which `rows` take instead of their own.
     planned_seeds: how many are to decide in the end; 0 = these.
     searched: row -> the settings of its searches that it takes instead of its own, the best or with NEAR `settings`.
+    searched_on: training data and name of these searches.
     """
 
     part: str
@@ -69,6 +70,7 @@ class Command:
     planned_seeds: int = 0
     searched: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     typed: tuple[str, ...] = ()
+    searched_on: tuple[str, ...] = ()
 
     @property
     def runs(self) -> Path:
@@ -245,7 +247,8 @@ def reproduce_main(
         planned_seeds=planned,
     )  # fmt: skip
     if options.searched:
-        command = replace(command, searched=_best(command, paper, known))
+        on = searched_on(paper, command.scale, rows or known or None, _roots(command))
+        command = replace(command, searched=_best(command, paper, known), searched_on=on)
     commands = _near(command, paper, known) if options.near else [command]
     join_processes()
     if is_main_process():
@@ -269,7 +272,13 @@ def _near(command: Command, paper: str, known: list[str]) -> list[Command]:
     if not near:
         raise not_searched("NEAR", command, paper, known)
     return [
-        replace(command, rows=rows, settings=settings, searched={row: _with(command, row, settings) for row in rows})
+        replace(
+            command,
+            rows=rows,
+            settings=settings,
+            searched={row: _with(command, row, settings) for row in rows},
+            searched_on=searched_on(paper, command.scale, rows, _roots(command)),
+        )
         for settings, rows in near.items()
     ]
 

@@ -22,7 +22,7 @@ def near_settings(
         ConfigError: two searches choose the same setting of a row, or one chose nothing; names the files.
     """
     near: dict[tuple[str, ...], dict[str, None]] = {}
-    for row, equivalent in _searched(paper, scale, rows, roots):
+    for row, equivalent, _ in _searched(paper, scale, rows, roots):
         for settings in equivalent:
             near.setdefault(settings, {})[row] = None
     return {settings: tuple(of_settings) for settings, of_settings in near.items()}
@@ -37,15 +37,20 @@ def best_settings(
         rows: None = all that were searched.
     """
     best: dict[str, tuple[str, ...]] = {}
-    for row, (chosen, *_) in _searched(paper, scale, rows, roots):
+    for row, (chosen, *_), _ in _searched(paper, scale, rows, roots):
         best[row] = (*best.get(row, ()), *chosen)
     return best
 
 
+def searched_on(paper: str, scale: str, rows: Iterable[str] | None, roots: Iterable[Path]) -> tuple[str, ...]:
+    """Training data and name of all searches of rows, otherwise as `best_settings`."""
+    return tuple(dict.fromkeys(search for *_, search in _searched(paper, scale, rows, roots)))
+
+
 def _searched(
     paper: str, scale: str, rows: Iterable[str] | None, roots: Iterable[Path]
-) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
-    # (row, its equivalent settings) of each search; of one name the file of the last root
+) -> Iterator[tuple[str, list[tuple[str, ...]], str]]:
+    # (row, its equivalent settings, training data and name) of each search; of one name the file of the last root
     files = {
         file.parent.name: file for root in roots for file in sorted((root / paper / "search").glob("*/search.json"))
     }
@@ -65,4 +70,4 @@ def _searched(
                         f"{row}: two searches choose {key}, {shown(other)} and {shown(file)}; expected one: move the "
                         "folder of the other away"
                     )
-            yield row, equivalent
+            yield row, equivalent, f"{content['training_data']}: {file.parent.name}"

@@ -348,7 +348,8 @@ def table_of(
         },
         **differs,
     }
-    fields["notes"] = [*fields.get("notes", ()), *_versions_note(runs)]
+    searches = [f"Settings were searched on {search}." for search in command.searched_on]  # perhaps on other data
+    fields["notes"] = [*fields.get("notes", ()), *_versions_note(runs), *searches]
     return Table(
         paper=paper, table_id=table_id + suffix, columns=columns, rows=rows, scale=command.scale, seeds=command.seeds,
         command=command.text(paper), **fields,
