@@ -187,6 +187,9 @@ def test_a_search_that_would_not_count_is_refused(tmp_path, monkeypatch):
     content["rows"]["table1_ours"]["equivalent"] = []
     (folder / file.parent.name / "search.json").write_text(json.dumps(content))
     refused(("no setting of table1_ours was trained by all seeds", searched()))
+    for broken in ('{"rows":', "{}", "[]", '{"scale": "demo", "training_data": "", "rows": {"table1_ours": {}}}'):
+        (folder / file.parent.name / "search.json").write_text(broken)
+        refused(("search.json is broken: .* run it again", searched()))
 
 
 def test_a_plan_after_the_first_look_does_not_count_and_is_not_recorded(tmp_path, capsys):

@@ -56,11 +56,11 @@ def _searched(
     }
     chosen_in: dict[tuple[str, str], Path] = {}
     for file in files.values():
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if content["scale"] != scale:
+        of_scale, training_data, searched = _read(file)
+        if of_scale != scale:
             continue
-        for row in content["rows"] if rows is None else [row for row in rows if row in content["rows"]]:
-            equivalent = [tuple(settings) for settings in content["rows"][row]["equivalent"]]
+        for row in searched if rows is None else [row for row in rows if row in searched]:
+            equivalent = searched[row]
             if not equivalent:
                 raise ConfigError(f"{shown(file)}: no setting of {row} was trained by all seeds; expected another grid")
             for key in (text.partition("=")[0] for text in equivalent[0]):
@@ -70,4 +70,16 @@ def _searched(
                         f"{row}: two searches choose {key}, {shown(other)} and {shown(file)}; expected one: move the "
                         "folder of the other away"
                     )
-            yield row, equivalent, f"{content['training_data']}: {file.parent.name}"
+            yield row, equivalent, f"{training_data}: {file.parent.name}"
+
+
+def _read(file: Path) -> tuple[str, str, dict[str, list[tuple[str, ...]]]]:
+    # scale, training data, row -> its equivalent settings
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        rows = {row: [tuple(settings) for settings in of["equivalent"]] for row, of in content["rows"].items()}
+        return content["scale"], content["training_data"], rows
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{shown(file)} is broken: {error!r}; expected what make search writes: run it again, or move the folder"
+        ) from None
