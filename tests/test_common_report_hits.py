@@ -83,9 +83,12 @@ def test_a_table_names_its_file_of_hits_and_reads_them_back(tmp_path):
     assert from_json(to_json(table)) == without
 
 
-def test_a_missing_file_of_hits_is_named(tmp_path):
+def test_a_missing_file_of_hits_and_a_torn_table_are_named(tmp_path):
     write_table(table_with(Hits.of(runs_of(np.random.default_rng(5), 2, [1] * 4))), tmp_path)
     for spoil in (lambda path: path.write_bytes(b"no archive"), lambda path: path.unlink()):
         spoil(tmp_path / "t_hits.npz")
-        with pytest.raises(ValueError, match=r"its hits in t_hits\.npz cannot be read"):
+        with pytest.raises(ValueError, match=r"t\.json is broken: its hits in t_hits\.npz cannot be read"):
             read_table(tmp_path / "t.json")
+    (tmp_path / "t.json").write_text('{"format": "report')
+    with pytest.raises(ValueError, match=r"t\.json is broken"):
+        read_table(tmp_path / "t.json")

@@ -297,9 +297,10 @@ def _name(table: Table, changed: bool) -> str:
 
 def _read(file: Path) -> Table | None:
     try:
-        return read_table(file) if is_table(json.loads(file.read_text(encoding="utf-8", errors="replace"))) else None
+        content = json.loads(file.read_text(encoding="utf-8", errors="replace"))
     except ValueError as error:
         raise ValueError(f"{file} is broken: {error}") from error
+    return read_table(file) if is_table(content) else None
 
 
 def _pictures(file: Path, name: str, tables: dict[Path, Table]) -> tuple[Picture, ...]:

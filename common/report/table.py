@@ -391,16 +391,19 @@ def read_table(path: str | Path) -> Table:
     """The table of a JSON file, with the hits beside it.
 
     Raises:
-        ValueError: as `from_json`, without the file's name; a missing or broken file of hits.
+        ValueError: as `from_json`; a missing or broken file of hits. The message names the file.
     """
     path = Path(path)
-    table = from_json(path.read_text(encoding="utf-8", errors="replace"))
+    try:
+        table = from_json(path.read_text(encoding="utf-8", errors="replace"))
+    except ValueError as error:
+        raise ValueError(f"{path} is broken: {error}") from error
     if not table.hits_file:
         return table
     try:
         hits = read_hits(path.with_name(table.hits_file))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"its hits in {table.hits_file} cannot be read: {error}") from error
+        raise ValueError(f"{path} is broken: its hits in {table.hits_file} cannot be read: {error}") from error
     rows = [
         replace(
             row, ours={key: cell and replace(cell, hits=hits.get((row.method, key))) for key, cell in row.ours.items()}
