@@ -1,6 +1,7 @@
 """No setting is accepted and then ignored, and no number is stored under settings that did not make it."""
 
 import shlex
+import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,10 +79,12 @@ def test_a_setting_of_the_part_stays_in_its_folder_and_its_command(setting, conf
     assert f'SET="optim.steps=3 {setting}"' in whole.text("p")
 
 
-def test_a_quote_in_a_setting_can_be_pasted():
-    text = command("table2", "data.train=bob's.tar").text("p")
-    (setting,) = (word for word in shlex.split(text) if word.startswith("SET="))
-    assert shlex.split(setting.removeprefix("SET=")) == ["data.train=bob's.tar"]
+@pytest.mark.parametrize("name", ["bob's.tar", "a$HOME.tar", 'a"b $1.tar', "`id`.tar"])
+def test_a_command_with_signs_of_a_shell_can_be_pasted(name):
+    text = command("table2", f"data.train={name}").text("p")
+    words = subprocess.run(["sh", "-c", f"printf '%s\\n' {text}"], capture_output=True, text=True).stdout.splitlines()
+    (setting,) = (word for word in words if word.startswith("SET="))
+    assert shlex.split(setting.removeprefix("SET=")) == [f"data.train={name}"]
 
 
 def test_other_data_than_scenes_are_a_change_and_where_photographs_lie_is_none():

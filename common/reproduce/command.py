@@ -454,7 +454,7 @@ def set_text(settings: Iterable[str]) -> str:
     """The end of a printed command, " SET=...", without paths of this machine; "" without settings."""
     words = map(_without_path, settings)
     text = " ".join(shlex.quote(word) if re.search(r"[\s'\"]", word) else word for word in words)  # quotes are kept
-    quoted = shlex.quote(text) if '"' in text else f'"{text}"'
+    quoted = shlex.quote(text) if re.search(r'["$`]', text) else f'"{text}"'
     return f" SET={quoted}" if text else ""
 
 
