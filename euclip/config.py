@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.base.fields import path_setting
+from common.base.fields import path_setting, refuse_not_taken
 from common.base.settings import DataConfig, ModelConfig, OptimConfig, PromptAverage, RunConfig, check_patches, setting
 from common.logit_scale import check_bounds
 
 GeometryName = Literal["sphere", "elliptic", "euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared"]
 LossName = Literal["info_nce", "sigmoid"]
 WITH_ENTAILMENT = ("euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared")
-# settings of the method that the other geometries lack -> the geometries that have them
-_ONLY = {
+# fields of MethodConfig that not every geometry takes -> the geometries that do
+_TAKEN_BY = {
     **dict.fromkeys(("entailment_weight", "min_radius"), WITH_ENTAILMENT),
     **dict.fromkeys(
         ("curvature_init", "curvature_min", "curvature_max", "absorbing_curvature_bounds", "embedding_scale_max"),
@@ -65,13 +65,7 @@ class MethodConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        for name, geometries in _ONLY.items():
-            value, default = getattr(self, name), getattr(MethodConfig, name)
-            if value != default and self.geometry not in geometries:
-                raise ValueError(
-                    f"method.{name} = {value} has no effect with method.geometry = {self.geometry}; expected: "
-                    f"{default}, or one of {', '.join(geometries)}"
-                )
+        refuse_not_taken(self, "method", {"geometry": _TAKEN_BY})
         if self.loss != "sigmoid" and self.logit_bias_init != -10.0:
             raise ValueError(
                 f"method.logit_bias_init = {self.logit_bias_init} with method.loss = {self.loss}, which has no bias; "

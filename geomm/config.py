@@ -5,6 +5,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Literal
 
+from common.base.fields import TakenBy, refuse_not_taken
 from common.base.settings import (
     DataConfig,
     ModelConfig,
@@ -92,10 +93,14 @@ def check_graph(method: DistanceConfig, optim: OptimConfig | SgdConfig, full_at:
         )
 
 
-_ONLY = {  # settings of the method -> the choice that has them
-    "num_spheres": ("distance", "oblique"),
-    "projection_bias": ("base", "clip"),
-    **dict.fromkeys(("group_queue", "group_span", "smoothing", "hardest_negatives"), ("base", "mafa")),
+# fields of MethodConfig that not every distance or base takes -> those that do. Sizes of a fusion, of its candidates
+# and of a graph are those of a scale, for all rows.
+_TAKEN_BY: dict[str, TakenBy] = {
+    "distance": {"num_spheres": ("oblique",)},
+    "base": {
+        "projection_bias": ("clip",),
+        **dict.fromkeys(("group_queue", "group_span", "smoothing", "hardest_negatives"), ("mafa",)),
+    },
 }
 
 
@@ -135,14 +140,7 @@ class MethodConfig(DistanceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self)
-        # sizes of a fusion, of its candidates and of a graph are those of a scale, for all rows
-        for name, (choice, only) in _ONLY.items():
-            value, default = getattr(self, name), getattr(MethodConfig, name)
-            if value != default and getattr(self, choice) != only:
-                raise ValueError(
-                    f"method.{name} = {value} has no effect with method.{choice} = {getattr(self, choice)}; expected: "
-                    f"{default}, or method.{choice} = {only}"
-                )
+        refuse_not_taken(self, "method", _TAKEN_BY)
         if self.causal_text and self.base != "clip":
             raise ValueError(
                 f"method.causal_text = true with method.base = {self.base}, whose fusion starts from the tokens of "

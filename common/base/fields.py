@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from common.base.arguments import expanded
@@ -11,7 +11,7 @@ from common.base.arguments import expanded
 # weights: a run with another value is another run. evaluation: it is the same run, evaluated again. nothing: a run may
 # resume with another value; data and weights that it names are known by their fingerprints
 Decides = Literal["weights", "evaluation", "nothing"]
-# field of a data section -> the values of another one, its source or tokenizer, that take it
+# field of a section -> the values of another one that take it, () = every network that it names
 TakenBy = dict[str, tuple[str, ...]]
 
 
@@ -48,16 +48,21 @@ def home_expanded(value: Any) -> Any:
     return expanded(value) if isinstance(value, str) else value
 
 
-def refuse_not_taken(data: Any) -> None:
-    """Raises ValueError for a field that is set although the section's source or tokenizer (`taken_by`) lacks it."""
-    for item in dataclasses.fields(data):
-        value = getattr(data, item.name)
-        for choice, taken_by in data.taken_by.items():
-            chosen, takers = getattr(data, choice), taken_by.get(item.name)
-            if takers is not None and chosen not in takers and value != item.default:
+def refuse_not_taken(values: Any, section: str, taken_by: Mapping[str, TakenBy]) -> None:
+    """Raises ValueError for a field that is set although another one, its choice, has a value that does not take it.
+
+    Args:
+        taken_by: choice -> its fields.
+    """
+    for item in dataclasses.fields(values):
+        value = getattr(values, item.name)
+        for choice, fields in taken_by.items():
+            chosen, takers = getattr(values, choice), fields.get(item.name)
+            if takers is not None and value != item.default and (chosen not in takers if takers else not chosen):
                 raise ValueError(
-                    f"data.{item.name} = {value!r} has no effect with data.{choice} = {chosen}; expected: "
-                    f"data.{choice} = {' or '.join(takers)}, or the default, {item.default!r}"
+                    f"{section}.{item.name} = {value!r} has no effect with {section}.{choice} = {chosen or 'none'}; "
+                    f"expected: {section}.{choice} = {' or '.join(takers) or 'a network'}, or the default, "
+                    f"{item.default!r}"
                 )
 
 

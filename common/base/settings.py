@@ -143,7 +143,7 @@ class DataConfig:
     max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0, decides="nothing")
 
     def __post_init__(self) -> None:
-        refuse_not_taken(self)
+        refuse_not_taken(self, "data", self.taken_by)
         if self.source == "scenes" and self.train not in ("", *SCENES_TO_TRAIN_ON):
             raise ValueError(
                 f"data.train = {self.train!r} with data.source = scenes; expected one of: "
@@ -222,7 +222,8 @@ class StemConfig:
 
     def __post_init__(self) -> None:
         # dropout may come from a scale whose stem a row or the user replaces by pixels
-        _refuse_without(self, "model.image.stem", "name", "weights", "trainable", "mean", "std", "views")
+        of_network = dict.fromkeys(("weights", "trainable", "mean", "std", "views"), ())
+        refuse_not_taken(self, "model.image.stem", {"name": of_network})
 
 
 @dataclass(frozen=True)
@@ -255,18 +256,8 @@ class TextStemConfig:
     cache_gb: float = setting(20.0, at_least=0.0, decides="nothing")
 
     def __post_init__(self) -> None:
-        _refuse_without(self, "model.text.stem", "weights", "layers", "width", "heads", "mlp_ratio", "trainable")
-
-
-def _refuse_without(stem: Any, section: str, network: str, *names: str) -> None:
-    # of a stem that is none, as nothing names its network
-    for name in names:
-        value, default = getattr(stem, name), getattr(type(stem), name)
-        if not getattr(stem, network) and value != default:
-            raise ValueError(
-                f"{section}.{name} = {value!r} has no effect without {section}.{network}; expected: {default!r}, or a "
-                f"network in {section}.{network}"
-            )
+        of_network = dict.fromkeys(("layers", "width", "heads", "mlp_ratio", "trainable"), ())
+        refuse_not_taken(self, "model.text.stem", {"weights": of_network})
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class VisionDataConfig:
     max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0, decides="nothing")
 
     def __post_init__(self) -> None:
-        refuse_not_taken(self)
+        refuse_not_taken(self, "data", self.taken_by)
         if self.source != "scenes" and not self.root:
             raise ValueError(f"data.source = {self.source} needs data.root, the folder of the images (DATA=...)")
         if self.val and (self.source != "folders" or self.val_share):
