@@ -21,7 +21,7 @@ from common.report.figures import plot_table
 from common.report.formats import FORMATS, seeds_name, to_text, write_table
 from common.report.page import collect, collect_page
 from common.report.table import Table, plan_of, read_table
-from common.reproduce.near import best_settings, near_settings, searched_on
+from common.reproduce.near import best_settings, near_settings
 from common.reproduce.rows import paper_tables, words_of_plot
 from common.run.launch import join_processes
 
@@ -54,7 +54,6 @@ class Command:
     settings: near the best of a search (NEAR), which `rows` take instead of their own.
     planned_seeds: how many are to decide in the end; 0 = these.
     searched: row -> the settings of its searches that it takes instead of its own, the best or with NEAR `settings`.
-    searched_on: training data and name of these searches.
     """
 
     part: str
@@ -70,7 +69,11 @@ class Command:
     planned_seeds: int = 0
     searched: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     typed: tuple[str, ...] = ()
-    searched_on: tuple[str, ...] = ()
+
+    @property
+    def roots(self) -> list[Path]:
+        """Folders of results, the committed ones first."""
+        return [COMMITTED, self.output / "results", self.results]
 
     @property
     def runs(self) -> Path:
@@ -247,8 +250,7 @@ def reproduce_main(
         planned_seeds=planned,
     )  # fmt: skip
     if options.searched:
-        on = searched_on(paper, command.scale, rows or known or None, _roots(command))
-        command = replace(command, searched=_best(command, paper, known), searched_on=on)
+        command = replace(command, searched=_best(command, paper, known))
     commands = _near(command, paper, known) if options.near else [command]
     join_processes()
     if is_main_process():
@@ -268,17 +270,11 @@ def _near(command: Command, paper: str, known: list[str]) -> list[Command]:
     # the command at each setting near the best of a search
     if command.changes:
         raise ConfigError(f"NEAR takes rows and settings of a search; leave out {', '.join(command.changes)}")
-    near = near_settings(paper, command.scale, known, _roots(command))
+    near = near_settings(paper, command.scale, known, command.roots)
     if not near:
         raise not_searched("NEAR", command, paper, known)
     return [
-        replace(
-            command,
-            rows=rows,
-            settings=settings,
-            searched={row: _with(command, row, settings) for row in rows},
-            searched_on=searched_on(paper, command.scale, rows, _roots(command)),
-        )
+        replace(command, rows=rows, settings=settings, searched={row: _with(command, row, settings) for row in rows})
         for settings, rows in near.items()
     ]
 
@@ -293,7 +289,7 @@ def _best(command: Command, paper: str, known: list[str]) -> dict[str, tuple[str
     # The best settings of the command's rows; of an experiment, which names its rows only as it trains, of all rows.
     # A row without a search is an error: it would stand beside rows whose settings were chosen.
     rows = command.rows or known
-    best = best_settings(paper, command.scale, rows or None, _roots(command))
+    best = best_settings(paper, command.scale, rows or None, command.roots)
     missing = [row for row in rows if row not in best]
     if missing or not best:
         raise not_searched("SEARCHED", command, paper, missing)
@@ -310,10 +306,6 @@ def not_searched(option: str, command: Command, paper: str, rows: Sequence[str])
         f"{option}: no search of {paper} at scale {command.scale} has {', '.join(rows) or command.part}; run "
         f'make search PAPER={paper} SCALE={command.scale} ROWS="{" ".join(rows)}" SET=... first'
     )
-
-
-def _roots(command: Command) -> list[Path]:
-    return [COMMITTED, command.output / "results", command.results]
 
 
 def with_folders(overrides: Iterable[str], scale: str, data: str, weights: str) -> tuple[str, ...]:
@@ -352,7 +344,7 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
         print("\n" + to_text(table))
         write_table(table, folder, command.formats)
         plot_table(table, folder / f"{table.table_id}.png", **words_of_plot(paper, table.table_id))
-    roots = _roots(command)
+    roots = command.roots
     _write_claims(command, paper, tables, roots)
     page = command.output / "report.html"
     collect_page(roots, page)
@@ -361,7 +353,7 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
 
 def _planned(command: Command, paper: str, table: Table) -> Table:
     # by the tables of the same runs that were written before
-    files = (replace(command, results=root).folder(paper) / f"{table.table_id}.json" for root in _roots(command))
+    files = (replace(command, results=root).folder(paper) / f"{table.table_id}.json" for root in command.roots)
     earlier = [read_table(file) for file in dict.fromkeys(files) if file.is_file()]
     plan, asked = plan_of(table, earlier, command.planned_seeds), command.planned_seeds
     if asked and plan != (len(table.seeds), asked):

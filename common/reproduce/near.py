@@ -42,9 +42,9 @@ def best_settings(
     return best
 
 
-def searched_on(paper: str, scale: str, rows: Iterable[str] | None, roots: Iterable[Path]) -> tuple[str, ...]:
+def searched_on(paper: str, scale: str, rows: Iterable[str], roots: Iterable[Path]) -> list[str]:
     """Training data and name of all searches of rows, otherwise as `best_settings`."""
-    return tuple(dict.fromkeys(search for *_, search in _searched(paper, scale, rows, roots)))
+    return list(dict.fromkeys(search for *_, search in _searched(paper, scale, rows, roots)))
 
 
 def _searched(

@@ -31,6 +31,7 @@ from common.report.table import (
 )
 from common.report.training_figure import plot_training
 from common.reproduce.command import Command, not_searched, rows_at
+from common.reproduce.near import searched_on
 from common.reproduce.rows import Job, PaperCode, RowRun, paper_tables
 from common.reproduce.side_by_side import run_rows
 from common.run.folder import precision_of
@@ -348,8 +349,9 @@ def table_of(
         },
         **differs,
     }
-    searches = [f"Settings were searched on {search}." for search in command.searched_on]  # perhaps on other data
-    fields["notes"] = [*fields.get("notes", ()), *_versions_note(runs), *searches]
+    fields["notes"] = [*fields.get("notes", ()), *_versions_note(runs)]
+    for search in searched_on(paper, command.scale, command.searched, command.roots):  # perhaps on other data
+        fields["notes"].append(f"Settings were searched on {search}.")
     return Table(
         paper=paper, table_id=table_id + suffix, columns=columns, rows=rows, scale=command.scale, seeds=command.seeds,
         command=command.text(paper), **fields,
