@@ -149,6 +149,7 @@ def test_ties_of_the_best_positive_are_counted_by_direction():
 def test_chance_levels_equal_the_mean_over_all_rankings():
     relations = [
         Positives.from_lists([[0, 2, 3]], [[0], [], [0], [0], []], [1]),
+        Positives.from_lists([[0, 2, 3]], [[0], [], [0], [0], []], [4]),  # more positives than candidates
         Positives.from_lists([[1]], [[], [0], [], [], []]),
     ]
     for positives in relations:

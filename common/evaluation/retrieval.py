@@ -290,19 +290,21 @@ def chance_level(positives: Positives) -> dict[str, float]:
 def precision_chance_level(positives: Positives) -> dict[str, float]:
     """Expected metrics of a random ranking, with the keys of means(precisions_at_r(...)).
 
-    For p positives among C candidates, R = p plus those outside, H the R-th harmonic number:
-    mAP@R is p / (C R) (H + (R - H) (p - 1) / (C - 1)), R-Precision and R@1 are p / C.
+    For p positives among C candidates, R = p plus those outside, N = min(R, C) and H the N-th harmonic number:
+    mAP@R is p / (C R) (H + (N - H) (p - 1) / (C - 1)), R-Precision is p N / (C R), R@1 is p / C.
     """
     chance = {}
     for name, starts, candidates in _directions(positives):
         counts = np.diff(starts)
         total = counts + (positives.texts_outside if name == "i2t" else 0)
         counts, total = counts[counts > 0], total[counts > 0]
-        harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, total.max(initial=0) + 1))])[total]
+        places = np.minimum(total, candidates)
+        harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, places.max(initial=0) + 1))])[places]
         # place r holds a positive with probability p / C, places q and r both do with p (p - 1) / (C (C - 1))
-        pairs = (total - harmonic) * (counts - 1) / max(candidates - 1, 1)
+        pairs = (places - harmonic) * (counts - 1) / max(candidates - 1, 1)
         chance[f"{name}_map_at_r"] = float((counts * (harmonic + pairs) / (candidates * total)).mean())
-        chance[f"{name}_r_precision"] = chance[f"{name}_recall_at_1"] = float((counts / candidates).mean())
+        chance[f"{name}_r_precision"] = float((counts * places / (candidates * total)).mean())
+        chance[f"{name}_recall_at_1"] = float((counts / candidates).mean())
     return chance
 
 
