@@ -20,7 +20,6 @@ for name in [name for name in os.environ if name.startswith(("MAKE", "MFLAGS"))]
     del os.environ[name]
 
 # collecting the tests makes 900,000 objects that stay: the collector searches them once, not 10 times
-THRESHOLDS = gc.get_threshold()
 gc.set_threshold(200_000, 20, 100)
 
 import pytest
@@ -72,9 +71,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What the tests themselves make is collected as in any other process."""
-    gc.set_threshold(*THRESHOLDS)
+    """What the tests themselves make is collected seldom; their processes are copies of this one, before any test."""
+    gc.set_threshold(20_000, 20, 100)
     gc.freeze()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one test alone may need no process
+        importlib.import_module("tests.preloaded")
+        importlib.import_module("processes").start_server_as_fork()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -4,8 +4,10 @@ The processes are forked from a server that has the imports behind it: a start c
 that importing torch and Accelerate takes, and none inherits what a test has changed in this one.
 """
 
+import contextlib
 import faulthandler
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import runpy
 import signal
@@ -14,7 +16,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,6 +29,25 @@ from common.distributed import leave_process_group
 # the server is one for all that fork from it, and takes its imports when it starts
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.preloaded"])
+
+
+def start_server_as_fork() -> None:
+    """Starts the server as a copy of this process, before a test changes it: it need not import all once more."""
+
+    def forked(path: str, arguments: list[str], kept: list[int]) -> int | NoReturn:
+        if number := os.fork():
+            return number
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if descriptor > 2 and descriptor not in kept:  # pipes to the process that hands out the tests
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        try:
+            exec(arguments[-1], {})
+        finally:
+            os._exit(0)
+
+    with mock.patch("multiprocessing.util.spawnv_passfds", forked):
+        multiprocessing.forkserver.ensure_running()
 
 
 def in_processes(count: int, function: Callable[..., Any], *arguments: Any, method: str = "forkserver") -> list[Any]:

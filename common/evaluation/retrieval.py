@@ -353,7 +353,7 @@ class _Table(NamedTuple):
             raise ValueError(
                 f"scores to be ranked must be float32 or float64 (half precision ties them), got {scores.dtype}"
             )
-        images = rows.cpu().long().numpy()
+        images = rows.cpu().long().contiguous().numpy()  # one layout: the loops compile for each anew
         if scores.shape != (len(images), positives.num_texts):
             raise ValueError(
                 f"scores have shape {tuple(scores.shape)}, the positives are those of {len(images)} images here and "
