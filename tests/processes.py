@@ -4,8 +4,8 @@ The processes are forked from a server that has the imports behind it: a start c
 that importing torch and Accelerate takes, and none inherits what a test has changed in this one.
 """
 
-import contextlib
 import faulthandler
+import itertools
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from unittest import mock
 
 import torch
@@ -34,13 +34,11 @@ FORKS.set_forkserver_preload(["tests.preloaded"])
 def start_server_as_fork() -> None:
     """Starts the server as a copy of this process, before a test changes it: it need not import all once more."""
 
-    def forked(path: str, arguments: list[str], kept: list[int]) -> int | NoReturn:
+    def forked(path: str, arguments: list[str], kept: list[int]) -> int:
         if number := os.fork():
             return number
-        for descriptor in map(int, os.listdir("/proc/self/fd")):
-            if descriptor > 2 and descriptor not in kept:  # pipes to the process that hands out the tests
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
+        for start, stop in itertools.pairwise([2, *sorted(kept), os.sysconf("SC_OPEN_MAX")]):
+            os.closerange(start + 1, stop)  # pipes to the process that hands out the tests
         try:
             exec(arguments[-1], {})
         finally:
