@@ -777,6 +777,9 @@ def test_an_experiment_checks_itself_and_knows_the_column_of_a_value_by_its_whol
 # ---- for readers ----------------------------------------------------------------------------------------------------
 
 
+MEASURED = [table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})]
+
+
 @pytest.fixture
 def judged(tmp_path):
     contents = [
@@ -789,7 +792,7 @@ def judged(tmp_path):
         entry('u["a"]["x"] > 60', "C7", claim="<b>Hostile</b> | sentence."),
     ]
     folder = folder_with(tmp_path, json.dumps({"claims": contents}))
-    return judge(folder, [table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})], [])
+    return judge(folder, MEASURED, [])
 
 
 def test_counts_name_every_verdict(judged):
@@ -811,8 +814,9 @@ def test_a_control_is_answered_and_counts_as_no_claim_of_the_paper(judged):
     assert "A control of ours beside C1." in to_markdown(both)
 
 
-def test_only_claims_of_the_asked_tables_are_kept(judged):
+def test_only_claims_of_the_asked_tables_are_kept(judged, tmp_path):
     assert [entry.claim.id for entry in touching(judged, ["t", "u"]).judged] == ["C1", "C2", "C3", "C4", "C5", "C7"]
+    assert judge(tmp_path / judged.paper, MEASURED, [], ["u", "v"]) == touching(judged, ["u", "v"])
     assert judge(Path("/nowhere"), [], []) is None
 
 

@@ -14,7 +14,7 @@ from common.base.files import shown, write_atomically
 from common.base.places import ROOT, outputs
 from common.base.provenance import CHANGED, git_revision, hash_of
 from common.distributed import is_main_process
-from common.report.claims.show import judge, to_markdown, touching
+from common.report.claims.show import judge, to_markdown
 from common.report.claims.show import to_text as claims_to_text
 from common.report.experiments import collect_experiments
 from common.report.figures import plot_table
@@ -393,11 +393,10 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
     # of one name the newest; of one day that in the last root, this command's folder of results
     newest = {experiment.name: experiment for experiment in sorted(experiments, key=lambda one: one.created)}
     tables = [table for table in earlier if table.settings or table.table_id not in just_now] + tables
-    claims = judge(ROOT / paper, tables, list(newest.values()))
     this_command = (paper, command.text(paper))
     written = collect_experiments([command.results])
     just_measured = [one.name for one in written if (one.paper, one.command) == this_command]
-    touched = None if claims is None else touching(claims, [*just_now, command.part, *just_measured])
+    touched = judge(ROOT / paper, tables, list(newest.values()), [*just_now, command.part, *just_measured])
     if touched is not None and touched.judged:
         print("\n" + claims_to_text(touched), end="")
         write_atomically(command.folder(paper) / f"{command.part}_claims.md", to_markdown(touched))

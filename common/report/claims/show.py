@@ -78,12 +78,18 @@ class PaperClaims:
     judged: tuple[Judged, ...]
 
 
-def judge(folder: str | Path, tables: Sequence[Table], experiments: Sequence[Experiment]) -> PaperClaims | None:
-    """Both verdicts of all claims of a paper folder; None if it has no claims.yaml.
+def judge(
+    folder: str | Path,
+    tables: Sequence[Table],
+    experiments: Sequence[Experiment],
+    sources: Sequence[str] | None = None,
+) -> PaperClaims | None:
+    """Both verdicts of the claims of a paper folder; None if it has no claims.yaml.
 
     Args:
         folder: with claims.yaml and paper_tables.yaml.
         tables, experiments: ours, of any papers; of changed tables only those near the best of a search.
+        sources: as in `touching`; None = all claims.
     Raises:
         ClaimError: one of the two files is broken.
     """
@@ -110,9 +116,9 @@ def judge(folder: str | Path, tables: Sequence[Table], experiments: Sequence[Exp
 
         return tuple(at_every_setting(one, at(one)) for one in measured_at_every_scale(claim, printed, ours))
 
-    judged = (
-        Judged(claim, audit(claim, printed), verdicts(claim)) for claim in load_claims(folder / "claims.yaml", printed)
-    )
+    claims = load_claims(folder / "claims.yaml", printed)
+    asked = (claim for claim in claims if sources is None or set(claim.sources) & set(sources))
+    judged = (Judged(claim, audit(claim, printed), verdicts(claim)) for claim in asked)
     return PaperClaims(folder.name, printed.title, tuple(judged))
 
 
