@@ -6,6 +6,7 @@ import gc
 import importlib
 import io
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -15,6 +16,10 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# a disk takes a minute to write, and to delete, what the tests leave; 1 GB of it is there at a time
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8e9:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 # a make that a test starts is a user's own, whatever started the tests: one below `make test` checks no settings
 for name in [name for name in os.environ if name.startswith(("MAKE", "MFLAGS"))]:
     del os.environ[name]
