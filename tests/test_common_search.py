@@ -232,6 +232,14 @@ def test_a_search_end_to_end(tmp_path):
     before = {path: path.read_text() for path in (tmp_path / "runs").rglob("validation.json")}
     scripts.search.main(arguments)
     assert json.loads((folder / "search.json").read_text()) == content
+    # of other data an earlier search stays
+    of_others = json.dumps(content | {"training_data": "flickr/train, all 9"})
+    (folder / "search.json").write_text(of_others)
+    for _ in range(2):
+        scripts.search.main(arguments)
+    assert (folder / "search.json").read_text() == of_others
+    first, second = sorted(path.name for path in folder.parent.iterdir())
+    assert (first, second[:-6]) == (folder.name, f"{folder.name}-")
     # another validation set: measured again on the weights that are there
     arguments[arguments.index(settings)] = settings.replace("num_val=16", "num_val=8")
     scripts.search.main(arguments)

@@ -17,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from common.base.config import ConfigError
-from common.base.files import write_atomically, write_json
+from common.base.files import read_json, write_atomically, write_json
 from common.base.provenance import hash_of
 from common.distributed import is_main_process
 from common.reproduce.command import SEARCH_SEEDS
@@ -349,8 +349,14 @@ def _percent(share: float | None) -> str:
 
 
 def write_search(searched: Searched, root: Path) -> Path:
-    """Writes search.json and .md; returns their folder, <root>/<paper>/search/<name>. Call on the main process."""
+    """Writes search.json and .md; returns their folder, <root>/<paper>/search/<name>. Call on the main process.
+
+    A search on other data stays; the folder then has a hash of the data at its end.
+    """
     folder, content = root / searched.search.paper / "search" / searched.search.name, content_of(searched)
+    earlier, data = read_json(folder / "search.json"), content["training_data"]
+    if earlier is not None and earlier.get("training_data") != data:
+        folder = folder.with_name(f"{folder.name}-{hash_of(data)[:6]}")
     write_json(folder / "search.json", content)
     write_atomically(folder / "search.md", markdown_of(content))
     return folder
