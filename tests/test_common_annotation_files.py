@@ -53,7 +53,8 @@ def test_vqa_questions_and_annotations_are_joined_by_their_ids(tmp_path):
         {"data_subtype": "val2014", "questions": [later, QUESTION, {**QUESTION, "question_id": [7]}]},
         "q.json",
     )
-    answers = written(tmp_path, {"annotations": [ANSWERS, {**ANSWERS, "question_id": 9}]}, "a.json")
+    again = {**ANSWERS, "answers": [{"answer": "dog"}]}
+    answers = written(tmp_path, {"annotations": [ANSWERS, {**ANSWERS, "question_id": 9}, again]}, "a.json")
     annotations = read_vqa(questions, answers)
     assert annotations.rows == [
         (
@@ -67,6 +68,7 @@ def test_vqa_questions_and_annotations_are_joined_by_their_ids(tmp_path):
     assert [(sample.key, sample.reason.split(":")[0]) for sample in annotations.broken] == [
         ("question 1", "missing answers"), ("question 3", "missing answers"),
         ("annotation of question 9", "missing question"),
+        ("annotation of question 7, once more in annotation 3", "missing question"),
     ]  # fmt: skip
     refused(
         (r"q\.json holds only questions; expected: also the file of their annotations", lambda: read_vqa(questions)),

@@ -4,6 +4,7 @@ import gzip
 import re
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import huggingface_hub
 import huggingface_hub.constants
@@ -50,9 +51,11 @@ def test_the_config_chooses_the_tokenizer(tmp_path):
     assert build_tokenizer(DataConfig(tokenizer="clip_bpe"), None).vocabulary_size == 49_408
     assert build_tokenizer(DataConfig(), None).words == tuple(scene_words())
     named = DataConfig(vocabulary="x.txt")
+    items = SimpleNamespace(name="vqa/train")  # of a task
     kinds = "tokenizer = 'bpe'; expected one of: words, clip_bpe, bert_wordpiece"
     refused(
         ("data.vocabulary = 'x.txt' is not used with data.tokenizer = words", lambda: build_tokenizer(named, None)),
+        ("takes its words from captions, vqa/train has none", lambda: build_tokenizer(DataConfig(source="tsv"), items)),
         (kinds, lambda: load_config(DataConfig, [], ["tokenizer=bpe"])),
     )
 

@@ -288,12 +288,15 @@ def _listed(path: Path, content: Any) -> Raw:
 
 
 def _joined(questions: list[Any], annotations: list[Any]) -> Raw:
-    # the questions with the answers of the same question_id; answers without a question come last
+    # the questions with the first answers of the same question_id; answers without a question come last
     def question_of(row: Any, otherwise: str) -> int | str:
         question = row.get("question_id") if isinstance(row, dict) else None
         return question if isinstance(question, int | str) else otherwise
 
-    answers = {question_of(row, f"annotation {number}"): row for number, row in enumerate(annotations, 1)}
+    answers: dict[int | str, Any] = {}
+    for number, row in enumerate(annotations, 1):
+        question = question_of(row, f"annotation {number}")
+        answers[f"{question}, once more in annotation {number}" if question in answers else question] = row
     for number, row in enumerate(questions, 1):
         answer = answers.pop(question_of(row, ""), {})
         yield f"question {number}", {**answer, **row} if isinstance(row, dict) and isinstance(answer, dict) else row
