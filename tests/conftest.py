@@ -115,6 +115,18 @@ def seeded():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_seeds_for_devices_that_are_not_here():
+    """torch notes the stack of each seed for a device that may start later, a millisecond in a test."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        for device in (torch.cuda, torch.xpu):
+            if not device.is_available():
+                patch.setattr(device, "manual_seed_all", lambda seed: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_revision_and_no_wait_for_the_disk():
     """Of each run git is asked twice and the disk ten times, a tenth of the time of a smoke run."""
     folder = sys.modules.get("common.run.folder")

@@ -21,7 +21,7 @@ from common.tiled import geometry_loss
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 from oblique_topology.geometry import L2
 
-BATCH, DIM = 76, 24  # no multiple of a block; tiles of 50 rows and columns have whole and partial ones
+BATCH, DIM = 44, 24  # no multiple of a block; tiles of 34 rows and columns have whole and partial ones
 GEOMETRIES = {  # with a logit scale that spreads the logits
     "sphere": (Sphere(), 14.0),
     "oblique": (Oblique(4), 2.0),
@@ -32,7 +32,7 @@ GEOMETRIES = {  # with a logit scale that spreads the logits
     "hyperbolic": (Hyperbolic(DIM, squared=False), 14.0),
     "hyperbolic squared": (Hyperbolic(DIM, squared=True), 14.0),
 }
-KERNEL = {"tile": 50, "kernel": "triton"}
+KERNEL = {"tile": 34, "kernel": "triton"}
 
 
 def embeddings(geometry, batch=BATCH):
@@ -70,7 +70,7 @@ def of_geometry(name):
     return {
         "is_repeated": all(torch.equal(*pair) for pair in zip(by_kernel, again)),
         "float64": errors(by_kernel, exact),
-        "tiles": errors(of(geometry_loss, geometry, sides, logit_scale, tile=50), exact),
+        "tiles": errors(of(geometry_loss, geometry, sides, logit_scale, tile=KERNEL["tile"]), exact),
     }
 
 
@@ -117,7 +117,7 @@ def frozen():
     for name in ("sphere", "euclidean"):
         geometry, logit_scale = GEOMETRIES[name]
         images, texts = embeddings(geometry)
-        expected = of(geometry_loss, geometry, (images, texts), logit_scale, tile=50)
+        expected = of(geometry_loss, geometry, (images, texts), logit_scale, tile=KERNEL["tile"])
         scale = torch.tensor(logit_scale, requires_grad=True)
         geometry_loss(images, texts, geometry, scale, **KERNEL).backward()
         texts.requires_grad_()

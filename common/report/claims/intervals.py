@@ -6,6 +6,7 @@ arcsin sqrt(share) spread evenly. So numbers in percent move as angles, and no e
 share.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from common.report.crossed import crossed_half_width, picture_variance, seeds_ne
 from common.report.statistics import (
     RUNS,
     SHARE_OF,
+    SharedSpread,
     contrast_interval,
     interval_of_runs,
     share_angle,
@@ -181,7 +183,7 @@ def _over_seeds(
         weights = np.array([by_name.get(name, 0.0) for name in alike])
     else:  # several columns or tables: the margin of each seed
         alike, rows, weights = {"": None}, by_seed[None, :], np.ones(1)
-    spread = shared_spread(rows)
+    spread = _shared_spread(rows.tobytes(), len(rows))
     by_rows, by_values = spread.rules(weights)
     basis = f"{len(seeds)} seeds"
     if by_rows:
@@ -200,6 +202,11 @@ def _over_seeds(
     is_pooled = by_rows and not by_values and abs(weights.sum()) <= 1e-9 * abs(weights).max()
     freedom = float(spread.freedom) / (len(seeds) - 1) if is_pooled else 1.0
     return lambda error: float(spread.half_width(weights, error)), variance, freedom, basis
+
+
+@functools.lru_cache(maxsize=1024)  # a column has many margins
+def _shared_spread(values: bytes, rows: int) -> SharedSpread:
+    return shared_spread(np.frombuffer(values).reshape(rows, -1))
 
 
 def _whole(cell: OurCell) -> float:
