@@ -10,6 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import TestCase
 
 import numpy as np
 import pytest
@@ -248,9 +249,9 @@ def test_soft_targets_and_a_missing_package_are_refused_too(monkeypatch):
     )
 
 
-def test_auto_takes_tiles_on_a_cpu_and_logs_why(caplog):
+def test_auto_takes_tiles_on_a_cpu_and_logs_why():
     images, texts = sides(Euclidean())
-    with caplog.at_level(logging.INFO, logger="common.tiled"):
+    with TestCase().assertLogs("common.tiled", logging.INFO) as logged:
         loss = geometry_loss(images, texts, Euclidean(), torch.tensor(2.0), tile=4, kernel="auto")
     assert torch.equal(loss, geometry_loss(images, texts, Euclidean(), torch.tensor(2.0), tile=4))
-    assert "(optim.loss_kernel = auto): embeddings on cpu; the kernel runs on CUDA" in caplog.text
+    assert "(optim.loss_kernel = auto): embeddings on cpu; the kernel runs on CUDA" in logged.output[0]
