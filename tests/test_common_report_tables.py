@@ -401,6 +401,16 @@ def test_csv_holds_every_number_in_full():
     assert (record["ours_values"], record["seeds"], record["stands_in_for"]) == ("11.0;13.0", "0;1", "scenes/b")
 
 
+def test_csv_names_what_ran_at_which_settings_and_whether_it_trained():
+    failed = Training("abc", "abc", loss_over_chance=(1.0, 1.0))
+    row = dataclasses.replace(made_up_table().rows[0], ran="Multi(2, 4)", training=failed)
+    table = made_up_table(rows=[row], settings=("optim.learning_rate=1e-3",), command="make it NEAR=1")
+    record = next(csv.DictReader(io.StringIO(to_csv(table))))
+    assert [record[name] for name in ("method", "ran", "not_trained", "command", "settings")] == [
+        "first", "Multi(2, 4)", "final loss at 1.00 of its chance level", "make it NEAR=1", "optim.learning_rate=1e-3"
+    ]  # fmt: skip
+
+
 def test_latex_holds_the_cells_of_the_layout_in_blocks_of_five_columns():
     columns = [Column(f"c{number}", f"label {number}") for number in range(12)]
     row = Row(

@@ -415,7 +415,8 @@ def to_markdown(table: Table) -> str:
 def to_csv(table: Table) -> str:
     """Tidy CSV, one line per method and column; numbers are written in full, empty if unknown.
 
-    `ours_values` and `seeds` hold one entry per seed, separated by semicolons.
+    `ours_values` and `seeds` hold one entry per seed, separated by semicolons. `ran` is the model of our numbers,
+    `not_trained` why they decide no claim; `command` and `settings` tell apart the tables of one scale.
     """
     import pandas  # takes half a second, and most commands write neither CSV nor LaTeX
 
@@ -427,13 +428,15 @@ def to_csv(table: Table) -> str:
             records.append({
                 "paper": table.paper, "paper_version": table.paper_version, "table": table.table_id,
                 "scale": table.scale, "column": column.key, "label": column.label, "unit": column.unit,
-                "better": column.better, "method": row.method, "status": row.status,
+                "better": column.better, "method": row.method, "ran": row.ran or row.method, "status": row.status,
+                "not_trained": row.training and row.training.failure,
                 "paper_number": row.paper.get(column.key), "ours_mean": cell and cell.mean, "ours_low": low,
                 "ours_high": high, "interval_kind": cell and cell.interval_kind,
                 "ours_values": cell and ";".join(map(str, cell.values)),
                 "seeds": cell and ";".join(map(str, cell.seeds)), "chance": cell and cell.chance,
                 "stands_in_for": stand_in(table, column), "data": cell and cell.data,
                 "protocol": cell and cell.protocol, "git_revision": table.git_revision, "created": table.created,
+                "command": table.command, "settings": "; ".join(table.settings),
             })  # fmt: skip
     return pandas.DataFrame(records).to_csv(index=False, lineterminator="\n")
 
