@@ -22,6 +22,8 @@ from common.report.claims.expressions import Cell, ExpressionError, Logic, margi
 from common.report.claims.ours import our_cells
 from common.report.claims.read import FAILS, HOLDS, ClaimError, load_claims, load_paper_tables
 from common.report.claims.show import (
+    Judged,
+    PaperClaims,
     counts,
     effect,
     evidence,
@@ -36,6 +38,7 @@ from common.report.claims.verdict import NEEDS, NOT_RUN, ONE_SEED, UNCHECKED, UN
 from common.report.conclusions import load_conclusions
 from common.report.experiments import Experiment, collect_experiments, read_experiment, write_experiment
 from common.report.formats import write_table
+from common.report.page import write_page
 from common.report.table import Column, Row, Table, measured_over_seeds
 from common.reproduce.command import Command, _write_claims
 
@@ -710,6 +713,8 @@ def test_an_experiment_is_written_and_read_and_decides_a_claim(tmp_path):
     (outcome,) = measured_at_every_scale(claim, printed, our_cells([], collect_experiments([tmp_path / "results"])))
     assert outcome.verdict == HOLDS
     assert evidence(outcome) == "margin +1.9 ± 0.6 GB; 2 seeds, paired"
+    page = write_page([], tmp_path / "page.html", claims=[PaperClaims("p", "P", (Judged(claim, outcome, (outcome,)),))])
+    assert "2 seeds, paired, data noise<" in page.read_text()  # often the training set: not "on"
     (missing,) = measured_at_every_scale(claim, printed, our_cells([], []))
     assert missing.reason == "experiment memory"
 

@@ -84,7 +84,7 @@ class Finding:
     interval: of the margin, at the level that decided; None, as `estimate`, where the verdict needs none.
     basis: the rule of the interval, with seeds and rows.
     reason: of a verdict that is neither holds nor does not hold.
-    data: what ours was measured on.
+    data: what ours was measured on; of an experiment its data, often the training set.
     error: that the claim may spend.
     slack: what a >= b may fall short by, in points.
     seeds: that a difference of x takes; inf where only more pictures would show it, 0 without x or if decided.
