@@ -171,6 +171,12 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
     assert len(squares) == len(judged) + len(refuted)
     assert text.index(f"{len(refuted)} claims fail on the papers' own printed numbers") < text.index("All claims")
     assert all(claim in text for claim in refuted)
+    controls = sum(bool(one.claim.control_of) for one in judged)
+    assert f"{controls} squares are controls" in text
+    assert f"Of {len(judged) - controls} claims" in text
+    ours = sum(bool(one.claim.control_of) for one in claims["geomm"].judged)
+    geomm = f">{len(claims['geomm'].judged) - ours} claims, and {ours} controls of ours"
+    assert geomm in pages["report_geomm.html"].read_text()
     ids = {name: {match[1] for match in re.finditer(r'id="([^"]+)"', file.read_text())} for name, file in pages.items()}
     assert all(anchor in ids[name] for name, anchor in squares)
     assert sum(file.read_text().count("<section") for file in pages.values()) == number + len(claims)
