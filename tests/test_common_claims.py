@@ -622,6 +622,18 @@ def test_an_average_over_test_sets_is_fine_where_every_set_is_compared_with_itse
     assert verdict_of(tmp_path, f"mean({A_X} - {B_X}, {A_Y}) > 0", ours).verdict == HOLDS  # against a number
 
 
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [(f"{A_X} * {B_Y} > {B_X} * {A_Y}", ""), (f"{A_X} > 0.25 * {B_X}", "points"),
+     (f"mean({A_X}, {A_Y}) > {B_X} - 1", "points")],
+)  # fmt: skip
+def test_a_product_of_two_percentages_is_not_in_points(tmp_path, text, unit):
+    ours = table({"a": {"x": cell(A), "y": cell(B)}, "b": {"x": cell(B), "y": cell(A)}})
+    (claim,), printed = load(tmp_path, entry(text))
+    both = audit(claim, printed), measured(claim, printed, our_cells([ours], ())["demo"], "demo")
+    assert [finding.unit for verdict in both for finding in verdict.findings] == [unit, unit]
+
+
 def test_two_comparisons_that_share_the_error_need_more_than_one_does(tmp_path):
     a, b = (10.0, 11.0, 12.5), (12.0, 12.6, 13.6)
     ours = table({"a": {"x": cell(a), "y": cell((90.0, 91.0, 92.0))}, "b": {"x": cell(b), "y": cell((1.0, 2.0, 3.0))}})

@@ -104,7 +104,7 @@ def audit(claim: Claim, printed: PaperTables) -> Verdict:
         if missing:
             findings[margin] = Finding(margin.text, UNCHECKED, reason=f"the paper prints no {missing[0]}")
             return None, None
-        unit = _unit_of(printed.units[cell.table, cell.column] for cell in margin.cells)
+        unit = _unit_of((printed.units[cell.table, cell.column] for cell in margin.cells), margin)
         findings[margin] = _by_value(margin, margin.value(printed.numbers), unit)
         return findings[margin].verdict == HOLDS, findings[margin].margin
 
@@ -195,7 +195,8 @@ def _means(conditions: Sequence[Condition], ours: Mapping[Cell, OurCell]) -> lis
         tables = tuple(sorted({cell.row if cell.table == EXPERIMENT else cell.table for cell in margin.cells}))
         is_difference = not math.isnan(margin.at_equality)
         tasks = () if is_difference else tuple(sorted({str(ours[cell].protocol.get("task")) for cell in margin.cells}))
-        groups.setdefault((tables, _unit_of(ours[cell].unit for cell in margin.cells), tasks), []).append(margin)
+        unit = _unit_of((ours[cell].unit for cell in margin.cells), margin)
+        groups.setdefault((tables, unit, tasks), []).append(margin)
     return [mean_margin(group) for group in groups.values()]
 
 
@@ -259,7 +260,7 @@ def _weigh(margin: Margin, claim: Claim, printed: PaperTables, ours: Mapping[Cel
     difference = _unlike(slopes, used)
     if difference:
         return Finding(margin.text, UNLIKE, reason=difference, data=data)
-    unit = _unit_of(cell.unit for cell in used.values())
+    unit = _unit_of((cell.unit for cell in used.values()), margin)
     reason = "; ".join(dict.fromkeys(cell.number.undecided for cell in used.values() if cell.number.undecided))
     reason = f"nothing is decided at {scale} scale" if scale in _EMPTY_SCALES else reason
     if reason:
@@ -358,10 +359,10 @@ def _unlike(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> str:
     return f"{key} is {first} for {one} but {second} for {other}"
 
 
-def _unit_of(units: Iterable[str]) -> str:
-    # Of a difference: points for percent, empty where units are mixed
+def _unit_of(units: Iterable[str], margin: Margin) -> str:
+    # Of a difference: points for percent, empty where units are mixed or multiplied
     distinct = set(units)
-    unit = distinct.pop() if len(distinct) == 1 else ""
+    unit = distinct.pop() if len(distinct) == 1 and margin.is_linear else ""
     return "points" if unit == "percent" else unit
 
 

@@ -82,6 +82,11 @@ class Margin:
         values = [round(self.value(dict.fromkeys(_named(self.difference), number)), 9) for number in (1.0, 2.0)]
         return 0.0 if len(self.cells) < 2 else values[0] if values[0] == values[1] else math.nan
 
+    @cached_property
+    def is_linear(self) -> bool:
+        """Whether it has the unit of its cells; a product of two of them has another one."""
+        return len({tuple(self.slopes(dict.fromkeys(self.cells, at)).values()) for at in (1.0, 2.0)}) == 1
+
     @property
     def allows(self) -> bool:
         """Whether equal numbers satisfy it: a >= b, a > b - 0.5 and a > 0.9 * b state "at least as good as"."""
