@@ -401,7 +401,7 @@ def test_csv_holds_every_number_in_full():
     assert (record["ours_values"], record["seeds"], record["stands_in_for"]) == ("11.0;13.0", "0;1", "scenes/b")
 
 
-def test_csv_names_what_ran_at_which_settings_and_whether_it_trained():
+def test_csv_names_what_ran_at_which_settings_and_csv_and_latex_print_that_it_did_not_train():
     failed = Training("abc", "abc", loss_over_chance=(1.0, 1.0))
     row = dataclasses.replace(made_up_table().rows[0], ran="Multi(2, 4)", training=failed)
     table = made_up_table(rows=[row], settings=("optim.learning_rate=1e-3",), command="make it NEAR=1")
@@ -409,6 +409,8 @@ def test_csv_names_what_ran_at_which_settings_and_whether_it_trained():
     assert [record[name] for name in ("method", "ran", "not_trained", "command", "settings")] == [
         "first", "Multi(2, 4)", "final loss at 1.00 of its chance level", "make it NEAR=1", "optim.learning_rate=1e-3"
     ]  # fmt: skip
+    caption = re.search(r"^.*\\caption.*$", to_latex(table), re.MULTILINE)[0]  # comments are not printed
+    assert "Multi(2, 4): not trained: final loss at 1.00 of its chance level" in caption
 
 
 def test_latex_holds_the_cells_of_the_layout_in_blocks_of_five_columns():

@@ -181,15 +181,19 @@ def remarks(table: Table, with_status: bool = False) -> list[tuple[str, str]]:
     """
     statuses = [(row.method, full_status(table, row)) for row in table.rows if any(row.ours.values())]
     pairs = [(method, status) for method, status in statuses if with_status and status != MEASURED]
-    pairs += [
-        (row.ran or row.method, f"not trained: {row.training.failure}; it decides no claim but those about training")
-        for row in table.rows
-        if row.training is not None and row.training.failure
-    ]
+    pairs += _untrained(table)
     pairs += _notes_on_rows(table)
     pairs += _provenance_of_rows(table)
     pairs += [("note", note) for note in table.notes]
     return pairs + [("erratum of the printed table", erratum) for erratum in table.errata]
+
+
+def _untrained(table: Table) -> list[tuple[str, str]]:
+    return [
+        (row.ran or row.method, f"not trained: {row.training.failure}; it decides no claim but those about training")
+        for row in table.rows
+        if row.training is not None and row.training.failure
+    ]
 
 
 def _provenance_of_rows(table: Table) -> list[tuple[str, str]]:
@@ -463,7 +467,9 @@ def to_latex(table: Table) -> str:
         for block in blocks
     ]
     facts, terms = ("; ".join(f"{a}: {b}" for a, b in pairs) + "." for pairs in (provenance(table), glossary(table)))
-    caption = " ".join(filter(None, [table.caption, warning(table), reading(table), line_below(table), facts, terms]))
+    untrained = [f"{a}: {b}." for a, b in _untrained(table)]
+    parts = [table.caption, warning(table), reading(table), line_below(table), *untrained, facts, terms]
+    caption = " ".join(filter(None, parts))
     parts = [r"\begin{table*}", r"\centering\scriptsize\setlength{\tabcolsep}{3pt}"]
     parts += ["\\par\\smallskip\n".join(tabulars) + f"\\caption{{{_latex(caption)}}}"]
     parts += [f"\\label{{tab:{re.sub('[^A-Za-z0-9-]', '-', table.table_id)}}}", r"\end{table*}"]
