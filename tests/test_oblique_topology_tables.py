@@ -91,7 +91,7 @@ def test_a_run_that_ended_at_chance_level_is_named(tmp_path):
         logged_run(tmp_path / str(seed), ratios, seed, "loss_over_chance")
         for seed, ratios in enumerate(([1.0, 0.4], [1.0, 1.004], [0.5, 0.992]))
     ]
-    assert collapse_note(runs) == "; seed 1, 2 ended at the chance level of the loss"
+    assert collapse_note(runs) == "; seeds 1, 2 ended at the chance level of the loss"
     assert collapse_note(runs[:1]) == ""
 
 

@@ -472,7 +472,8 @@ def to_latex(table: Table) -> str:
     caption = " ".join(filter(None, parts))
     parts = [r"\begin{table*}", r"\centering\scriptsize\setlength{\tabcolsep}{3pt}"]
     parts += ["\\par\\smallskip\n".join(tabulars) + f"\\caption{{{_latex(caption)}}}"]
-    parts += [f"\\label{{tab:{re.sub('[^A-Za-z0-9-]', '-', table.table_id)}}}", r"\end{table*}"]
+    label = re.sub("[^A-Za-z0-9-]", "-", f"{table.paper}-{table.table_id}")
+    parts += [f"\\label{{tab:{label}}}", r"\end{table*}"]
     parts += [f"% {_one_line(label)}: {_one_line(text)}" for label, text in remarks(table, with_status=True)]
     return "\n".join(parts) + "\n"
 

@@ -94,7 +94,8 @@ def collapse_note(runs: list[RowRun]) -> str:
         ratios = [line["loss_over_chance"] for line in read_log(run.files.log) if "loss_over_chance" in line]
         if ratios and abs(ratios[-1] - 1) <= PLATEAU:
             at_chance.append(str(run.seed))
-    return f"; seed {', '.join(at_chance)} ended at the chance level of the loss" if at_chance else ""
+    seeds = f"seed{'s' * (len(at_chance) > 1)} {', '.join(at_chance)}"
+    return f"; {seeds} ended at the chance level of the loss" if at_chance else ""
 
 
 def measured_cells(
