@@ -20,8 +20,9 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8e9:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-# a make that a test starts is a user's own, whatever started the tests: one below `make test` checks no settings
-for name in [name for name in os.environ if name.startswith(("MAKE", "MFLAGS"))]:
+# a make that a test starts is a user's own, whatever started the tests: one below `make test` checks no settings, and
+# `make test PYTHON=python3.12` passes its setting on
+for name in [name for name in os.environ if name.startswith(("MAKE", "MFLAGS")) or name == "PYTHON"]:
     del os.environ[name]
 
 # collecting the tests makes 900,000 objects that stay: the collector searches them once, not 10 times
