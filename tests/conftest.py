@@ -16,9 +16,10 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
-# a disk takes a minute to write, and to delete, what the tests leave; 1 GB of it is there at a time
+# a disk takes a minute to write, and to delete, what the tests leave; 1 GB of it is there at a time, scripts among it
 MEMORY = Path("/dev/shm")
-if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8e9:
+may_execute = os.access(MEMORY, os.W_OK) and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+if may_execute and shutil.disk_usage(MEMORY).free > 8e9:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 # a make that a test starts is a user's own, whatever started the tests: one below `make test` checks no settings, and
 # `make test PYTHON=python3.12` passes its setting on
