@@ -25,5 +25,7 @@ if __name__ == "__main__":  # once after installation: else all that rank first 
     from common.evaluation.positives import Positives
     from common.evaluation.retrieval import precisions_at_r, retrieval_ranks
 
+    owners = Positives.from_owners(torch.tensor([0, 0, 1, 1]), 2)
     for rank in (retrieval_ranks, precisions_at_r):
-        rank(torch.rand(2, 4), Positives.from_owners(torch.tensor([0, 0, 1, 1]), 2))
+        rank(torch.rand(2, 4), owners)
+    retrieval_ranks(torch.rand(2, 4, dtype=torch.float64), owners)
