@@ -138,7 +138,7 @@ def test_a_row_is_marked_where_the_code_that_trained_it_has_changed(monkeypatch)
     assert outdated(made_up_table()) == []
 
 
-@pytest.mark.parametrize("revision", ["0123abc+changes", "0123abc"])
+@pytest.mark.parametrize("revision", ["0123abc+changes", "unknown", "0123abc"])
 def test_uncommitted_code_makes_no_committed_results(monkeypatch, tmp_path, revision):
     monkeypatch.setattr("common.reproduce.command.COMMITTED", tmp_path / "results")
     monkeypatch.setattr("common.reproduce.command.git_revision", lambda: revision)
@@ -147,11 +147,12 @@ def test_uncommitted_code_makes_no_committed_results(monkeypatch, tmp_path, revi
     table = made_up_table(rows=[row])
     arguments = ["table2", "--results", str(tmp_path / "results"), "--output", str(tmp_path)]
     parts = {"table2": lambda command: []}
-    if revision.endswith("+changes"):
+    if revision != "0123abc":
+        reason = "tracked files differ from it; commit" if "+" in revision else "git names none of .*git status"
         refused(
             ("RESULTS=results: table0, row first was trained and evaluated at .*commit",
              lambda: _check_revisions(command, [table])),
-            ("tracked files differ from it; commit", lambda: reproduce_main("Made up.", "euclip", parts, arguments)),
+            (reason, lambda: reproduce_main("Made up.", "euclip", parts, arguments)),
             error=ConfigError,
         )  # fmt: skip
         _check_revisions(dataclasses.replace(command, results=tmp_path / "elsewhere"), [table])

@@ -15,6 +15,7 @@ import torch
 from common.base.places import DISTRIBUTION, ROOT, is_installed
 
 CHANGED = "+changes"  # behind the revision of a checkout whose tracked files differ from it
+UNKNOWN = "unknown"  # git is missing, or refuses: the folder is no checkout, or belongs to another user
 
 
 def git_revision() -> str:
@@ -30,15 +31,15 @@ def git_revision() -> str:
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results")
         return f"{revision}{CHANGED}" if changed else revision
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return UNKNOWN
 
 
 def last_change(files: Iterable[str]) -> str:
     """Short revision that last changed one of these files, below the root; "unknown" without git."""
     try:
-        return _git("log", "-1", "--format=%h", "--", *files) or "unknown"
+        return _git("log", "-1", "--format=%h", "--", *files) or UNKNOWN
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return UNKNOWN
 
 
 def _git(*arguments: str) -> str:

@@ -12,7 +12,7 @@ from common.base.arguments import Parser, accepted
 from common.base.config import SCALES, ConfigError, load_config
 from common.base.files import shown, write_atomically
 from common.base.places import ROOT, outputs
-from common.base.provenance import CHANGED, git_revision, hash_of
+from common.base.provenance import CHANGED, UNKNOWN, git_revision, hash_of
 from common.distributed import is_main_process
 from common.report.claims.show import judge, to_markdown
 from common.report.claims.show import to_text as claims_to_text
@@ -183,7 +183,7 @@ def reproduce_main(
     """The command line of a paper; `parts`: name -> function that trains the part and returns its tables.
 
     Raises:
-        ConfigError: an option with an unknown or impossible value, or RESULTS=results with uncommitted changes.
+        ConfigError: an option with an unknown or impossible value, or RESULTS=results without a committed revision.
     """
     parser = Parser(description)
     parser.add_argument("part", help="one of: " + ", ".join(parts))
@@ -239,10 +239,16 @@ def reproduce_main(
     if set(rows) == set(known):
         rows = ()  # the whole table
     results = options.results if options.results is not None else options.output / "results"
-    if results.resolve() == COMMITTED and git_revision().endswith(CHANGED):
+    revision = git_revision() if results.resolve() == COMMITTED else ""
+    if revision.endswith(CHANGED):
         raise ConfigError(
             "RESULTS=results takes what a committed revision makes, and tracked files differ from it; commit the "
             "changes first (git status lists them), or leave RESULTS out"
+        )
+    if revision == UNKNOWN:
+        raise ConfigError(
+            f"RESULTS=results takes what a committed revision makes, and git names none of {ROOT}; expected a checkout "
+            "that git reads (git status gives the reason, such as another owner of the folder), or leave RESULTS out"
         )
     seeds = tuple(range(int(options.seeds)))
     command = Command(
@@ -369,7 +375,7 @@ def _check_revisions(command: Command, tables: list[Table]) -> None:
     for table in tables if command.results.resolve() == COMMITTED else ():
         for row in (row for row in table.rows if row.training is not None):
             revisions = f"{row.training.revision}, {row.training.evaluated_at}"
-            if CHANGED in revisions:
+            if CHANGED in revisions or UNKNOWN in revisions:
                 raise ConfigError(
                     f"RESULTS=results: {table.table_id}, row {row.method} was trained and evaluated at {revisions}; "
                     "expected committed revisions: remove its run below OUTPUT, commit, and run the command again"
