@@ -466,6 +466,9 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_one(tmp_path,
     monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_atomically(path, "new")
+    monkeypatch.setattr("os.fsync", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match=r"No space left on device: '.*file\.txt'"):
+        write_atomically(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

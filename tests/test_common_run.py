@@ -44,6 +44,7 @@ from common.run.folder import (
     only_run_in,
     run_files,
     run_key,
+    save_config,
 )
 from common.run.guards import NonFiniteLoss, check_finite, check_finite_gradient, clip_gradient
 from common.run.journal import BrokenLog, StepClock
@@ -365,6 +366,17 @@ def test_log_survives_any_text_and_refuses_damage_in_the_middle(tmp_path):
     path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.raises(ValueError, match="line 2 is no JSON"):
         read_log(path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the full disk that Linux has")
+def test_a_full_disk_is_reported_with_the_file(tmp_path):
+    for name, write in (
+        ("log.jsonl", lambda files: RunLog.write(SimpleNamespace(path=files.log, enabled=True), "train")),
+        ("config.yaml", lambda files: save_config(files, Config())),
+    ):
+        (tmp_path / name).symlink_to("/dev/full")
+        with pytest.raises(OSError, match=f"No space left on device: '.*{name}'"):
+            write(RunFiles(tmp_path))
 
 
 def test_cache_key_depends_on_what_a_vocabulary_says_and_not_on_how_it_is_named(tmp_path, monkeypatch):

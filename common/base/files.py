@@ -26,6 +26,17 @@ def printable(text: str) -> str:
     return utf8(text).decode()
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Adds the path to the error of a failed write, which lacks it: a full disk, a quota."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_atomically(path: str | Path, content: str | bytes) -> Path:
     """Writes through a temporary file in the same folder and a rename: a reader sees the old file or the new one."""
     path = Path(path)
@@ -33,7 +44,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> Path:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with naming(path), os.fdopen(handle, "wb") as stream:
             stream.write(utf8(content) if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())

@@ -18,7 +18,7 @@ from common.base.arguments import some
 from common.base.config import SCALES, ConfigError, to_dict
 from common.base.dependencies import changed_files, loaded_files
 from common.base.fields import Decides, deciding, stated_by_weights
-from common.base.files import NoLocks, locked, read_json, utf8, write_json
+from common.base.files import NoLocks, locked, naming, read_json, utf8, write_json
 from common.base.places import outputs
 from common.base.provenance import computes_bfloat16, git_revision, hardware, hash_of, versions
 from common.base.settings import DataConfig, RunConfig
@@ -215,7 +215,8 @@ def save_config(files: RunFiles, config: Any, **provenance: Any) -> None:
     header = {"git_revision": git_revision(), "hardware": hardware(), **provenance}
     # comments, so that the file can be used as a config again
     lines = "".join(f"# {key}: {value}\n" for key, value in header.items())
-    files.config.write_bytes(utf8(lines + yaml.safe_dump(to_dict(config), sort_keys=False)))
+    with naming(files.config):
+        files.config.write_bytes(utf8(lines + yaml.safe_dump(to_dict(config), sort_keys=False)))
 
 
 def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_fingerprint: str) -> Checkpoint | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.base.files import utf8
+from common.base.files import naming, utf8
 
 DECIDES = "nothing"
 
@@ -34,7 +34,7 @@ class RunLog:
     def write(self, event: str, **values: Any) -> None:
         """Appends {"event": event, **values}. Non-finite numbers become strings: JSON has none."""
         if self.enabled:
-            with self.path.open("ab") as file:
+            with naming(self.path), self.path.open("ab") as file:
                 file.write(_line({"event": event, **values}))
 
 
