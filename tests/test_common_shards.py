@@ -33,11 +33,12 @@ def test_the_same_samples_as_the_webdataset_library(tmp_path, tar_format):
     samples = {f"folder/k{seed}": pair(seed) for seed in range(5)}
     samples |= {"deeper/" * 17 + "name": pair(5), "übung": pair(6), "odd.name": {"jpg": jpeg(7), "json": b"{}"}}
     samples["upper"] = {"JPG": jpeg(8), "json": pair(8)["json"]}
+    samples |= {"__pN3Hq2aK8": pair(9), "__notes__/k": pair(10)}  # a key, and webdataset's own folder
     path = write_tar(tmp_path / "a.tar", samples, tar_format)
     theirs = list(webdataset.WebDataset(str(path), shardshuffle=False, empty_check=False))
     theirs = [item for item in theirs if "jpg" in item]  # odd.name.jpg has the extension name.jpg there, too
     ours = open_shards(str(path))
-    assert len(ours) == len(theirs) == 8
+    assert len(ours) == len(theirs) == 9
     for index, item in enumerate(theirs):
         assert ours.key(index) == item["__key__"]
         assert ours.read(index, "image") == item["jpg"]

@@ -7,6 +7,7 @@ A shard is an uncompressed tar. A sample is every member of one KEY: `KEY.jpg|jp
 import hashlib
 import json
 import os
+import re
 import tarfile
 import warnings
 from collections.abc import Iterator
@@ -25,13 +26,14 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")  # the first that a sample has
 MEMBERS = ("image", "json", "txt", "cls", "npy")  # of a sample
 _COLUMNS = ("name", "image", "json", "npy", "captions", "image_id", "label", "fault")  # of `ShardIndex.rows`
 
-_CACHE_VERSION = 6
+_CACHE_VERSION = 7
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _BLOCK = 512  # bytes; a tar is a row of these
 _MAX_ZEROS = 1 << 20  # bytes at the end; tar programs write 11 KB at most, by default
 _NO_BODY = {
     tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE
 }  # fmt: skip
+_NOTES = re.compile("__[^/]*__/")  # webdataset's own folders; a key may begin with "__", as an id in base64 does
 _NOT_A_TAR = {
     b"\x1f\x8b": "a gzip file, unpack it first (gunzip)",
     b"BZh": "a bzip2 file, unpack it first (bunzip2)",
@@ -201,7 +203,7 @@ def _split_name(name: str) -> tuple[str, str]:
     # key and lower-case extension as in webdataset: the extension starts at the first dot of the file name
     folder, _, file = name.removeprefix("./").rpartition("/")
     stem, dot, extension = file.partition(".")
-    if not stem or not dot or name.startswith("__"):
+    if not stem or not dot or _NOTES.match(name):
         return "", ""  # hidden files, files without extension, webdataset's own notes
     return (f"{folder}/{stem}" if folder else stem), extension.lower()
 
