@@ -162,7 +162,7 @@ def angles():
 def main():
     torch.set_num_threads(1)
     # fewer programs: the interpreter takes its time for each
-    triton_tiles.SIZES, triton_tiles.STEPS = {"BM": 16, "BN": 32, "num_warps": 4}, 3
+    triton_tiles.SIZES, triton_tiles.STEPS = {"BM": 16, "BN": 32, "num_warps": 4}, 2
     results = {"geometries": {name: of_geometry(name) for name in GEOMETRIES}}
     names = ["sphere", "hyperbolic"]
     whole = []
