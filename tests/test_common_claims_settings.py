@@ -192,6 +192,8 @@ def test_a_search_that_would_not_count_is_refused(tmp_path, monkeypatch):
     for broken in ('{"rows":', "{}", "[]", '{"scale": "demo", "training_data": "", "rows": {"table1_ours": {}}}'):
         (folder / file.parent.name / "search.json").write_text(broken)
         refused(("search.json is broken: .* run it again", searched()))
+    plain = command_module.Command("table1", "demo", (0, 1, 2), (), tmp_path, tmp_path / "results")
+    assert not table_of(plain, "contrastive_basics", "table1", [Column("x", "X")], [], {}).notes  # reads no search
 
 
 def test_a_plan_after_the_first_look_does_not_count_and_is_not_recorded(tmp_path, capsys):

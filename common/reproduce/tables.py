@@ -351,8 +351,9 @@ def table_of(
         **differs,
     }
     fields["notes"] = [*fields.get("notes", ()), *_versions_note(runs)]
-    for search in searched_on(paper, command.scale, command.searched, command.roots):  # perhaps on other data
-        fields["notes"].append(f"Settings were searched on {search}.")
+    if command.searched:  # perhaps on other data
+        searches = searched_on(paper, command.scale, command.searched, command.roots)
+        fields["notes"] += [f"Settings were searched on {search}." for search in searches]
     return Table(
         paper=paper, table_id=table_id + suffix, columns=columns, rows=rows, scale=command.scale, seeds=command.seeds,
         command=command.text(paper), **fields,
