@@ -472,8 +472,8 @@ def to_latex(table: Table) -> str:
     caption = " ".join(filter(None, parts))
     parts = [r"\begin{table*}", r"\centering\scriptsize\setlength{\tabcolsep}{3pt}"]
     parts += ["\\par\\smallskip\n".join(tabulars) + f"\\caption{{{_latex(caption)}}}"]
-    label = re.sub("[^A-Za-z0-9-]", "-", f"{table.paper}-{table.table_id}")
-    parts += [f"\\label{{tab:{label}}}", r"\end{table*}"]
+    name = re.sub("[^A-Za-z0-9-]", "-", f"{table.paper}-{table.table_id}")
+    parts += [f"\\label{{tab:{name}}}", r"\end{table*}"]
     parts += [f"% {_one_line(label)}: {_one_line(text)}" for label, text in remarks(table, with_status=True)]
     return "\n".join(parts) + "\n"
 

@@ -243,7 +243,7 @@ def collect_page(
         "index.html.jinja", path, title=_TITLE, papers=index, tables=len(entries), maps=maps_beside(roots, path),
         refuted=[(paper, judged) for paper in index for _, judged in paper["marked"] if judged.audit.verdict == FAILS],
         counts=Counter(mark for paper in index for mark, judged in paper["marked"] if not judged.claim.control_of),
-        controls=sum(bool(judged.claim.control_of) for paper in index for _, judged in paper["marked"]),
+        controls=sum(judged.controls for judged in claims.values()),
         by_construction="; ".join(by_construction) or "None",
     )  # fmt: skip
     return len(entries), list(claims.values())

@@ -183,7 +183,7 @@ def _over_seeds(
         weights = np.array([by_name.get(name, 0.0) for name in alike])
     else:  # several columns or tables: the margin of each seed
         alike, rows, weights = {"": None}, by_seed[None, :], np.ones(1)
-    spread = _shared_spread(rows.tobytes(), len(rows))
+    spread = _shared_spread(tuple(map(tuple, rows.tolist())))
     by_rows, by_values = spread.rules(weights)
     basis = f"{len(seeds)} seeds"
     if by_rows:
@@ -205,8 +205,8 @@ def _over_seeds(
 
 
 @functools.lru_cache(maxsize=1024)  # a column has many margins
-def _shared_spread(values: bytes, rows: int) -> SharedSpread:
-    return shared_spread(np.frombuffer(values).reshape(rows, -1))
+def _shared_spread(rows: tuple[tuple[float, ...], ...]) -> SharedSpread:
+    return shared_spread(np.array(rows))
 
 
 def _whole(cell: OurCell) -> float:

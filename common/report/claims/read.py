@@ -150,6 +150,10 @@ class Claim(_Stated):
         used = cells(*self.audit, *self.measured, *self.later, *self.regime)
         return tuple(dict.fromkeys(cell.row if cell.table == EXPERIMENT else cell.table for cell in used))
 
+    def refers_to(self, sources: Sequence[str]) -> bool:
+        """Whether any of these tables and experiments is among its `sources`."""
+        return not set(self.sources).isdisjoint(sources)
+
 
 def load_paper_tables(path: str | Path) -> PaperTables:
     """The printed numbers of a paper_tables.yaml.

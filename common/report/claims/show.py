@@ -77,6 +77,11 @@ class PaperClaims:
     title: str
     judged: tuple[Judged, ...]
 
+    @property
+    def controls(self) -> int:
+        """How many are controls of ours beside a claim, which do not count."""
+        return sum(bool(one.claim.control_of) for one in self.judged)
+
 
 def judge(
     folder: str | Path,
@@ -117,7 +122,7 @@ def judge(
         return tuple(at_every_setting(one, at(one)) for one in measured_at_every_scale(claim, printed, ours))
 
     claims = load_claims(folder / "claims.yaml", printed)
-    asked = (claim for claim in claims if sources is None or set(claim.sources) & set(sources))
+    asked = (claim for claim in claims if sources is None or claim.refers_to(sources))
     judged = (Judged(claim, audit(claim, printed), verdicts(claim)) for claim in asked)
     return PaperClaims(folder.name, printed.title, tuple(judged))
 
@@ -158,7 +163,7 @@ def _of_the_paper(claims: PaperClaims) -> list[Judged]:
 
 def touching(claims: PaperClaims, sources: Sequence[str]) -> PaperClaims:
     """Only the claims that refer to one of these tables or experiments."""
-    kept = tuple(judged for judged in claims.judged if set(judged.claim.sources) & set(sources))
+    kept = tuple(judged for judged in claims.judged if judged.claim.refers_to(sources))
     return PaperClaims(claims.paper, claims.title, kept)
 
 
