@@ -193,7 +193,11 @@ def test_a_search_that_would_not_count_is_refused(tmp_path, monkeypatch):
         (folder / file.parent.name / "search.json").write_text(broken)
         refused(("search.json is broken: .* run it again", searched()))
     plain = command_module.Command("table1", "demo", (0, 1, 2), (), tmp_path, tmp_path / "results")
-    assert not table_of(plain, "contrastive_basics", "table1", [Column("x", "X")], [], {}).notes  # reads no search
+    of_plain = table_of(plain, "contrastive_basics", "table1", [Column("x", "X")], [], {})
+    assert not of_plain.notes  # reads no search
+    by_hand = replace(plain, overrides=(RATE + "7e-4", "run.log_every=2"))
+    of_hand = table_of(by_hand, "contrastive_basics", "table1", [Column("x", "X")], [], {})
+    assert of_hand.chosen_by == f"the command ({RATE}7e-4); else {of_plain.chosen_by}"
 
 
 def test_a_plan_after_the_first_look_does_not_count_and_is_not_recorded(tmp_path, capsys):

@@ -494,6 +494,10 @@ def _check_rates(optim: Any) -> None:
             raise ValueError(
                 f"optim.{key} = {rate} with optim.learning_rate = {optim.learning_rate}; expected: at most the peak"
             )
+    if optim.warmup_from and not optim.warmup_steps:
+        raise ValueError(
+            f"optim.warmup_from = {optim.warmup_from} without a warm-up; expected: optim.warmup_steps of at least 1, or 0"
+        )
 
 
 @dataclass(frozen=True)

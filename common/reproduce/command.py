@@ -81,7 +81,13 @@ class Command:
 
     @property
     def changes(self) -> list[str]:
-        """Overrides and rows that make another table than the paper's.
+        """Overrides and rows that make another table than the paper's."""
+        near = [f"near {text}" for text in self.settings] + (self._best_beside_near if self.settings else [])
+        return [*self.changed_settings, *near, *([f"rows={' '.join(sorted(self.rows))}"] if self.rows else [])]
+
+    @property
+    def changed_settings(self) -> list[str]:
+        """Overrides that make another table than the paper's.
 
         Where the data lie, how a run is made (its precision, workers, log) and rows that a grid leaves out are none.
         """
@@ -90,9 +96,7 @@ class Command:
         # scenes lie nowhere: there another source or split is other data
         lie = BESIDE_SCENES if self.scale in ON_SCENES else WHERE_DATA_LIE
         keys = {text: text.partition("=")[0] for text in self.typed or self.overrides}
-        changed = (text for text, key in keys.items() if key not in lie and not key.startswith(elsewhere))
-        near = [f"near {text}" for text in self.settings] + (self._best_beside_near if self.settings else [])
-        return [*sorted(changed), *near, *([f"rows={' '.join(sorted(self.rows))}"] if self.rows else [])]
+        return sorted(text for text, key in keys.items() if key not in lie and not key.startswith(elsewhere))
 
     def settings_of(self, config: str) -> tuple[str, ...]:
         """What the row with this file in configs/ takes, but not the rows that it starts from."""
@@ -147,7 +151,9 @@ class Command:
         # folders have options of their own
         more = set_text(text for text, key in zip(settings, keys) if key not in folders)
         data = "".join(f" {name}=<folder>" for key, name in folders.items() if key in keys)
-        rows = " NEAR=1" if self.settings else f' ROWS="{" ".join(self.rows)}"' if self.rows else ""
+        files = {file.stem: file for file in self.custom_files if file.parent != ROOT / paper / "configs"}
+        names = " ".join(f"<folder>/{files[row].name}" if row in files else row for row in self.rows)
+        rows = " NEAR=1" if self.settings else f' ROWS="{names}"' if self.rows else ""
         plan = f" PLAN={self.planned_seeds}" if self.planned_seeds else ""
         searched = " SEARCHED=1" if self._best_beside_near else ""
         seeds = f"SEEDS={len(self.seeds)}{plan}{searched}"

@@ -332,8 +332,11 @@ def markdown_of(content: Mapping[str, Any]) -> str:
             mean, error = (_percent(trial[name]) for name in ("mean", "standard_error"))
             values = ", ".join(map(_percent, trial["values"]))
             lines.append(f"| {row} | {', '.join(trial['settings'])} | {mean} | {error} | {values} | {mark} |")
-    metrics = {f"{row}: {of_row['metric']} on {of_row['data']}" for row, of_row in content["rows"].items()}
-    lines += ["", f"Number: {'; '.join(sorted(metrics))}."]
+    measured: dict[str, list[str]] = {}
+    for row, of_row in content["rows"].items():
+        measured.setdefault(f"{of_row['metric']} on {of_row['data']}", []).append(row)
+    numbers = [f"{', '.join(rows)}: {number}" for number, rows in measured.items()]
+    lines += ["", f"Number: {'; '.join(numbers)}."]
     grown = {key: values for key, values in content["grid"].items() if values != content["grid_at_start"][key]}
     lines += [
         f"Grid of {key} after widening, for all rows: {', '.join(values)} "

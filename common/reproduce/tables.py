@@ -403,13 +403,15 @@ def _validation_level(runs: Sequence[RowRun], metric: str) -> float | None:
 
 
 def _chosen_by(paper: str, command: Command) -> str:
-    # as the file of the scale states it; a search chose some of the settings
+    # as the file of the scale states it; a search chose some of the settings, the command others
     path = ROOT / paper / "configs" / f"scale_{command.scale}.yaml"
     stated = (
         re.search(r"^# chosen by: (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
     )
     by_scale = stated[1] if stated else ""
-    return f"val, what its search varied, for each row; else {by_scale}" if command.takes_best else by_scale
+    by_search = f"val, what its search varied, for each row; else {by_scale}" if command.takes_best else by_scale
+    set_by_command = ", ".join(command.changed_settings)
+    return f"the command ({set_by_command}); else {by_search or 'test data'}" if set_by_command else by_search
 
 
 def _versions_note(runs: Runs) -> list[str]:
