@@ -61,7 +61,10 @@ class Number(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model that a user names, its settings and its encoder."""
+    """A model that a user names, its settings and its encoder.
+
+    label: name in the table; of a run that is not finished also where it stands.
+    """
 
     label: str
     config: Any
@@ -73,17 +76,24 @@ def open_models(options: argparse.Namespace, overrides: Sequence[str]) -> list[M
     """The models that a user names."""
     if len(set(options.models)) < len(options.models):
         raise ConfigError(f"a model is named twice: {' '.join(options.models)}; expected each once")
-    if all(run_checkpoint(name) is not None for name in options.models):
+    checkpoints = [run_checkpoint(name) for name in options.models]
+    if all(checkpoints):
         refuse_stated(options.models[0], options)
     stated = {name: getattr(options, name) for name in ("layout", "activation", "heads")}
     stated["geometry"] = options.geometry or "sphere"
-    models = [
-        Model(name, *open_model(name, overrides, **stated), run_checkpoint(name) is not None) for name in options.models
+    labels = [
+        "/".join(Path(name).parts[-1 if made is None else -2 :]) for name, made in zip(options.models, checkpoints)
     ]
-    short = ["/".join(Path(model.label).parts[-2 if model.is_run else -1 :]) for model in models]
-    if len(set(short)) < len(short):
-        return models
-    return [model._replace(label=label) for model, label in zip(models, short)]
+    if len(set(labels)) < len(labels):
+        labels = options.models
+    models = []
+    for name, label, checkpoint in zip(options.models, labels, checkpoints):
+        config, encoder = open_model(name, overrides, **stated)
+        is_run = checkpoint is not None
+        if is_run and checkpoint.state["step"] < config.optim.steps:
+            label = f"{label} (step {checkpoint.state['step']:,} of {config.optim.steps:,})"
+        models.append(Model(label, config, encoder, is_run))
+    return models
 
 
 def check_tasks(tasks: Sequence[str], models: Sequence[Model], data: Any, sets: EvaluationSets) -> None:

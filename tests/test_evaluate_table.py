@@ -22,7 +22,7 @@ from scripts import evaluate, evaluate_table
 from scripts.evaluate_table import Number, table_text
 
 SMALL = ("data.num_test=8", "data.num_labelled=8", "run.num_workers=0")
-TRAINED = ("optim.steps=2", "optim.warmup_steps=0", "run.evaluate_every=0", "run.save_every=0", *SMALL)
+TRAINED = ("optim.steps=2", "optim.warmup_steps=0", "run.evaluate_every=0", "run.save_every=1", *SMALL)
 LABEL = "my_euclip/seed0"
 TINY = {"width": 32, "layers": 1}
 
@@ -126,6 +126,13 @@ def test_the_other_tasks_have_numbers_of_both(run, stranger, capsys):
             assert 0 < metrics[metric]["chance"] <= 0.5
         # only EuCLIP has cones
         assert ("hierarchy/text_inside" in metrics) == (model != "stranger")
+
+
+def test_the_label_of_a_run_says_where_it_stands_if_it_is_not_finished(run, capsys):
+    first = run / "checkpoints" / "step-00000001"
+    evaluated(run, first, "--tasks", "retrieval", "--json")
+    labels = {number["model"] for number in json.loads(capsys.readouterr().out)}
+    assert labels == {LABEL, "checkpoints/step-00000001 (step 1 of 2)"}
 
 
 def test_the_numbers_are_printed_where_the_csv_file_cannot_be_written(tmp_path, monkeypatch, capsys):

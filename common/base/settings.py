@@ -496,7 +496,7 @@ def _check_rates(optim: Any) -> None:
             )
     if optim.warmup_from and not optim.warmup_steps:
         raise ValueError(
-            f"optim.warmup_from = {optim.warmup_from} without a warm-up; expected: optim.warmup_steps of at least 1, or 0"
+            f"optim.warmup_from = {optim.warmup_from} without a warm-up; expected: 0, or optim.warmup_steps above 0"
         )
 
 
