@@ -355,7 +355,10 @@ def test_folders_of_training_and_test_that_hold_one_another_are_refused(tmp_path
 def test_a_test_set_with_a_shard_of_the_training_set_is_refused(tmp_path, values):
     write_shards(tmp_path)
     data = config_of("shards", tmp_path, **values)
-    refused((r"data\.test = .* and data\.train = .* both name .*\.tar; ", lambda: open_retrieval_sets(data)))
+    both = r"data\.test = .* and the training set .* both name .*\.tar; "
+    parts = (MixedSet(source="scenes"), MixedSet(train=values["train"]))
+    mixed = replace(data, train="not_here/*.tar", mixture=parts)
+    refused(*((both, partial(open_retrieval_sets, config)) for config in (data, mixed)))
     elsewhere = config_of("shards", tmp_path, train="not_here/*.tar")
     for other in (replace(data, train="*-test-*.tar", test="*-test-*.tar"), elsewhere):  # on purpose; an evaluation
         assert len(open_retrieval_sets(other)["test"]) == 4

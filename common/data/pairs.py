@@ -222,7 +222,7 @@ def _is_mostly_of(opened: Pairs, training: Pairs) -> bool:
 
 
 def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> Pairs:
-    pattern, of_training = getattr(data, role) or f"*{role}*.tar", data.train or "*train*.tar"
+    pattern = getattr(data, role) or f"*{role}*.tar"
     if not data.root and not Path(pattern).is_absolute():
         raise FileNotFoundError(
             f"data.source = shards needs a folder: set data.root (make: DATA=<folder>) or a full path in data.{role}"
@@ -235,13 +235,16 @@ def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> Pairs:
         index_dir=_shard_index(),
         **options,
     )
-    if role != "train" and pattern != of_training and not data.mixture:
+    for trained in [] if role == "train" else [part.as_data(data) for part in data.mixture] or [data]:
+        of_training = trained.train or "*train*.tar"
+        if trained.source != "shards" or pattern == of_training:
+            continue
         shared: set[Path] = set()
         with suppress(FileNotFoundError, ValueError):  # an evaluation needs no training set
-            shared = set(expand_shards(of_training, data.root or None)) & {shard.path for shard in opened.shards}
+            shared = set(expand_shards(of_training, trained.root or None)) & {shard.path for shard in opened.shards}
         if shared:  # as with a wide pattern, data.train=*.tar
             raise ValueError(
-                f"data.{role} = {pattern!r} and data.train = {of_training!r} both name {min(shared)}; expected: "
+                f"data.{role} = {pattern!r} and the training set {of_training!r} both name {min(shared)}; expected: "
                 "different shards"
             )
     return opened
