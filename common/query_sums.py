@@ -207,17 +207,17 @@ def _sum_of_exp(
 
 
 def _logsumexp_of_rows(logits: torch.Tensor) -> torch.Tensor:
-    # logsumexp(dim=1) as top - log p(top), with the fused log-softmax;
-    # of a transposed tile along its memory: log_softmax copies what is not contiguous
+    # logsumexp(dim=1); of a transposed tile along its memory: log_softmax copies what is not contiguous
     matrix, axis = (logits, 1) if logits.is_contiguous() else (logits.T, 0)
-    if logits.is_cuda and axis == 0:  # there log-softmax is fast along the rows of the memory only
+    if not logits.is_cuda:
+        top = matrix.amax(axis, keepdim=True)
+        top = torch.where(top == -torch.inf, 0.0, top)  # nothing but partners
+        return torch.add(-LOG2_E * top, matrix, alpha=LOG2_E).exp2_().sum(axis).log_().add_(top.squeeze(axis))
+    if axis == 0:  # there log-softmax is fast along the rows of the memory only
         return matrix.logsumexp(0)
-    log_probabilities = matrix.log_softmax(axis)
-    if logits.is_cuda:  # bound by memory there: the place of the largest entry saves a reading of the tile
-        top, place = matrix.max(axis, keepdim=True)
-        top, log_largest = top.flatten(), log_probabilities.gather(axis, place).flatten()
-    else:
-        top, log_largest = matrix.amax(axis), log_probabilities.amax(axis)
+    # bound by memory: top - log p(top), with the fused log-softmax and the place of the largest entry
+    top, place = (column.flatten() for column in matrix.max(axis, keepdim=True))
+    log_largest = matrix.log_softmax(axis).gather(axis, place[:, None]).flatten()
     return torch.where(top == -torch.inf, top, top - log_largest)
 
 

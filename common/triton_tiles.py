@@ -40,7 +40,7 @@ OPERATIONS = {  # torch -> Triton, with what torch does to NaN
     "square": "{0} * {0}",
     "sqrt": "tl.sqrt({0})",
     "log": "tl.log({0})",
-    "atan2": "angle_of({0}, {1})",
+    "atan": "arctangent({0})",
     "clone": "{0}",
     "relu": "tl.where({0} < 0.0, 0.0, {0})",
     "clamp": "tl.where({0} < {1}, {1}, tl.where({0} > {2}, {2}, {0}))",
@@ -82,20 +82,18 @@ def formula_source(geometry: ChordGeometry) -> str:
 
 
 @triton.jit
-def angle_of(y, x):
-    """atan2, with 0 for (0, 0); the polynomial is that of Cephes' atanf, up to tan(pi / 8)."""
-    height, width = tl.abs(y), tl.abs(x)
-    is_steep = height > width
-    larger = tl.where(is_steep, height, width)
-    ratio = tl.where(is_steep, width, height) / tl.where(larger == 0.0, 1.0, larger)
+def arctangent(x):
+    """The polynomial of Cephes' atanf, up to tan(pi / 8)."""
+    size = tl.abs(x)
+    is_steep = size > 1.0
+    ratio = tl.where(is_steep, 1.0 / size, size)
     is_large = ratio > 0.4142135623730950
     part = tl.where(is_large, (ratio - 1.0) / (ratio + 1.0), ratio)
     square = part * part
     series = ((8.05374449538e-2 * square - 1.38776856032e-1) * square + 1.99777106478e-1) * square - 3.33329491539e-1
     angle = series * square * part + part + tl.where(is_large, 0.7853981633974483, 0.0)
     angle = tl.where(is_steep, 1.5707963267948966 - angle, angle)
-    angle = tl.where(x < 0.0, 3.141592653589793 - angle, angle)
-    return tl.where(y < 0.0, -angle, angle)
+    return tl.where(x < 0.0, -angle, angle)
 
 
 @functools.cache
@@ -103,7 +101,7 @@ def _compiled(source: str) -> triton.JITFunction:
     # Triton reads the source of a function from its file, or from `linecache`
     file = f"<chords {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    scope = {"tl": tl, "angle_of": angle_of, "__name__": __name__}
+    scope = {"tl": tl, "arctangent": arctangent, "__name__": __name__}
     exec(compile(source, file, "exec"), scope)
     return triton.jit(scope["distance_and_inverse_slope"])
 

@@ -120,10 +120,13 @@ def step_work(row: str, runs: Path) -> dict[str, float]:
 
 
 def loss_work(geometry: Geometry) -> dict[str, float]:
-    """Kernels, bytes and products of the tiled loss with gradients: those of 4 tiles less those of 1.
+    """Kernels, bytes and products of the tiled loss with gradients.
+
+    One, four and nine tiles tell what the tiles take, what the embeddings take, and what is left.
 
     Returns:
-        kernels: of a tile. bytes: an entry. products: floating-point operations over B^2 d.
+        kernels: of a tile. bytes: an entry of the tiles. embedding_bytes: a number of the embeddings. products:
+        floating-point operations over B^2 d. waits: of four tiles.
     """
     geometry = geometry.cuda()
 
@@ -137,14 +140,23 @@ def loss_work(geometry: Geometry) -> dict[str, float]:
         return work
 
     torch.manual_seed(0)
-    one, four = of(TILE), of(2 * TILE)
-    entries = 3 * TILE**2
+    works = [of(number * TILE) for number in (1, 2, 3)]
+    kernels, moved, products = (
+        _quadratic([getattr(work, name) for work in works]) for name in ("num_kernels", "bytes_moved", "product_flops")
+    )
     return {
-        "kernels": (four.num_kernels - one.num_kernels) / 3,
-        "bytes": (four.bytes_moved - one.bytes_moved) / entries,
-        "products": (four.product_flops - one.product_flops) / entries / DIM,
-        "waits": four.num_waits,
+        "kernels": kernels[0],
+        "bytes": moved[0] / TILE**2,
+        "embedding_bytes": moved[1] / (2 * TILE * DIM),
+        "products": products[0] / TILE**2 / DIM,
+        "waits": works[1].num_waits,
     }
+
+
+def _quadratic(values: list[float]) -> tuple[float, float]:
+    # a and b of a n^2 + b n + c, from its values at 1, 2, 3
+    first, second = values[1] - values[0], values[2] - values[1]
+    return (second - first) / 2, (5 * first - 3 * second) / 2
 
 
 def page(content: dict) -> str:
@@ -159,13 +171,14 @@ def page(content: dict) -> str:
         lines += [
             "",
             f"The tiled loss with its gradients, tiles of {TILE:,} x {TILE:,}, d = {DIM}, float32. Bytes are read or "
-            "written by kernels, for an entry of the similarity matrix; products are floating-point operations over "
-            "B^2 d.",
+            "written by kernels: by tiles, for an entry of the similarity matrix, and by what comes before and after "
+            "them, for a number of the embeddings. Products are floating-point operations over B^2 d.",
             "",
-            "| geometry | bytes an entry | kernels a tile | products | waits |",
-            "|---|---|---|---|---|",
+            "| geometry | bytes an entry | bytes a number | kernels a tile | products | waits |",
+            "|---|---|---|---|---|---|",
             *(
-                f"| {name} | {work['bytes']:.0f} | {work['kernels']:.0f} | {work['products']:.1f} | {work['waits']} |"
+                f"| {name} | {work['bytes']:.0f} | {work['embedding_bytes']:.0f} | {work['kernels']:.0f} | "
+                f"{work['products']:.1f} | {work['waits']} |"
                 for name, work in content["losses"].items()
             ),
         ]

@@ -144,19 +144,19 @@ def not_finite():
 
 
 @triton.jit
-def angles_kernel(y, x, angles, N: tl.constexpr):
+def angles_kernel(tangents, angles, N: tl.constexpr):
     places = tl.arange(0, N)
-    tl.store(angles + places, triton_tiles.angle_of(tl.load(y + places), tl.load(x + places)))
+    tl.store(angles + places, triton_tiles.arctangent(tl.load(tangents + places)))
 
 
 def angles():
-    """Largest error of the angles of 1,024 points, on the axes and at the origin too."""
-    y, x = torch.randn(2, 1024)
-    y[:8], x[4:12], y[12], x[12] = 0, 0, torch.nan, 1
+    """Largest error of the arc tangents of 1,024 numbers, also of 0, of infinite ones and of NaN."""
+    tangents = torch.randn(1024) / torch.randn(1024)
+    tangents[:6] = torch.tensor([0, 1, -1, torch.inf, -torch.inf, torch.nan])
     result = torch.empty(1024)
-    angles_kernel[1,](y, x, result, N=1024)
-    torch.testing.assert_close(result.isnan(), y.isnan())
-    return float((result.double() - torch.atan2(y.double(), x.double())).abs().nan_to_num().max())
+    angles_kernel[1,](tangents, result, N=1024)
+    torch.testing.assert_close(result.isnan(), tangents.isnan())
+    return float((result.double() - tangents.double().atan()).abs().nan_to_num().max())
 
 
 def main():

@@ -80,7 +80,7 @@ def test_a_queue_is_added_in_tiles(interpreted):
     assert max(result["float64"]) < max(1e-5, *(2 * error for error in result["tiles"]))
 
 
-# what is frozen changes nothing for the rest; a batch that is almost solved keeps its digits; angles are atan2's
+# what is frozen changes nothing for the rest; a batch that is almost solved keeps its digits; angles are atan's
 @pytest.mark.parametrize(("case", "bound"), [("frozen", 1e-5), ("almost_solved", 2e-5), ("angles", 5e-7)])
 def test_errors_stay_below_their_bounds(interpreted, case, bound):
     assert np.max(interpreted[case]) < bound
@@ -102,7 +102,7 @@ def test_half_precision_rounds_the_factors_and_nothing_else(interpreted):
 def test_a_traced_formula_is_the_torch_formula_on_every_chord(name):
     geometry = CLOSED[name]()
     functions = SimpleNamespace(where=torch.where, sqrt=torch.sqrt, log=torch.log)
-    scope = {"tl": functions, "angle_of": torch.atan2}
+    scope = {"tl": functions, "arctangent": torch.atan}
     exec(formula_source(geometry), scope)
     chords = torch.tensor([-1e-7, 0.0, 1e-8, 0.3, 2.0, 50.0, torch.nan])
     expected = geometry.distance_of_chords(chords.clone(), True)
