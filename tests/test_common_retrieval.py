@@ -39,6 +39,9 @@ def test_recall_equals_torchmetrics_hit_rate():
         images = torch.arange(30)
         hits = [functional.retrieval_hit_rate(scores[:, j], images == text_to_image[j], top_k=k) for j in range(90)]
         assert recall_at_k(ranks.text_to_image, k) == pytest.approx(float(torch.stack(hits).mean()), abs=1e-7)
+    for k in (0, 1.5):
+        with pytest.raises(ValueError, match=f"k must be a whole number of at least 1, got {k}"):
+            recall_at_k(ranks.image_to_text, k)
 
 
 def test_what_cannot_be_ranked_is_refused():

@@ -292,6 +292,7 @@ def test_a_bare_file_tells_no_activation_and_openais_archive_is_quick_gelu(tmp_p
                 r"does not state its activation: give quick_gelu .* by --activation",
                 partial(opened, bare, activation=None),
             ),
+            (r"model\.image\.activation .*, got 'relu'", partial(opened, bare, activation="relu")),
             (
                 r"archive\.pt states the activation quick_gelu; expected quick_gelu, got gelu",
                 partial(opened, archive, activation="gelu"),

@@ -96,7 +96,7 @@ def test_some_rows_of_a_table_are_trained_and_stand_beside_the_whole_table(outpu
         if row.method == "CLIP [our-impl.], ViT-B/16":
             assert row == ours[row.method]
         elif row.method in ours:
-            assert (row.ours, row.status) == ({}, "not run: not among ROWS")
+            assert (row.ours, row.status) == ({}, "not run: left out by the command")
     assert whole.read_bytes() == before
 
 
@@ -106,13 +106,13 @@ def test_in_tables_that_train_nothing_a_row_left_out_says_so_and_a_custom_row_is
     reproduce("table5", tmp_path, "--rows", f"table2_clip {custom}")
     (path,) = tmp_path.glob("results/oblique_topology/table5/smoke-*/table5.json")
     *rows, row = from_json(path.read_text()).rows
-    assert [row.status for row in rows] == ["measured", *["not run: not among ROWS"] * 3]
+    assert [row.status for row in rows] == ["measured", *["not run: left out by the command"] * 3]
     assert not any(any(row.ours.values()) for row in rows[1:])
     assert (row.method, row.paper, row.ours["weight_decay"].mean) == ("mine", {}, 0.07)
     reproduce("table7", tmp_path, "--rows", "table2_multi")
     (path,) = tmp_path.glob("results/oblique_topology/table7/smoke-*/table7.json")
     rows = from_json(path.read_text()).rows
-    for status in ("not run: needs published weights", "not run: needs MSCOCO", "not run: not among ROWS"):
+    for status in ("not run: needs published weights", "not run: needs MSCOCO", "not run: left out by the command"):
         assert any(row.status.startswith(status) for row in rows), status
     assert not any(any(row.ours.values()) for row in rows)
     assert not list(tmp_path.glob("runs/oblique_topology/*"))  # neither table trains

@@ -38,7 +38,7 @@ from common.run.folder import precision_of
 from common.run.log import read_log
 
 Runs = dict[str, list[RowRun]]  # method -> one run per seed
-NOT_CHOSEN = "not run: not among ROWS"  # status of a row that the command leaves out
+NOT_CHOSEN = "not run: left out by the command"  # status; by ROWS or NEAR
 
 
 def train_rows(

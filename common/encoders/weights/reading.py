@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from safetensors import SafetensorError
@@ -82,10 +82,11 @@ def read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torc
             f"{path} is in transformers' layout ({theirs}), where config.json states heads and activation; name the "
             "folder that holds both"
         )
-    if activation is None and not is_archive:
+    if activation not in get_args(Activation) and not is_archive:
+        got = "" if activation is None else f", got {activation!r}"
         raise WeightsError(
             f"{path} does not state its activation: give quick_gelu (OpenAI's own weights) or gelu (most others), by "
-            "--activation, or by model.image.activation where a run starts from it"
+            f"--activation, or by model.image.activation where a run starts from it{got}"
         )
     return state, agreed_activation(path, "quick_gelu", activation) if is_archive else activation, is_archive
 
