@@ -494,10 +494,6 @@ def _check_rates(optim: Any) -> None:
             raise ValueError(
                 f"optim.{key} = {rate} with optim.learning_rate = {optim.learning_rate}; expected: at most the peak"
             )
-    if optim.warmup_from and not optim.warmup_steps:
-        raise ValueError(
-            f"optim.warmup_from = {optim.warmup_from} without a warm-up; expected: 0, or optim.warmup_steps above 0"
-        )
 
 
 @dataclass(frozen=True)
