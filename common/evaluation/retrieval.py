@@ -214,7 +214,7 @@ def precisions_of_parts(parts: Iterable[Part], positives: Positives, *, shared: 
 
 def recall_at_k(ranks: torch.Tensor, k: int) -> float:
     """Share of queries whose best positive is among the first k candidates, in [0, 1]."""
-    if k < 1 or k != int(k):
+    if k < 1 or k % 1:
         raise ValueError(f"k must be a whole number of at least 1, got {k}")
     return float((tensor_of(ranks, "ranks") < k).double().mean())
 
