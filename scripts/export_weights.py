@@ -8,7 +8,8 @@ python scripts/export_weights.py --model ViT-B-32.pt --activation quick_gelu --t
 bidirectional, other geometries compare otherwise: no such layout), a transformers folder or hub name, a folder in
 open_clip's hub layout, or a file of weights in OpenAI's layout (its --activation; OpenAI's archives: quick_gelu; its
 --heads where they are no published ones). How pixels become inputs is written too: preprocess_cfg of open_clip's
-configuration, or preprocessor_config.json.
+configuration, or preprocessor_config.json. The layout of transformers holds the tokenizer, too: that of the run, that
+beside the weights, or CLIP's.
 """
 
 import json
@@ -24,6 +25,10 @@ from safetensors.torch import save_file
 from common.base.arguments import Parser
 from common.base.config import ConfigError
 from common.base.files import as_any_new_file
+from common.data.clip_tokenizer import FILE_NAMES, NUM_MERGES, ClipTokenizer
+from common.data.text import tokenizer_from_json
+from common.data.text_files import stated_file
+from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import (
@@ -87,6 +92,30 @@ def export_to_open_clip(model: TwoTowers, pixels: ImageTransform, folder: Path):
     ), "open_clip"
 
 
+def tokenizer_of(name: str, vocabulary_size: int) -> Tokenizer | None:
+    """That of a run, that beside the weights, or CLIP's where neither is stated; None where the sizes differ."""
+    checkpoint = run_checkpoint(name)
+    if checkpoint is not None:
+        return tokenizer_from_json(checkpoint.state["tokenizer"])
+    file = None if Path(name).expanduser().is_file() else stated_file(name, *FILE_NAMES)
+    try:
+        tokenizer = ClipTokenizer.from_vocabulary("" if file is None else str(file))
+    except ValueError:  # other pieces than CLIP's, or no file of them
+        return None
+    return tokenizer if tokenizer.vocabulary_size == vocabulary_size else None
+
+
+def save_for_transformers(tokenizer: ClipTokenizer, context_length: int, folder: Path) -> None:
+    """Files that `transformers.CLIPTokenizer` reads."""
+    start, end = "<|startoftext|>", "<|endoftext|>"
+    ids = {token: position for position, token in enumerate([*tokenizer.vocabulary[:-2], start, end])}
+    special = {"bos_token": start, "eos_token": end, "unk_token": end, "pad_token": end}
+    settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": context_length, **special}
+    (folder / "vocab.json").write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *tokenizer.merges, ""]), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+
+
 @torch.no_grad()
 def main() -> None:
     parser = Parser(__doc__)
@@ -123,12 +152,21 @@ def main() -> None:
         f"{differences[0]:.1e} (8 random pictures), {differences[1]:.1e} (8 random captions). Pictures: {pixels.mode}, "
         f"{pixels.interpolation}, mean {pixels.mean}, std {pixels.std}{note}"
     )
-    checkpoint = run_checkpoint(arguments.model)
-    tokenizer = "" if checkpoint is None else checkpoint.state["config"]["data"]["tokenizer"]
-    if tokenizer not in ("", "clip_bpe"):
+    tokenizer = tokenizer_of(arguments.model, text.vocabulary_size)
+    if tokenizer is None:
+        print("No tokenizer is written: --model has none of CLIP's kind with as many tokens as the text tower")
+    elif not isinstance(tokenizer, ClipTokenizer):
+        kind = run_checkpoint(arguments.model).state["config"]["data"]["tokenizer"]
         print(
-            f"Its words have no place in this layout (data.tokenizer={tokenizer}): other programs cannot make its ids "
+            f"Its words have no place in this layout (data.tokenizer={kind}): other programs cannot make its ids "
             "from captions. Trained with data.tokenizer=clip_bpe a model goes out whole"
+        )
+    elif arguments.to == "transformers":
+        save_for_transformers(tokenizer, text.context_length, arguments.output)
+    elif len(tokenizer.merges) != NUM_MERGES:
+        print(
+            f"Its {len(tokenizer.merges)} merges have no place in this layout, which takes CLIP's {NUM_MERGES}: "
+            "open_clip would make other ids; --to transformers holds them"
         )
     if max(differences) > 1e-4:
         sys.exit("error: that is more than rounding explains (1e-4); do not use the export")

@@ -390,6 +390,30 @@ def test_runs_of_every_paper_are_exported_or_refused_in_words(tmp_path, monkeypa
         refused((message, lambda: export_weights.main()), error=WeightsError)
 
 
+@pytest.mark.filterwarnings("ignore:.* has 9 merges")
+def test_the_exported_tokenizer_is_that_of_the_run(tmp_path, monkeypatch, capsys):
+    merges = ("r e", "re d</w>", "b o", "bo a", "boa t</w>", "l e", "le f", "lef t</w>", "o f</w>")
+    (tmp_path / "merges.txt").write_text("\n".join(merges))
+    vocabulary = ("data.tokenizer=clip_bpe", f"data.vocabulary={tmp_path / 'merges.txt'}")
+    files = run(tmp_path / "run", config_of("contrastive_basics", "optim.steps=2", *vocabulary), "contrastive_basics")
+    for model, layout, output in (
+        ("run", "transformers", "out"),
+        ("out", "transformers", "again"),
+        ("run", "open_clip", "other"),
+    ):
+        source = files.folder if model == "run" else tmp_path / model
+        arguments = ["--model", source, "--to", layout, "--output", tmp_path / output]
+        monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
+        export_weights.main()
+    assert "Its 9 merges have no place in this layout" in capsys.readouterr().out
+    texts = ["A red boat, left of a boat", "", "boat " * 40]
+    ours = ClipTokenizer(merges)
+    for folder in (tmp_path / "out", tmp_path / "again"):
+        theirs = transformers.AutoProcessor.from_pretrained(folder)(text=texts, padding="max_length", truncation=True)
+        for ids, expected in zip(theirs.input_ids, ours.encode(texts, 16).tolist()):
+            assert ids == [token or ours.end_id for token in expected]  # theirs pads with the end
+
+
 def test_weights_without_a_text_tower_are_named(tmp_path):
     state = {"kind": "vision", "paper": "contrastive_basics"}
     model = torch.nn.Linear(2, 2)
