@@ -259,18 +259,18 @@ def published_config(overrides: Sequence[str], geometry: str) -> Config:
 
 def main() -> None:
     parser = command_line(__doc__, "file of weights; layout transformers: folder or hub name", published=True)
-    parser.add_argument("--layout", default="transformers", help=", ".join(LAYOUTS))
+    parser.add_argument("--layout", help=f"{', '.join(LAYOUTS)}; default: transformers")
     parser.add_argument("--geometry", help="layout open_clip: the geometry of its training, default sphere")
     arguments = parser.parse_intermixed_args()
     if evaluate_if_run(MODELS, arguments):  # a checkpoint of this repository records its settings
         return
 
-    geometry = arguments.geometry or "sphere"
+    layout, geometry = arguments.layout or "transformers", arguments.geometry or "sphere"
     config = published_config(arguments.overrides, geometry)
-    stated = arguments.layout, geometry, arguments.activation
+    stated = layout, geometry, arguments.activation
     encoder = open_published(arguments.checkpoint, *stated, config, this_device(), arguments.heads)
     results = evaluate_suite(config, encoder, open_evaluation_sets(config.data))
-    answer_of_published(PAPER, arguments.checkpoint, arguments.layout, encoder, results, arguments.output)
+    answer_of_published(PAPER, arguments.checkpoint, layout, encoder, results, arguments.output)
 
 
 if __name__ == "__main__":

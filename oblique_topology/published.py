@@ -78,25 +78,24 @@ def open_published(
 
 def main() -> None:
     parser = command_line(__doc__, "file of weights; layout clip: also a folder or hub name", published=True)
-    parser.add_argument("--layout", default="released", help="released, clip")
+    parser.add_argument("--layout", help="released, clip; default: released")
     options = parser.parse_intermixed_args()
     if evaluate_if_run(MODELS, options):  # a checkpoint of this repository records its settings
         return
 
+    layout = options.layout or "released"
     of_coco = [text for text in options.overrides if text.startswith("coco.")]
     config = load_beside_weights(Config, [text for text in options.overrides if text not in of_coco])
     files = load_config(CocoConfig, [], of_coco).coco
     if of_coco and not files.test:
         raise ValueError(f"{of_coco[0]} without coco.test, the file of the test pictures; expected: both")
-    encoder = open_published(
-        options.checkpoint, options.layout, config, this_device(), options.activation, options.heads
-    )
+    encoder = open_published(options.checkpoint, layout, config, this_device(), options.activation, options.heads)
     if files.test:
         test = open_coco(files)
         results = evaluate_coco(encoder, test.pairs, test.relations)
     else:
         results = evaluate_all(config, encoder, open_evaluation_sets(config.data))
-    answer_of_published(PAPER, options.checkpoint, options.layout, encoder, results, options.output)
+    answer_of_published(PAPER, options.checkpoint, layout, encoder, results, options.output)
 
 
 if __name__ == "__main__":

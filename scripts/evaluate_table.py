@@ -79,8 +79,8 @@ def open_models(options: argparse.Namespace, overrides: Sequence[str]) -> list[M
     checkpoints = [run_checkpoint(name) for name in options.models]
     if all(checkpoints):
         refuse_stated(options.models[0], options)
-    stated = {name: getattr(options, name) for name in ("layout", "activation", "heads")}
-    stated["geometry"] = options.geometry or "sphere"
+    stated = {"layout": options.layout or "transformers", "geometry": options.geometry or "sphere"}
+    stated |= {"activation": options.activation, "heads": options.heads}
     labels = [
         "/".join(Path(name).parts[-1 if made is None else -2 :]) for name, made in zip(options.models, checkpoints)
     ]
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--tasks", help=f"some of {','.join(TASKS)}; default: {default}")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="all numbers as CSV; replaces the file")
     parser.add_argument("--json", action="store_true", help="print only all numbers as JSON")
-    parser.add_argument("--layout", default="transformers", help=f"of weights from elsewhere: {', '.join(LAYOUTS)}")
+    parser.add_argument("--layout", help=f"of weights from elsewhere: {', '.join(LAYOUTS)}; default: transformers")
     parser.add_argument("--geometry", help="layout open_clip: the geometry of its training, default sphere")
     parser.add_argument("--activation", choices=("gelu", "quick_gelu"), help="of a file of weights without a config")
     parser.add_argument("--heads", type=heads_argument, default=NOT_STATED, metavar="IMAGE,TEXT", help=HEADS_HELP)

@@ -183,7 +183,8 @@ def test_what_a_task_needs_is_named(words, message, stranger, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "option", ["--geometry=euclidean_squared", "--geometry=sphere", "--activation=quick_gelu", "--heads=1"]
+    "option",
+    ["--geometry=euclidean_squared", "--geometry=sphere", "--layout=open_clip", "--activation=quick_gelu", "--heads=1"],
 )
 def test_a_run_refuses_options_of_weights_from_elsewhere(option, run, monkeypatch):
     for command in (evaluate_table, published):

@@ -216,12 +216,12 @@ def evaluate_if_run(models: TrainedModels, options: argparse.Namespace) -> bool:
 
 
 def refuse_stated(name: str, options: argparse.Namespace) -> None:
-    """Refuses what only weights from elsewhere need: a run records its own geometry, activation and heads.
+    """Refuses what only weights from elsewhere need: a run records its layout, geometry, activation and heads.
 
     Raises:
         ConfigError: names the option.
     """
-    for key in ("geometry", "activation", "heads"):
+    for key in ("layout", "geometry", "activation", "heads"):
         if getattr(options, key, None) not in (None, NOT_STATED):
             raise ConfigError(f"--{key} has no effect on {name}, a run, which records its own; expected no --{key}")
 
