@@ -275,7 +275,7 @@ def test_a_changed_tables_plot_says_what_was_changed_and_intervals_drawn_alike_s
     assert plain.endswith("no_paper, table0, scale demo")
     assert changed == f'{plain}, ROWS="a b", SET="method.local=attached"'
     texts = [" ".join(text.get_text().split()) for text in drawn[0].legends[0].get_texts()]
-    assert texts == ["ours", "interval: 95 % t over seeds or 95 % t over seeds on the arcsine scale"]
+    assert texts == ["ours", "interval: 95 % t over seeds, on the arcsine scale near the ends of the range"]
     drawn[0].draw_without_rendering()
     edges = drawn[0].legends[0].get_window_extent()
     assert 0 <= edges.x0 < edges.x1 <= drawn[0].bbox.x1  # of one narrow panel

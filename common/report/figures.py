@@ -33,7 +33,7 @@ from common.base.drawing import (
 )
 from common.report.formats import CHANCE, chance_level, heading, named, panel_label, stand_in, title_in_words
 from common.report.statistics import SHARE_OF, bounded_interval, interval_over_seeds
-from common.report.table import Column, Measured, Row, Table
+from common.report.table import OF_SHARES, Column, Measured, Row, Table
 
 MOST_ROWS = 32  # of the figure of a table; more are a page that nobody compares by eye
 MOST_POINTS = 200  # of a curve; a panel is some 400 pixels wide
@@ -91,7 +91,10 @@ def plot_table(table: Table, path: str | Path, method: Mapping | None = None, ti
     set_title(figure, f"{words}\n{heading(table.paper, table.table_id, table.scale, command)}")
     cells = [row.ours.get(column.key) for column in columns for row in table.rows]
     kinds = dict.fromkeys(cell.interval_kind for cell in cells if cell is not None and cell.interval is not None)
-    names = {"interval": f"interval: {' or '.join(kinds)}"}  # all are drawn alike
+    of_shares = [kind.endswith(OF_SHARES) for kind in kinds]
+    scale = OF_SHARES if all(of_shares) else f",{OF_SHARES} near the ends of the range" if any(of_shares) else ""
+    stated = " or ".join(dict.fromkeys(kind.removesuffix(OF_SHARES) for kind in kinds))
+    names = {"interval": f"interval: {stated}{scale}"}  # all are drawn alike
     room = int((width - 0.6) / 0.07)
     order = sorted(drawn, key=lambda name: name == "interval" or name.startswith(CHANCE))  # rows first
     legend = {textwrap.fill(names.get(name, name), room): drawn[name] for name in order}
