@@ -10,6 +10,8 @@ import yaml
 from conftest import ROOT
 from processes import as_launched
 
+from geomm.vision.swav import Swav
+
 CONFIG = ROOT / "scripts" / "accelerate" / "fsdp2.yaml"
 
 
@@ -28,6 +30,7 @@ def on_cpus() -> None:
 def train(*runs: tuple[str, ...]) -> None:
     """main() of a module with its arguments, for each run in turn."""
     on_cpus()
+    Swav.synchronised = False  # torch synchronises batch normalisation on GPUs only
     for module, *arguments in runs:
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
         sys.argv = [module, *arguments]

@@ -14,6 +14,7 @@ ROWS = {
     "contrastive_basics/configs/negatives_queue.yaml": [],
     "contrastive_basics/configs/vision_moco_v2.yaml": [],
     "geomm/configs/albef_geo.yaml": ["method.queue_size=24"],
+    "geomm/configs/vision_swav_geo.yaml": ["method.graph_update_interval=1", "method.geodesic_from_step=0"],
 }
 STARTS = {"geomm/configs/albef_geo.yaml": "geomm/configs/towers.yaml"}  # row -> the one whose weights it starts from
 QUICK = ("euclip/configs/table4_euclip.yaml", "geomm/configs/albef_geo.yaml")
