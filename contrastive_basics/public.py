@@ -40,11 +40,6 @@ MODELS = {"clip": "CLIPModel", "flava": "FlavaModel"}  # by name: transformers t
 CONTEXT_LENGTH = 77  # of both rows
 
 
-def pooled(output: Any) -> torch.Tensor:
-    """The features of a `get_..._features` call: transformers 4 returns them, 5 wraps them."""
-    return output if isinstance(output, torch.Tensor) else output.pooler_output
-
-
 class PublicTowers(nn.Module):
     """A CLIPModel or FlavaModel with the methods that evaluations call; embeddings are unit vectors."""
 
@@ -64,7 +59,7 @@ class PublicTowers(nn.Module):
         )
 
     def _one_vector(self, output: Any) -> torch.Tensor:
-        features = pooled(output)
+        features = output.pooler_output
         # FLAVA projects all positions; its loss uses the first
         return features[:, 0] if features.ndim == 3 else features
 

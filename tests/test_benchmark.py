@@ -160,7 +160,8 @@ def test_every_row_runs_at_toy_size_and_is_written_twice(left_out, tmp_path, mon
     assert names == [name for name in benchmark.BENCHMARKS if name not in content["skipped"]]
     gpu = [name for name in benchmark.BENCHMARKS if "gpu" in name]
     assert len(gpu) == 20
-    assert content["skipped"] == dict.fromkeys(gpu, "no CUDA device")
+    assert content["skipped"].keys() - {"step_bf16"} == {*gpu}  # which not every CPU can run
+    assert {content["skipped"][name] for name in gpu} == {"no CUDA device"}
     for row in content["rows"]:
         assert row["low"] <= row["ratio"] <= row["high"]
         assert min(row["ours"], row["reference"], row["ours_samples_per_second"]) > 0
@@ -173,6 +174,7 @@ def test_every_row_runs_at_toy_size_and_is_written_twice(left_out, tmp_path, mon
 
 def test_an_interrupted_run_continues_after_its_last_row(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "ROOT", tmp_path)
+    monkeypatch.setattr(benchmark, "git_revision", lambda: "0123456789ab")  # changed code begins anew
     clock, calls = Clock(monkeypatch, [1.0] * 9, [1.0] * 9), []
 
     def compared(name, quick, folder):

@@ -350,7 +350,7 @@ def test_weights_that_transformers_would_draw_at_random_or_leave_out_are_named(t
         config = json.loads((tmp_path / f"{kind}/config.json").read_text())
         (tmp_path / f"{kind}/config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
         refused(
-            (r"config\.json has no place for: .*layers\.1\.", partial(open_source, str(tmp_path / kind))),
+            (r"config\.json has no place for: .*layers?\.1\.", partial(open_source, str(tmp_path / kind))),
             error=WeightsError,
         )
     shutil.copytree(public[0] / "clip", tmp_path / "clip")

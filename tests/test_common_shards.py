@@ -27,6 +27,15 @@ def one_sample(folder: Path, **changes: object) -> pictures.Pictures:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_shard_that_takes_the_place_of_another_is_read(tmp_path, kept):
+    index_dir = tmp_path / "index" if kept else None
+    for colour in (b"a", b"b"):  # as long, with equal names and captions
+        path = write_tar(tmp_path / "a.tar", {"k": {"jpg": 9 * colour, "txt": b"a dog"}})
+        assert open_shards(str(path), index_dir=index_dir).read(0, "image") == 9 * colour
+        path.unlink()
+
+
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_the_same_samples_as_the_webdataset_library(tmp_path, tar_format):
     webdataset = pytest.importorskip("webdataset")

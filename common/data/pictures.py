@@ -71,12 +71,16 @@ def unpacked(texts: pa.LargeBinaryArray | pa.ChunkedArray, place: int) -> str:
 
 
 class Shard(NamedTuple):
-    """A tar with some of the rows. digest: SHA-256 of member names, sizes and captions."""
+    """A tar with some of the rows.
+
+    digest: SHA-256 of member names, sizes and captions. modified: in ns; a tar that takes its place is opened anew.
+    """
 
     path: Path
     num_samples: int
     file_size: int
     digest: str
+    modified: int
 
 
 @lru_cache(maxsize=MAX_OPEN)

@@ -58,7 +58,8 @@ def open_shards(
         role=role,
         decode_size=decode_size,
         shards=[
-            Shard(path, len(index.rows), index.file_size, index.digest + reading) for path, index in zip(paths, indices)
+            Shard(path, len(index.rows), index.file_size, index.digest + reading, index.modified)
+            for path, index in zip(paths, indices)
         ],
     )
     # refused before training starts: too much damage, or a ranked set that lists an image twice

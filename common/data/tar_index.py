@@ -48,13 +48,14 @@ class ShardIndex(NamedTuple):
     """Content of one shard.
 
     rows: samples, see `table_of`. broken: the rest. digest: SHA-256 of member names, sizes and texts.
-    file_size: bytes of the shard when it was read.
+    file_size, modified: bytes and time (ns) of the shard when it was read.
     """
 
     rows: pa.Table
     broken: list[BrokenSample]
     digest: str
     file_size: int
+    modified: int
 
 
 class _Member(NamedTuple):
@@ -88,7 +89,8 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
     broken: list[BrokenSample] = []
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        file_size = os.fstat(file.fileno()).st_size
+        status = os.fstat(file.fileno())
+        file_size = status.st_size
         last_key, lost, damage = "", set(), None
         try:
             for name, offset, size, unusable in _members(file, file_size, path):
@@ -147,7 +149,7 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
     ]
     rows = [_row(key, sample, allow_missing_captions) for key, sample in samples.items()]
     table = table_of({column: [row.get(column) for row in rows] for column in _COLUMNS})
-    return ShardIndex(table, broken, digest.hexdigest(), file_size)
+    return ShardIndex(table, broken, digest.hexdigest(), file_size, status.st_mtime_ns)
 
 
 def _row(key: str, sample: dict[str, _Member], allow_missing_captions: bool) -> dict[str, Any]:
@@ -320,7 +322,7 @@ def cached_index(path: Path, index_dir: Path | None, allow_missing_captions: boo
     place = hashlib.sha256(json.dumps([str(path), allow_missing_captions]).encode()).hexdigest()[:12]
     cache = index_dir / f"{path.stem}-{place}.arrow"
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return _read_cached(cache, identity, path, status.st_size)
+        return _read_cached(cache, identity, path, status)
     index = index_shard(path, allow_missing_captions)
     broken = [[item.key, item.reason] for item in index.broken]
     notes = {"identity": identity, "digest": index.digest, "broken": json.dumps(broken)}
@@ -338,7 +340,7 @@ def cached_index(path: Path, index_dir: Path | None, allow_missing_captions: boo
     return index
 
 
-def _read_cached(cache: Path, identity: str, path: Path, file_size: int) -> ShardIndex:
+def _read_cached(cache: Path, identity: str, path: Path, status: os.stat_result) -> ShardIndex:
     # the rows stay in the file: processes share its memory. Raises where the file is stale or damaged.
     content = pa.memory_map(os.fsencode(cache)).read_buffer()
     body, checksum = content[:-_DIGEST_SIZE], content[-_DIGEST_SIZE:]
@@ -350,4 +352,5 @@ def _read_cached(cache: Path, identity: str, path: Path, file_size: int) -> Shar
     if notes[b"identity"] != identity.encode():
         raise ValueError("stale")
     broken = [BrokenSample(path, key, reason) for key, reason in json.loads(notes[b"broken"])]
-    return ShardIndex(rows.replace_schema_metadata(None), broken, notes[b"digest"].decode(), file_size)
+    stated = notes[b"digest"].decode(), status.st_size, status.st_mtime_ns
+    return ShardIndex(rows.replace_schema_metadata(None), broken, *stated)

@@ -55,6 +55,7 @@ def build() -> Any:
     """The compiled device.cpp. All checkouts with the same file and build of torch share it: it is compiled once."""
     import logging
 
+    import filelock
     import torch
     from torch.utils.cpp_extension import load
 
@@ -66,13 +67,15 @@ def build() -> Any:
     cache = os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions")
     folder = Path(cache) / f"fake_cuda_{key}"
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / "whole").exists():  # `load` compiles again for an environment in another place
-        return _imported(folder / f"{NAME}.so")
-    if not (folder / "device.cpp").exists():  # a new file would be compiled again
-        (folder / "device.cpp").write_bytes(source)
-    extension = load(NAME, [str(folder / "device.cpp")], extra_cflags=["-O1"], build_directory=str(folder))
-    (folder / "whole").touch()
-    return extension
+    with filelock.FileLock(folder / "building"):
+        if (folder / "whole").exists():  # `load` compiles again for an environment in another place
+            return _imported(folder / f"{NAME}.so")
+        (folder / "lock").unlink(missing_ok=True)  # torch's, of a build that was killed: it would wait for ever
+        if not (folder / "device.cpp").exists():  # a new file would be compiled again
+            (folder / "device.cpp").write_bytes(source)
+        extension = load(NAME, [str(folder / "device.cpp")], extra_cflags=["-O1"], build_directory=str(folder))
+        (folder / "whole").touch()
+        return extension
 
 
 def _imported(library: Path) -> Any:
