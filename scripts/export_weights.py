@@ -28,7 +28,7 @@ from common.base.files import as_any_new_file
 from common.data.clip_tokenizer import FILE_NAMES, NUM_MERGES, ClipTokenizer
 from common.data.text import tokenizer_from_json
 from common.data.text_files import stated_file
-from common.data.tokenizer import Tokenizer
+from common.data.tokenizer import Tokenizer, ids_of
 from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import (
@@ -97,7 +97,7 @@ def tokenizer_of(name: str, vocabulary_size: int) -> Tokenizer | None:
     checkpoint = run_checkpoint(name)
     if checkpoint is not None:
         return tokenizer_from_json(checkpoint.state["tokenizer"])
-    file = None if Path(name).expanduser().is_file() else stated_file(name, *FILE_NAMES)
+    file = stated_file(name, *FILE_NAMES)
     try:
         tokenizer = ClipTokenizer.from_vocabulary("" if file is None else str(file))
     except ValueError:  # other pieces than CLIP's, or no file of them
@@ -108,7 +108,7 @@ def tokenizer_of(name: str, vocabulary_size: int) -> Tokenizer | None:
 def save_for_transformers(tokenizer: ClipTokenizer, context_length: int, folder: Path) -> None:
     """Files that `transformers.CLIPTokenizer` reads."""
     start, end = "<|startoftext|>", "<|endoftext|>"
-    ids = {token: position for position, token in enumerate([*tokenizer.vocabulary[:-2], start, end])}
+    ids = ids_of([*tokenizer.vocabulary[:-2], start, end])
     special = {"bos_token": start, "eos_token": end, "unk_token": end, "pad_token": end}
     settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": context_length, **special}
     (folder / "vocab.json").write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from operator import gt
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -26,6 +27,24 @@ def run(*command, **environment):
     )
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
     return done
+
+
+def test_a_build_that_was_killed_does_not_stop_the_next(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # which a build changes
+    built = []
+
+    def load(*_, build_directory, **__):
+        with (Path(build_directory) / "lock").open("x"):  # torch waits for ever for one that is there
+            built.append(1)
+        if len(built) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("torch.utils.cpp_extension.load", load)
+    with pytest.raises(KeyboardInterrupt):
+        fake_cuda.build()
+    fake_cuda.build()
+    assert len(built) == 2
 
 
 @pytest.mark.slow  # budgets of all rows: tests/test_cuda.py

@@ -68,8 +68,11 @@ def computes_bfloat16() -> bool:
     """Whether this machine has instructions for products in bfloat16; without them they are slower than float32."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if torch.accelerator.is_available():
-        return False
+    return not torch.accelerator.is_available() and cpu_computes_bfloat16()
+
+
+def cpu_computes_bfloat16() -> bool:
+    """Likewise, of the CPU beside any accelerator."""
     known = getattr(torch.cpu, "get_capabilities", dict)()  # a torch that does not tell counts as one without
     return any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 

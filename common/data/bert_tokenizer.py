@@ -80,7 +80,7 @@ class BertTokenizer(Tokenizer):
         Raises:
             ValueError: a token beside the weights, a folder or a name on the hub, is another one here.
         """
-        file = None if Path(weights).expanduser().is_file() else stated_file(weights, *FILE_NAMES)
+        file = stated_file(weights, *FILE_NAMES)
         for number, (theirs, ours) in enumerate(zip(_read_vocabulary(file), self.vocabulary) if file else ()):
             if theirs != ours:
                 raise ValueError(

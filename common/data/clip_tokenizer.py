@@ -93,7 +93,7 @@ class ClipTokenizer(Tokenizer):
 
     def check_beside(self, weights: str, key: str) -> None:
         """As `BertTokenizer.check_beside`, for the merges and ids beside the weights."""
-        file = None if Path(weights).expanduser().is_file() else stated_file(weights, *FILE_NAMES)
+        file = stated_file(weights, *FILE_NAMES)
         if file is not None and ClipTokenizer.from_vocabulary(str(file)) != self:
             raise ValueError(
                 f"{key} = {weights}: {file.name} in it has other merges than data.vocabulary; expected: "

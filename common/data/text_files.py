@@ -113,7 +113,12 @@ def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
 
 
 def stated_file(name: str, *file_names: str) -> Path | None:
-    """The first of these files in a folder, or a model on the hub; None where it has none (warned of if not known)."""
+    """The first of these files in a folder, or a model on the hub; None where it has none (warned of if not known).
+
+    A bare file has none beside it.
+    """
+    if Path(name).expanduser().is_file():
+        return None
     try:
         return find_file(name, file_names, "weights")
     except _NotReachedError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from common.base.config import load_row
-from common.base.provenance import ROOT
+from common.base.provenance import ROOT, cpu_computes_bfloat16
 from common.data.batches import TrainingView
 from common.data.order import SampleOrder
 from common.data.pairs import image_transform, open_training_pairs
@@ -45,8 +45,7 @@ def scenes(quick: bool, folder: Path) -> Comparison:
 
 def step_bf16(quick: bool, folder: Path) -> Comparison:
     """One demo training step under bfloat16 autocast, as run.mixed_precision=bf16 has it, over one in float32."""
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
-    if not (capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")):
+    if not cpu_computes_bfloat16():
         raise Skipped("a CPU without instructions for bfloat16, or one that torch does not know")
     size, _, step = batch_and_step(quick)
 
