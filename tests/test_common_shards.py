@@ -32,7 +32,8 @@ def test_a_shard_that_takes_the_place_of_another_is_read(tmp_path, kept):
     index_dir = tmp_path / "index" if kept else None
     for colour in (b"a", b"b"):  # as long, with equal names and captions
         path = write_tar(tmp_path / "a.tar", {"k": {"jpg": 9 * colour, "txt": b"a dog"}})
-        assert open_shards(str(path), index_dir=index_dir).read(0, "image") == 9 * colour
+        for _ in range(2):  # then by the index that was kept
+            assert open_shards(str(path), index_dir=index_dir).read(0, "image") == 9 * colour
         path.unlink()
 
 

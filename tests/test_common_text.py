@@ -168,3 +168,5 @@ def test_a_file_that_may_be_on_the_hub_is_warned_of_and_one_that_is_not_there_is
             assert stated_file("someone/model", "modules.json") is None
         assert [str(warning.message).endswith("it is taken to have none") for warning in caught] == [True] * warned
     assert stated_file(str(tmp_path), "modules.json") is None
+    (tmp_path / "weights.pt").touch()
+    assert stated_file(str(tmp_path / "weights.pt"), "modules.json") is None
