@@ -95,12 +95,14 @@ def verdict_table(path: Path, ids: list[str]) -> str:
     return "\n".join(["| claim | measured |", "|---|---|", *verdicts]) + "\n"
 
 
-def conclusion_list(folder: Path) -> str:
-    """The sentences of a paper folder as a numbered list, each line ended."""
+def conclusion_list(folder: Path, with_details: bool = False) -> str:
+    """The conclusions of a paper folder as a numbered list, each in one line that is ended."""
     lines = []
     for number, conclusion in enumerate(load_conclusions(folder, ROOT / "results"), start=1):
-        lead = f"**{conclusion.lead}.** " if conclusion.lead else ""
-        lines.append(f"{number}. {lead}{conclusion.text}\n")
+        verdicts = f"*({conclusion.verdicts})*" if conclusion.verdicts else ""
+        details = conclusion.details if with_details else ""
+        parts = (f"{number}. **{conclusion.short}**", conclusion.rest, details, verdicts)
+        lines.append(" ".join(filter(None, parts)) + "\n")
     return "".join(lines)
 
 
@@ -109,10 +111,11 @@ def results_page(paper: str) -> str:
     entries = [entry for entry in collect([ROOT / "results"]) if entry.table.paper == paper]
     parts = [
         f"# Results: {entries[0].table.paper_title}",
-        "Made by `python scripts/fill_pages.py` from the JSON files beside this page. A few sentences in "
-        f"[{paper}/README.md](../../{paper}/README.md) state the conclusions. A line of the paper is copied from it. A "
+        "Made by `python scripts/fill_pages.py` from the JSON files beside this page. "
+        f"[{paper}/README.md](../../{paper}/README.md) introduces the paper. A line of the paper is copied from it. A "
         "line of ours is a mean over seeds with its 95 % interval. Below paper scale ours are measured on other data "
         "than the paper's, named in the table, and reproduce none of its cells.",
+        f"## What we found\n\n{conclusion_list(ROOT / paper, with_details=True).rstrip()}",
     ]
     seen = ""
     for folder, group in groupby(entries, lambda entry: entry.path.parent):

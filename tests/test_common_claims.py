@@ -706,14 +706,14 @@ def test_a_sentence_takes_an_experiments_mean_a_cell_as_its_table_shows_it_and_v
     folder.mkdir()
     (folder / "conclusions.yaml").write_text(
         "- text: '{experiments/demo/memory | v} GB'\n- text: '{table0/demo/table0 | first | i2t_r1 | ±} (2 seeds)'\n"
-        f"- {{claims: {verdicts}, scale: demo, text: A.}}\n"
+        f"- {{claims: {verdicts}, scale: demo, text: A. B., details: '{{experiments/demo/memory | w}}'}}\n"
     )
     value, shown, judged_ = load_conclusions(folder, tmp_path / "results")
     assert value.text == "1.1 GB"
     assert f"| {shown.text}" in page.read_text()
-    assert judged_.lead == (
-        "Holds (C1, scale demo); could not be shown, on the mean holds (C2, C4, scale demo); could not be shown "
-        "(C3, scale demo)"
+    assert (judged_.short, judged_.rest, judged_.details) == ("A.", "B.", "3.05")
+    assert judged_.verdicts == (
+        "C1: holds; C2, C4: could not be shown, on the mean holds; C3: could not be shown; scale demo"
     )
 
 

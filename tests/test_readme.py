@@ -164,7 +164,7 @@ def test_committed_results_name_no_folder_of_a_machine():
 def test_numbers_of_a_papers_findings_are_filled_in(page):
     # by hand stand settings alone, such as e^2.64, K = 0.8, "0.07" and whole numbers
     for conclusion in read_repository_yaml(page):
-        by_hand = re.sub(r"\{.*?\}", "", conclusion["text"])
+        by_hand = re.sub(r"\{.*?\}", "", f"{conclusion['text']} {conclusion.get('details', '')}")
         assert not re.findall(r"(?<!\^)(?<!= )(?<!of )\d+\.\d", by_hand), by_hand
 
 
@@ -173,6 +173,7 @@ def test_verdicts_that_the_pages_tell_are_those_of_the_report(committed_claims):
     folders = [page.parent for page in ROOT.glob("*/conclusions.yaml")]
     conclusions = [(folder.name, conclusion) for folder in folders for conclusion in load_conclusions(folder)]
     assert len(conclusions) > 20
+    assert max(len(conclusion.text.split()) for _, conclusion in conclusions) <= 80  # the rest is details
     for paper, conclusion in conclusions:
         for claim, verdict in conclusion.claims.items():
             (measured,) = (entry.measured for entry in judged[paper] if entry.claim.id == claim)
@@ -180,6 +181,14 @@ def test_verdicts_that_the_pages_tell_are_those_of_the_report(committed_claims):
             means = {of_scale.scale: of_scale.mean.verdict for of_scale in measured if of_scale.mean}
             at |= {scale: f"{at[scale]}; on the mean: {mean}" for scale, mean in means.items() if mean != at[scale]}
             assert at.get(conclusion.scale) == verdict, f"{paper}/conclusions.yaml: {claim}, {conclusion.scale}: {at}"
+
+
+@pytest.mark.parametrize("paper", sorted(path.parent.name for path in ROOT.glob("*/conclusions.yaml")))
+def test_the_finding_on_the_first_page_is_a_conclusion_of_the_paper(paper):
+    shown = re.search(
+        rf"\[([^\]]+)\]\({paper}/README.md#what-we-found\)", (ROOT / "README.md").read_text(encoding="utf-8")
+    )
+    assert shown[1] in {conclusion.short for conclusion in load_conclusions(ROOT / paper)}
 
 
 def test_the_multipliers_of_the_first_page_are_those_of_the_committed_experiment():
@@ -224,7 +233,7 @@ MOST = {
 )
 def test_what_a_conclusion_calls_shown_or_open_beside_its_claims_is_so_by_the_interval(table, words, shown):
     paper, name, _ = table.split("/")
-    assert any(words in " ".join(conclusion.text.split()) for conclusion in load_conclusions(ROOT / paper))
+    assert any(words in f"{conclusion.text} {conclusion.details}" for conclusion in load_conclusions(ROOT / paper))
     result = read_table(ROOT / "results" / table / f"{name}.json")
     cells = our_cells([result], [])[result.scale]
     for margin, is_shown in ((parse(text), is_shown) for text, is_shown in shown.items()):

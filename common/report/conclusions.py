@@ -3,11 +3,13 @@
     - claims: {C5: does not hold}   # of claims.yaml with the verdict that the text is about; none = no claim. A verdict
                                     # on the mean that is another one belongs to it: "undecided; on the mean: holds"
       scale: demo                   # of these verdicts
-      text: It breaks, from {table3/demo/table3 | Sphere, e^0 | zs_i2t_r1} to ... percent.
+      text: >-                      # the first sentence without numbers, then those that show it
+        A fixed temperature harms the sphere. R@1 falls from {table3/demo/table3 | Sphere, e^0 | zs_i2t_r1} to ... %.
+      details: On scenes ...        # further numbers and controls
 
 A number is {part/scale/table | row | column} or {experiments/scale/name | value}, the mean over seeds; with a fourth
-part, {.. | column | ±}, the table's cell with its interval. The sentences open the paper's README.md and the report; a
-test compares the verdicts.
+part, {.. | column | ±}, the table's cell with its interval. `text` opens the paper's README.md; the page of its results
+and the report have the details, too. A test compares the verdicts.
 """
 
 import math
@@ -24,28 +26,28 @@ from common.report.experiments import read_experiment
 from common.report.formats import format_measured, format_value
 from common.report.table import Table, read_table
 
-_LEADS = {"undecided": "could not be shown", "no difference beyond x": "no difference"}
+_WORDS = {"undecided": "could not be shown", "no difference beyond x": "no difference"}
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """`claims`: id -> verdict; `scale`: of these verdicts."""
+    """`claims`: id -> verdict; `scale`: of these verdicts; `text` and `details` with their numbers."""
 
     text: str
+    details: str = ""
     claims: Mapping[str, str] = field(default_factory=dict)
     scale: str = ""
 
     @property
-    def lead(self) -> str:
-        """ "Does not hold (C5, scale demo)"; empty where the sentence is about no claim."""
+    def verdicts(self) -> str:
+        """ "C5, C6: does not hold; C7: holds; scale demo", empty where the sentence is about no claim."""
         by_verdict: dict[str, list[str]] = {}
         for claim, verdict in self.claims.items():
             whole, _, mean = verdict.partition("; on the mean: ")
-            named = [_LEADS.get(whole, whole), *([f"on the mean {_LEADS.get(mean, mean)}"] if mean else [])]
+            named = [_WORDS.get(whole, whole), *([f"on the mean {_WORDS.get(mean, mean)}"] if mean else [])]
             by_verdict.setdefault(", ".join(named), []).append(claim)
-        at = [f"scale {self.scale}"] if self.scale else []
-        verdicts = "; ".join(f"{verdict} ({', '.join(ids + at)})" for verdict, ids in by_verdict.items())
-        return verdicts[:1].upper() + verdicts[1:]
+        scale = [f"scale {self.scale}"] if self.claims else []
+        return "; ".join([*(f"{', '.join(ids)}: {verdict}" for verdict, ids in by_verdict.items()), *scale])
 
     @property
     def short(self) -> str:
@@ -54,7 +56,8 @@ class Conclusion:
 
     @property
     def rest(self) -> str:
-        return self.text[len(self.short) :]
+        """The other sentences, without details."""
+        return self.text[len(self.short) :].strip()
 
 
 def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results") -> list[Conclusion]:
@@ -76,7 +79,11 @@ def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results")
             raise ValueError(f"{path.parent.name}/conclusions.yaml: {{{match[1]}}}: {error}") from None
 
     entries = read_repository_yaml(path)
-    return [Conclusion(**{**entry, "text": re.sub(r"\{(.*?)\}", number, entry["text"])}) for entry in entries]
+    filled = [
+        {key: re.sub(r"\{(.*?)\}", number, entry[key]) for key in ("text", "details") if key in entry}
+        for entry in entries
+    ]
+    return [Conclusion(**{**entry, **texts}) for entry, texts in zip(entries, filled, strict=True)]
 
 
 def _number(results: Path, read: Callable[[str], Table], parts: list[str]) -> str:
