@@ -712,9 +712,7 @@ def test_a_sentence_takes_an_experiments_mean_a_cell_as_its_table_shows_it_and_v
     assert value.text == "1.1 GB"
     assert f"| {shown.text}" in page.read_text()
     assert (judged_.short, judged_.rest, judged_.details) == ("A.", "B.", "3.05")
-    assert judged_.verdicts == (
-        "C1: holds; C2, C4: could not be shown, on the mean holds; C3: could not be shown; scale demo"
-    )
+    assert judged_.verdicts == ("C1: holds; C2, C4: undecided, on the mean holds; C3: undecided; scale demo")
 
 
 def test_an_experiment_is_written_and_read_and_decides_a_claim(tmp_path):

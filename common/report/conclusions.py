@@ -26,8 +26,6 @@ from common.report.experiments import read_experiment
 from common.report.formats import format_measured, format_value
 from common.report.table import Table, read_table
 
-_WORDS = {"undecided": "could not be shown", "no difference beyond x": "no difference"}
-
 
 @dataclass(frozen=True)
 class Conclusion:
@@ -44,8 +42,7 @@ class Conclusion:
         by_verdict: dict[str, list[str]] = {}
         for claim, verdict in self.claims.items():
             whole, _, mean = verdict.partition("; on the mean: ")
-            named = [_WORDS.get(whole, whole), *([f"on the mean {_WORDS.get(mean, mean)}"] if mean else [])]
-            by_verdict.setdefault(", ".join(named), []).append(claim)
+            by_verdict.setdefault(f"{whole}, on the mean {mean}" if mean else whole, []).append(claim)
         scale = [f"scale {self.scale}"] if self.claims else []
         return "; ".join([*(f"{', '.join(ids)}: {verdict}" for verdict, ids in by_verdict.items()), *scale])
 
