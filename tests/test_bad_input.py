@@ -2,13 +2,12 @@
 
 import io
 import json
-import math
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from PIL import Image
 from runs import logged, row_config, trained
@@ -67,9 +66,7 @@ def with_faults(*keys):
 @pytest.fixture
 def data(tmp_path, monkeypatch):
     """A folder of good shards; tests spoil them."""
-    monkeypatch.setattr(
-        pairs_module, "outputs", lambda: tmp_path / "outputs"
-    )  # the index of the shards is kept below it
+    monkeypatch.setattr(pairs_module, "outputs", lambda: tmp_path / "outputs")  # the index of the shards lies below it
     folder = tmp_path / "data"
     folder.mkdir()
     write_tar(folder / "train.tar", GOOD)
@@ -100,8 +97,7 @@ def test_a_few_broken_samples_are_replaced_and_each_is_named_with_its_reason_in_
     samples = {key.replace("k004", "k\udcfc4"): members for key, members in with_faults(*FAULTS).items()}  # Latin-1 ü
     shard = write_tar(data / "train.tar", samples)
     files = run(data, "data.max_broken_share=0.2")
-    assert len(logged(files)) == 7
-    assert all(math.isfinite(loss) for loss in logged(files))
+    assert np.isfinite(logged(files)).tolist() == [True] * 7
     first_epoch = [line for step, line in broken(files) if step <= 5]
     reasons = {key.replace("k004", r"k\udcfc4"): reason for key, (_, reason) in FAULTS.items()}
     for key, reason in reasons.items():
@@ -117,12 +113,9 @@ def test_too_many_broken_samples_stop_the_run_with_one_message(data):
     shard = write_tar(data / "train.tar", with_faults(*FAULTS))
     with pytest.raises(TooManyBroken) as error:
         run(data, "data.max_broken_share=0.005")
-    message = str(error.value)
-    count, _, seen = message.split()[:3]
-    assert 100 <= int(seen) < 7 * 16 + int(count)
-    assert f"samples are broken ({int(count) / int(seen):.2%}); at most 0.50% is accepted (max_broken_share)" in message
-    assert "x image cannot be decoded" in message
-    assert message.count(f"{shard} [k") == 5
+    count, seen = map(int, re.match(r"(\d+) of (\d+) samples are broken", str(error.value)).groups())
+    assert 100 <= seen < 7 * 16 + count
+    assert str(error.value).count(f"{shard} [k") == 5
     assert not (data.parent / "run" / "evaluation.json").exists()
 
 
@@ -141,7 +134,7 @@ def test_a_cut_shard_trains_on_its_complete_samples_and_the_log_opens_with_the_c
     overrides = ("data.train=train{,-1}.tar", "data.max_broken_share=0.02", "run.save_every=3")
     assert len(open_training_pairs(config_of(data, *overrides).data, 0)) == NUM_TRAIN + 20
     files = run(data, *overrides)
-    assert all(math.isfinite(loss) for loss in logged(files))
+    assert np.isfinite(logged(files)).all()
     ((step, line),) = broken(files)
     assert (step, read_log(files.log)[0]["event"]) == (0, "broken")
     assert line.startswith(f"{shard} [second_k020]: shard is cut: second_k020.jpg has 100 of ")
@@ -154,27 +147,23 @@ def test_a_cut_shard_trains_on_its_complete_samples_and_the_log_opens_with_the_c
 
 
 def test_broken_test_photographs_are_left_out_with_their_captions_and_counted(data):
-    spoilt = {key: dict(members) for key, members in GOOD_TEST.items()}
-    spoilt["t002"]["jpg"] = spoilt["t002"]["jpg"][:-100]
-    spoilt["t005"]["png"] = b""
-    spoilt["t007"]["json"] = b'{"captions": ["lost \\ud83d"]}'
-    write_tar(data / "test.tar", spoilt)
-    kept = {key: members for key, members in GOOD_TEST.items() if key not in ("t002", "t005", "t007")}
+    faults = {"t002": {"jpg": GOOD_TEST["t002"]["jpg"][:-100]}, "t005": {"png": b""},
+              "t007": {"json": b'{"captions": ["lost \\ud83d"]}'}}  # fmt: skip
+    cut = write_tar(data / "test.tar", {key: members | faults.get(key, {}) for key, members in GOOD_TEST.items()})
+    cut.write_bytes(cut.read_bytes()[: index_shard(cut).rows["image"][11].as_py()[0] + 100])
+    kept = {key: members for key, members in GOOD_TEST.items() if key not in (*faults, "t011")}
     write_tar(data / "kept.tar", kept)
     files = run(data, "data.second_test=kept.tar", "optim.steps=2")
+    assert [(step, line.partition(": ")[0]) for step, line in broken(files)] == [(0, f"{cut} [t011]")]
     with_broken, without = retrieval(files), retrieval(files, "second_test")
     assert with_broken["metrics"] == without["metrics"]
-    protocols = with_broken["protocol"], without["protocol"]
     captions = sum(len(json.loads(members["json"])["captions"]) for members in kept.values())
-    for protocol in protocols:
-        assert (protocol["num_images"], protocol["num_texts"]) == (9, captions)
-    assert protocols[0]["captions_hash"] == protocols[1]["captions_hash"]
-    assert [protocol["unreadable_images"] for protocol in protocols] == [3, 0]
-    shown = evaluation_text(json.loads(files.evaluation.read_text())).splitlines()
-    assert [line.endswith("; left out: 3 broken or surplus files or rows") for line in shown if "R@1" in line] == [
-        True,
-        False,
-    ]
+    for content, lost in ((with_broken, 4), (without, 0)):
+        protocol = content["protocol"]
+        assert (protocol["num_images"], protocol["num_texts"], protocol["unreadable_images"]) == (8, captions, lost)
+        assert protocol["captions_hash"] == without["protocol"]["captions_hash"]
+    shown = [line for line in evaluation_text(json.loads(files.evaluation.read_text())).splitlines() if "R@1" in line]
+    assert [line.endswith("; left out: 4 broken or surplus files or rows") for line in shown] == [True, False]
 
 
 def test_a_replaced_sample_leaves_all_others_where_they_were(data):
@@ -190,14 +179,11 @@ def test_a_replaced_sample_leaves_all_others_where_they_were(data):
     changed = 0
     for whole, replaced in zip(batches(), batches("k010")):
         assert [sample.key for sample in replaced.broken] == ["k010"] * whole.image_ids.count("train10")
-        for row, image_id in enumerate(whole.image_ids):
-            same = (
-                replaced.image_ids[row] == image_id
-                and torch.equal(replaced.images[row], whole.images[row])
-                and torch.equal(replaced.token_ids[row], whole.token_ids[row])
-            )
-            assert same == (image_id != "train10")
-            changed += not same
+        kept = [image_id != "train10" for image_id in whole.image_ids]
+        for one, other in ((whole.images, replaced.images), (whole.token_ids, replaced.token_ids)):
+            assert (one == other).flatten(1).all(dim=1).tolist() == kept
+        assert [one == other for one, other in zip(whole.image_ids, replaced.image_ids)] == kept
+        changed += kept.count(False)
     assert changed == 2  # once in each of two epochs
 
 
@@ -230,11 +216,3 @@ def test_a_missing_test_set_is_known_before_training(data):
     with pytest.raises(FileNotFoundError, match=r"no shards for pattern '\*test\*\.tar'"):
         run(data)
     assert not (data.parent / "run" / "log.jsonl").exists()
-
-
-def test_a_cut_test_shard_is_named_at_step_0_and_counted_in_the_protocol(data):
-    cut = (data / "test.tar").read_bytes()
-    (data / "test.tar").write_bytes(cut[: len(cut) * 2 // 3])
-    files = run(data)
-    assert [step for step, line in broken(files) if "test.tar" in line] == [0]
-    assert retrieval(files)["protocol"]["unreadable_images"] >= 1

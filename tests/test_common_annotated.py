@@ -6,7 +6,6 @@ import pytest
 import torch
 from refusals import refused
 
-from common.data.scenes import annotation_task
 from common.evaluation.annotated import entailment_metrics, nlvr2_metrics, normalize_answer, vqa_metrics, vqa_score
 
 
@@ -80,16 +79,6 @@ def test_vqa_metrics_per_answer_type():
         ("no questions", lambda: vqa_metrics({}, {}, {})),
         ("1 annotated answers; expected: at least two", lambda: vqa_score("yes", ["yes"])),
     )
-
-
-def test_scenes_answers_score_one():
-    task = annotation_task("vqa", size=24, image_size=16)
-    items = [task[index] for index in range(24)]
-    answer, answers, types = (
-        {index: item[key] for index, item in enumerate(items)} for key in ("answer", "answers", "answer_type")
-    )
-    right = vqa_metrics(answer, answers, types)
-    assert (set(right.values()), len(right)) == ({1.0}, 4)
 
 
 def test_entailment_accuracy_is_micro():

@@ -14,7 +14,7 @@ from processes import in_processes
 from refusals import refused
 
 from common.data.broken import BrokenSample
-from common.data.feature_cache import FeatureCache, _keep_freed_memory, _notes
+from common.data.feature_cache import FeatureCache, _keep_freed_memory
 from common.data.mixture import Mixture
 from common.data.order import seed_of
 from common.data.scenes import SceneDataset
@@ -52,6 +52,26 @@ def pooled(pixels):
 
 def cache(folder, compute=pooled, **options):
     return FeatureCache(folder, "net", compute, (3, 2, 2), batch_size=4, **options)
+
+
+def check(folder, *indices, pictures=None):
+    """The features of these pictures are those computed on the fly, whatever the folder holds."""
+    rows, transform = cache(folder).of(pictures or Pictures(), TRANSFORM, training=False)
+    for index in indices:
+        torch.testing.assert_close(transform.eval(rows[index]["image"]), on_the_fly("centre", index), rtol=0, atol=0)
+
+
+def stopped_after(chunks):
+    """`pooled`, interrupted behind so many chunks of four."""
+    calls = []
+
+    def stops(pixels):
+        calls.append(pixels)
+        if len(calls) > chunks:
+            raise KeyboardInterrupt
+        return pooled(pixels)
+
+    return stops
 
 
 def on_the_fly(view, index):
@@ -94,25 +114,25 @@ def test_other_weights_pictures_or_preprocessing_are_computed_again_and_another_
 
 
 def test_what_is_interrupted_goes_on_and_a_torn_end_is_written_again(tmp_path):
-    calls = []
-
-    def stops(pixels):
-        calls.append(len(pixels))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return pooled(pixels)
-
     pictures = Pictures()
     with pytest.raises(KeyboardInterrupt):
-        cache(tmp_path, stops).of(pictures, TRANSFORM, training=False)
+        cache(tmp_path, stopped_after(1)).of(pictures, TRANSFORM, training=False)
     assert not list(tmp_path.glob("*.npy"))
     (part,) = tmp_path.glob("*.part")
     part.write_bytes(part.read_bytes() + b"torn")
     pictures.drawn.clear()
-    rows, transform = cache(tmp_path).of(pictures, TRANSFORM, training=False)
+    check(tmp_path, 0, 5, 9, pictures=pictures)
     assert min(pictures.drawn) == 4  # the first chunk is not computed again
-    for index in (0, 5, 9):
-        torch.testing.assert_close(transform.eval(rows[index]["image"]), on_the_fly("centre", index), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("chunks", "notes"), [(0, '{"rows": 8, "broken": {}}'), (2, '{"rows": 8, "bro')])
+def test_notes_that_are_torn_or_of_more_rows_than_reached_the_disk_are_not_believed(tmp_path, chunks, notes):
+    with pytest.raises(KeyboardInterrupt):
+        cache(tmp_path, stopped_after(chunks)).of(Pictures(), TRANSFORM, training=False)
+    (part,) = tmp_path.glob("*.part")
+    part.with_suffix(".json").write_text(notes)
+    check(tmp_path, 0, 5, 9)
+    assert json.loads(part.with_suffix(".json").read_text())["rows"] == 10
 
 
 def test_a_set_too_large_for_the_bound_or_the_disk_is_refused_before_anything_is_computed(tmp_path, monkeypatch):
@@ -144,16 +164,6 @@ def test_of_two_processes_one_computes_and_both_read(tmp_path):
     first, second = in_processes(2, of_one_process, tmp_path)
     assert {first[2], second[2]} == {0, 8}
     assert first[3] == second[3] == on_the_fly("centre", 1).tolist()
-
-
-def test_notes_that_are_torn_start_empty(tmp_path):
-    cache(tmp_path).of(Pictures(), TRANSFORM, training=False)
-    (file,) = tmp_path.glob("*.npy")
-    file.rename(file.with_suffix(".part"))
-    file.with_suffix(".json").write_text('{"rows": 8, "bro')
-    rows, transform = cache(tmp_path).of(Pictures(), TRANSFORM, training=False)
-    assert json.loads(file.with_suffix(".json").read_text())["rows"] == 10
-    torch.testing.assert_close(transform.eval(rows[9]["image"]), on_the_fly("centre", 9), rtol=0, atol=0)
 
 
 def test_sets_of_a_mixture_are_kept_apart_and_a_stream_is_refused(tmp_path):
@@ -188,18 +198,6 @@ def test_large_blocks_are_used_again_while_features_are_computed():
     (given,), (kept,) = in_processes(1, fresh_pages, False), in_processes(1, fresh_pages, True)
     assert given > 100  # 32 a block where pages are huge ones
     assert kept < given / 10
-
-
-def test_notes_of_more_rows_than_reached_the_disk_are_not_believed(tmp_path):
-    def stops(pixels):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cache(tmp_path, stops).of(Pictures(), TRANSFORM, training=False)
-    (part,) = tmp_path.glob("*.part")
-    _notes(part.with_suffix(".npy")).write_text('{"rows": 8, "broken": {}}')
-    rows, transform = cache(tmp_path).of(Pictures(), TRANSFORM, training=False)
-    torch.testing.assert_close(transform.eval(rows[5]["image"]), on_the_fly("centre", 5), rtol=0, atol=0)
 
 
 def test_a_picture_that_can_be_read_again_is_told_with_what_to_do(tmp_path):

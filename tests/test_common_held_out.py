@@ -39,6 +39,10 @@ def ids_of(data_set):
     return {data_set[index]["image_id"] for index in range(len(data_set))}
 
 
+def pixels_in(data_set):
+    return {_pixels_of(data_set[index]) for index in range(len(data_set))}
+
+
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
 def test_the_share_is_that_of_a_fair_draw(share):
     count, held = 20_000, sum(is_held_out(f"picture {number}.jpg", share) for number in range(20_000))
@@ -78,9 +82,8 @@ def test_a_set_that_cannot_be_split_is_refused():
 def test_scenes_are_drawn_for_validation_and_no_picture_is_of_two_parts():
     for make in (lambda part: classification_task("vtab/shape", 40, 16, part=part),
                  lambda part: annotation_task("nlvr2", size=40, image_size=16, part=part)):  # fmt: skip
-        parts = [make(part) for part in ("train", "val", "test")]
-        drawn = [{_pixels_of(part[index]) for index in range(40)} for part in parts]
-        assert not drawn[1] & (drawn[0] | drawn[2])
+        train, val, test = (pixels_in(make(part)) for part in ("train", "val", "test"))
+        assert not val & (train | test)
 
 
 def _pixels_of(item):
@@ -107,8 +110,7 @@ def test_zero_shot_accuracy_during_training_is_of_no_picture_that_is_tested(tmp_
     (root / "zeroshot_classification_templates.txt").write_text("{}\n")
     validation, test = open_labelled_validation(tmp_path / "labelled"), open_labelled_sets(tmp_path / "labelled")["zoo"]
     assert (validation.name, len(validation), validation.class_names) == ("zoo-train", 60, ["cat", "dog"])
-    seen, tested = ({_pixels_of(pictures[index]) for index in range(60)} for pictures in (validation, test))
-    assert not seen & tested
+    assert not pixels_in(validation) & pixels_in(test)
 
 
 def vision_data(root, **values):
@@ -139,11 +141,8 @@ def test_no_test_picture_is_classified_during_training(tmp_path, values):
     root = class_folders(tmp_path / "animals", ("train", "test", "dev"))
     data = vision_data(root, **values)
     training = pictures.open_vision_training(vision_config(data), pictures.open_training_set(data), None)
-    tested, queries = (
-        {_pixels_of(part[index]) for index in range(len(part))} for part in (training.test_set, training.queries)
-    )
-    assert queries
-    assert not queries & tested
+    assert len(training.queries)
+    assert not pixels_in(training.queries) & pixels_in(training.test_set)
     assert not (ids_of(training.bank) & ids_of(training.queries)) or values == {"val": "dev"}  # other folders
 
 
@@ -152,14 +151,9 @@ def test_a_search_on_class_folders_opens_no_test_set_and_needs_a_validation_set(
     data = vision_data(root, val_share=0.25)
     training = pictures.open_vision_training(vision_config(data, test=False), pictures.open_training_set(data), None)
     assert training.test_set is None
-    refused(
-        (
-            r"has no validation set: data\.val is empty and data.val_share is 0",
-            lambda: pictures.open_vision_training(
-                vision_config(vision_data(root), test=False), training.pictures, None
-            ),
-        )
-    )
+    without = vision_config(vision_data(root), test=False)
+    words = r"has no validation set: data\.val is empty and data.val_share is 0"
+    refused((words, lambda: pictures.open_vision_training(without, training.pictures, None)))
 
 
 def test_settings_of_validation_that_exclude_each_other_are_refused():
@@ -212,13 +206,11 @@ def test_statements_are_held_out_by_their_pictures_and_dev_is_reported_only(tmp_
     data = task_data(root, val_share=0.3)
     rest, (held,) = open_training_set(data, 0), open_task_validation(data)
     assert len(rest) + len(held) == 40
-    seen = {_pixels_of(rest[index]) for index in range(len(rest))}
-    validated = {_pixels_of(held[index]) for index in range(len(held))}
-    assert not seen & validated  # both statements on two pictures lie on one side
+    assert not pixels_in(rest) & pixels_in(held)  # both statements on two pictures lie on one side
     first = {"nlvr2_dev": "one 40", "nlvr2_test": "one 50", "nlvr2_exchanged": "one 50"}
     for role, items in open_test_sets(data).items():
         assert items[0]["statement"] == first[role]
-        assert not validated & {_pixels_of(items[index]) for index in range(len(items))}
+        assert not pixels_in(held) & pixels_in(items)
 
 
 def test_an_image_without_a_usable_id_stays_in_training():

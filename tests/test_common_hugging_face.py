@@ -1,7 +1,6 @@
 """common/data/hugging_face.py and streamed.py: sources, columns, broken rows; the order of a stream."""
 
 import hashlib
-import io
 import itertools
 import json
 import pickle
@@ -11,11 +10,10 @@ from functools import partial
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from readable import pixels_of
 from refusals import refused
 from tars import as_plain, jpeg
 
@@ -57,9 +55,12 @@ def content_of(pairs):
     return [as_plain(pairs[index]) for index in range(len(pairs))]
 
 
+def captions_of(pairs):
+    return [pairs.captions(index) for index in range(len(pairs))]
+
+
 def expected(numbers):
-    decoded = [np.asarray(Image.open(io.BytesIO(jpeg(number))).convert("RGB")).tobytes() for number in numbers]
-    return [(pixels, [f"picture {number}"], str(100 + number)) for pixels, number in zip(decoded, numbers)]
+    return [(pixels_of(jpeg(number)), [f"picture {number}"], str(100 + number)) for number in numbers]
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -229,13 +230,6 @@ def test_an_image_folder_without_ids_names_pictures_by_their_path_in_it(tmp_path
         assert pairs[1]["image_id"] == "train/1.jpg"
 
 
-def test_rows_of_one_image_without_an_id_are_one_sample(tmp_path):
-    rows([0, 1, 0, 2, 0], image_id=[None, "7", "", "7", "8"]).save_to_disk(tmp_path / "set")
-    ranked = open_hugging_face("set", root=tmp_path, role="test")
-    assert [len(ranked.captions(index)) for index in range(len(ranked))] == [2, 2, 1]
-    assert len({ranked.image_id(index) for index in range(3)}) == 3
-
-
 def test_paths_are_read_as_in_tables_and_json_files(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "annotations").mkdir()
@@ -254,27 +248,21 @@ def test_paths_are_read_as_in_tables_and_json_files(tmp_path):
              lambda: open_hugging_face("annotations/set.jsonl", root=tmp_path)[3]), error=BrokenSample)  # fmt: skip
 
 
-def test_rows_without_an_id_stay_apart(tmp_path):
-    rows(range(6), image_id=[None, "7", "", "7", None, ""]).save_to_disk(tmp_path / "set")
-    ranked = open_hugging_face("set", root=tmp_path, role="test")
-    assert [ranked.captions(index) for index in range(len(ranked))] == [
-        ["picture 0"],
-        ["picture 1", "picture 3"],
-        ["picture 2"],
-        ["picture 4"],
-        ["picture 5"],
-    ]
-    ids = [hashlib.blake2b(jpeg(number), digest_size=16).hexdigest() for number in range(6)]
-    assert [ranked.image_id(index) for index in range(5)] == [ids[0], "7", ids[2], ids[4], ids[5]]
-    trained = open_hugging_face("set", root=tmp_path)
-    assert [trained.image_id(index) for index in range(6)] == [ids[0], "7", ids[2], "7", ids[4], ids[5]]
-
-
-def test_rows_of_the_same_bytes_are_one_picture_where_no_column_has_ids(tmp_path):
-    rows([0, 1, 0, 2]).remove_columns("image_id").save_to_disk(tmp_path / "set")
-    ranked, trained = (open_hugging_face("set", root=tmp_path, role=role) for role in ("test", "train"))
-    assert [ranked.captions(index) for index in range(len(ranked))] == [["picture 0"] * 2, ["picture 1"], ["picture 2"]]
-    assert (len(trained), trained.image_id(2)) == (4, ranked.image_id(0))
+def test_rows_without_an_id_are_known_by_their_bytes(tmp_path):
+    ids = [hashlib.blake2b(jpeg(number), digest_size=16).hexdigest() for number in range(3)]
+    rows([0, 1, 0, 2, 0, 2], image_id=[None, "7", "", "7", "8", ""]).save_to_disk(tmp_path / "some")
+    rows([0, 1, 0, 2]).remove_columns("image_id").save_to_disk(tmp_path / "none")
+    for name, of_rows, groups in (
+        ("some", [ids[0], "7", ids[0], "7", "8", ids[2]], [[0, 0], [1, 2], [0], [2]]),
+        ("none", [ids[0], ids[1], ids[0], ids[2]], [[0, 0], [1], [2]]),
+    ):
+        ranked, trained = (open_hugging_face(name, root=tmp_path, role=role) for role in ("test", "train"))
+        assert captions_of(ranked) == [[f"picture {number}" for number in group] for group in groups]
+        assert [ranked.image_id(index) for index in range(len(ranked))] == list(dict.fromkeys(of_rows))
+        assert [trained.image_id(index) for index in range(len(trained))] == of_rows
+    rows([0, 1]).remove_columns("image_id").to_parquet(tmp_path / "x.parquet")
+    stream = open_hugging_face(str(tmp_path / "x.parquet"), stream_buffer=1)
+    assert {stream[position]["image_id"] for position in range(2)} == set(ids[:2])
 
 
 def test_one_unusable_row_of_a_picture_is_left_out_and_listed(tmp_path):
@@ -282,7 +270,7 @@ def test_one_unusable_row_of_a_picture_is_left_out_and_listed(tmp_path):
         tmp_path / "set"
     )
     ranked = open_hugging_face("set", root=tmp_path, role="test")
-    assert [ranked.captions(index) for index in range(len(ranked))] == [["a"], ["b"]]
+    assert captions_of(ranked) == [["a"], ["b"]]
     assert as_plain(ranked[1]) == (expected([1])[0][0], ["b"], "101")
     assert [(broken.key, broken.reason.split(":")[0]) for broken in ranked.broken_at_open] == [
         ("row 2", "captions has the wrong type"),
@@ -292,15 +280,12 @@ def test_one_unusable_row_of_a_picture_is_left_out_and_listed(tmp_path):
     assert (len(trained), trained.broken_at_open) == (4, [])
 
 
-def test_a_ranked_set_with_too_many_unusable_rows_does_not_open(tmp_path):
-    texts = [None if number % 10 == 0 else "a" for number in range(100)]
-    rows([0] * 100, caption=texts, image_id=list(range(100))).save_to_disk(tmp_path / "set")
-    refused((r"10 of 100 samples are broken \(10.00%\); at most 1.00% is accepted",
-             lambda: open_hugging_face("set", root=tmp_path, role="test")))  # fmt: skip
+def test_the_share_of_unusable_rows_of_a_ranked_set_is_the_caller_s(tmp_path):
+    rows([0] * 100, caption=[*[None] * 10, *["a"] * 90], image_id=list(range(100))).save_to_disk(tmp_path / "set")
     assert len(open_hugging_face("set", root=tmp_path, role="test", max_broken_share=0.1)) == 90
     rows(range(2), caption=pa.array([None, None], pa.string())).save_to_disk(tmp_path / "none")
-    refused((r"no captioned image in none; first fault: .*\[row 0\]: captions has",
-             lambda: open_hugging_face("none", root=tmp_path, role="test")))  # fmt: skip
+    words = r"no captioned image in none; first fault: .*\[row 0\]: captions has"
+    refused((words, lambda: open_hugging_face("none", root=tmp_path, role="test")))
 
 
 @pytest.mark.parametrize(
@@ -377,23 +362,11 @@ def test_the_buffer_of_a_stream_mixes_its_rows(tmp_path):
 def test_a_stream_steps_back_a_little_and_no_further(tmp_path):
     pairs = stream_of(tmp_path, num_rows=200)
     whole = ids_of(stream_of(tmp_path, num_rows=200), range(210))
-    assert ids_of(pairs, [150, 151, 149 - KEPT_ROWS + 3, 151, 152]) == [
-        whole[position] for position in (150, 151, 149 - KEPT_ROWS + 3, 151, 152)
-    ]
-    back = [199, 205, 198, 206]  # across an epoch
-    assert ids_of(pairs, back) == [whole[position] for position in back]
+    for positions in ([150, 151, 149 - KEPT_ROWS + 3, 151, 152], [199, 205, 198, 206]):  # across an epoch
+        assert ids_of(pairs, positions) == [whole[position] for position in positions]
     refused(("position 10 follows position 206, but a stream goes forward only", lambda: pairs[10]))
     refused(("expected: from 0", lambda: pairs[-1]), error=IndexError)
     assert ids_of(pickle.loads(pickle.dumps(pairs)), [10]) == [whole[10]]  # a copy starts anew
-
-
-def test_a_stream_without_ids_names_pictures_by_their_bytes(tmp_path):
-    (tmp_path / "set").mkdir()
-    rows([0, 1, 0]).remove_columns("image_id").to_parquet(tmp_path / "set" / "train.parquet")
-    pairs = open_hugging_face(str(tmp_path / "set"), stream_buffer=1)
-    ids = {pairs.captions(position)[0]: pairs[position]["image_id"] for position in range(3)}
-    assert len(set(ids.values())) == 2
-    assert all(len(image_id) == 32 for image_id in ids.values())
 
 
 def test_a_stream_of_json_is_counted_by_reading_it(tmp_path):
@@ -411,10 +384,9 @@ def test_a_stream_of_another_length_than_stated_is_an_error(tmp_path, stated, co
 
 
 def test_the_fingerprint_of_a_stream_changes_with_its_files(tmp_path):
-    first = stream_of(tmp_path)
-    assert first.fingerprint == stream_of(tmp_path, buffer=9, seed=3).fingerprint
-    assert first.fingerprint != stream_of(tmp_path, num_rows=24).fingerprint
-    assert first.fingerprint != stream_of(tmp_path, files=2).fingerprint
+    prints = [stream_of(tmp_path, **options).fingerprint for options in ({}, {"num_rows": 24}, {"files": 2})]
+    assert len(set(prints)) == 3
+    assert stream_of(tmp_path, buffer=9, seed=3).fingerprint == prints[0]
 
 
 def test_a_column_that_names_several_splits_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """common/data/shard_paths.py: braces, globs, and names that are not there."""
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -65,13 +66,13 @@ def test_a_folder_or_file_may_have_brackets_in_its_name(tmp_path):
 
 def test_shards_that_are_not_there_are_named(tmp_path):
     (tmp_path / "00000.tar").touch()
-    with pytest.raises(FileNotFoundError) as error:
-        expand_shards("{00000..00009}.tar", tmp_path)
-    for part in ("'{00000..00009}.tar'", repr(str(tmp_path)), "9 of 10", str(tmp_path / "00001.tar"), "and 6 more"):
-        assert part in str(error.value)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.JPG").touch()
+    missing = (
+        re.escape("'{00000..00009}.tar'") + rf" with root '{tmp_path}': 9 of 10 .*{tmp_path}/00001.tar.* and 6 more"
+    )
     refused(
+        (missing, lambda: expand_shards("{00000..00009}.tar", tmp_path)),
         ("holds images: data.source = folder reads them", lambda: expand_shards("*val*.tar", tmp_path)),
         (r"no shards for pattern '\*val\*\.tar'", lambda: expand_shards("*val*.tar", tmp_path)),
         ("the root folder does not exist", lambda: expand_shards("*.tar", tmp_path / "nowhere")),
@@ -102,10 +103,8 @@ PATTERNS = ["*.tar", "{0..1}.tar", "[01].tar", "**/?.tar", "."]
 def test_a_match_that_cannot_be_opened_is_refused_and_not_left_out(tmp_path, make, words, pattern):
     (tmp_path / "0.tar").touch()
     make(tmp_path / "1.tar")
-    with pytest.raises(ValueError) as error:
-        expand_shards(pattern, tmp_path, "data.train")
-    assert str(error.value).startswith(f"data.train = {pattern!r}: {tmp_path / '1.tar'}")
-    assert words in str(error.value)
+    message = f"^{re.escape(f'data.train = {pattern!r}: {tmp_path}/1.tar')}.*{re.escape(words)}"
+    refused((message, lambda: expand_shards(pattern, tmp_path, "data.train")))
 
 
 def test_a_folder_that_a_pattern_goes_through_is_not_left_out(tmp_path):
@@ -114,8 +113,8 @@ def test_a_folder_that_a_pattern_goes_through_is_not_left_out(tmp_path):
     (tmp_path / "notes").touch()
     assert len(expand_shards("*/*.tar", tmp_path)) == len(expand_shards("**", tmp_path)) - 1 == 1
     (tmp_path / "b").symlink_to("/mnt/gone")
-    with pytest.raises(ValueError, match=r"pattern = '\*/\*.tar': .*/b, a link to /mnt/gone, cannot be opened: No"):
-        expand_shards("*/*.tar", tmp_path)
+    words = r"pattern = '\*/\*.tar': .*/b, a link to /mnt/gone, cannot be opened: No"
+    refused((words, lambda: expand_shards("*/*.tar", tmp_path)))
     assert len(expand_shards("a/*.tar", tmp_path)) == 1
 
 

@@ -2,7 +2,7 @@
 
 import io
 import json
-import pickle
+import re
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from little_memory import at_most
 from PIL import Image
+from refusals import refused
 from tars import as_plain, good_tar, jpeg, pair, write_tar
 
 from common.data import pictures
@@ -122,17 +123,10 @@ def test_labels_are_numbers_or_names_and_may_stand_without_captions(tmp_path):
 )
 def test_a_sample_that_cannot_be_used_says_which_and_why(tmp_path, changes, reason):
     pairs = one_sample(tmp_path, **changes)
-    with pytest.raises(BrokenSample) as error:
-        pairs[0]
-    assert (error.value.path, error.value.key) == (str(tmp_path / "x.tar"), "odd")
-    assert error.value.reason.startswith(reason)
-    assert str(error.value) == f"{tmp_path / 'x.tar'} [odd]: {error.value.reason}"
+    refused((f"^{tmp_path}/x.tar \\[odd\\]: {re.escape(reason)}", lambda: pairs[0]), error=BrokenSample)
     assert pairs[1]["image_id"] == "id1"
-    assert pickle.loads(pickle.dumps(error.value)) == error.value
-    if "jpg" in changes or "png" in changes:
-        assert pairs.captions(0) == ["picture 0", "a view of 0"]
-    else:
-        assert list(pairs.all_captions())[-2:] == ["picture 1", "a view of 1"]
+    readable = ["picture 0", "a view of 0"] if "jpg" in changes or "png" in changes else []
+    assert list(pairs.all_captions()) == [*readable, "picture 1", "a view of 1"]
 
 
 def black(width: int, height: int) -> bytes:
@@ -180,12 +174,8 @@ def test_a_shard_that_changes_during_a_run_is_an_error(tmp_path):
 def test_a_picture_that_is_ranked_twice_is_an_error_that_names_both_places(tmp_path):
     one = write_tar(tmp_path / "a.tar", {"k0": pair(0), "k1": pair(1)})
     write_tar(tmp_path / "b.tar", {"k2": pair(2), "k3": pair(1)})
-    with pytest.raises(ValueError) as error:
-        open_shards("*.tar", root=tmp_path, role="val")
-    assert str(error.value) == (
-        f"image 'id1' occurs twice, in {one} [k1] and in {tmp_path / 'b.tar'} [k3]; expected in a set that is "
-        "ranked: each image_id once, with all its captions"
-    )
+    words = rf"^image 'id1' occurs twice, in {one} \[k1\] and in {tmp_path}/b.tar \[k3\]; expected"
+    refused((words, lambda: open_shards("*.tar", root=tmp_path, role="val")))
     assert len(open_shards("*.tar", root=tmp_path)) == 4  # training sees it twice
 
 

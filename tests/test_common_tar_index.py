@@ -8,7 +8,8 @@ import tarfile
 import numpy as np
 import pyarrow as pa
 import pytest
-from tars import as_plain, good_tar, pair, write_tar
+from readable import read_all
+from tars import good_tar, pair, write_tar
 
 from common.data import tar_index
 from common.data.shards import open_shards
@@ -75,10 +76,9 @@ def test_members_without_partner_and_doubles_are_listed_at_opening(tmp_path):
         info = tarfile.TarInfo("a.jpg")
         info.size = 3
         tar.addfile(info, io.BytesIO(b"abc"))
-    pairs = open_shards(str(path))
-    assert [pairs[index]["image_id"] for index in range(len(pairs))] == ["id0", "id3"]
-    reasons = {broken.key: broken.reason for broken in pairs.broken_at_open}
-    assert reasons == {
+    good, broken = read_all(open_shards(path))
+    assert [sample[2] for sample in good.values()] == ["id0", "id3"]
+    assert {fault.key: fault.reason for fault in broken} == {
         "a": "second image member: a.jpg is ignored",
         "no_text": "image without caption: no json or txt member",
         "no_picture": "no image: it has only json; expected one of: jpg, jpeg, png, webp",
@@ -100,8 +100,7 @@ def test_a_cached_index_is_used_and_gives_the_same_data_set(tmp_path, monkeypatc
     monkeypatch.setattr(tar_index, "index_shard", lambda *a, **k: pytest.fail("the shard was read again"))
     second = open_shards(str(path), index_dir=tmp_path / "index")
     for other in (first, second):
-        assert (other.fingerprint, other.broken_at_open) == (plain.fingerprint, plain.broken_at_open)
-        assert [as_plain(other[i]) for i in range(len(other))] == [as_plain(plain[i]) for i in range(len(plain))]
+        assert (other.fingerprint, read_all(other)) == (plain.fingerprint, read_all(plain))
 
 
 def test_the_rows_of_a_kept_index_stay_in_its_file(tmp_path):
@@ -136,14 +135,9 @@ def test_a_corrupt_index_is_rebuilt(tmp_path, damage):
     content = cache.read_bytes()
     start = struct.pack("<q", spans(index_shard(path))[1, 0, 0])
     assert content.count(start) == 1
-    changed = {
-        "cut": content[: len(content) // 2],
-        "empty": b"",
-        "bit": content.replace(start, bytes([start[0] ^ 1]) + start[1:]),
-        "bytes": b"\x00\x01",
-    }[damage]
-    cache.write_bytes(changed)
-    again = open_shards(str(path), index_dir=tmp_path / "index")
+    flipped = content.replace(start, bytes([start[0] ^ 1]) + start[1:])
+    cache.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "bit": flipped, "bytes": b"\0\1"}[damage])
+    again = open_shards(path, index_dir=tmp_path / "index")
     assert (again.fingerprint, [again[row]["image_id"] for row in range(3)]) == (expected, ["id0", "id1", "id2"])
     assert cache.read_bytes() == content
 

@@ -23,6 +23,14 @@ from common.data.tokenizer import WordTokenizer
 CAPTIONS = ["A dog runs.", "a dog, a cat", "the cat's dog", "A bird"]
 
 
+def messages_of(call):
+    """What a call warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(warning.message) for warning in caught]
+
+
 class Captions:
     name = "photographs"
 
@@ -132,13 +140,9 @@ CHINESE = ["两只猫在床上", "一只狗在海滩上", "红色的花"]
     ],
 )
 def test_captions_that_a_tokenizer_does_not_suit_are_named_at_the_start(tokenizer, captions, messages):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warn_of_unread_words(tokenizer, 64, Captions(captions), object())
-    assert len(caught) == len(messages)
-    for warning, message in zip(caught, messages):
-        assert re.search(f"^photographs: .*{message}", str(warning.message))
-        assert "data.tokenizer=clip_bpe" in str(warning.message)
+    warned = messages_of(lambda: warn_of_unread_words(tokenizer, 64, Captions(captions), object()))
+    for text, message in zip(warned, messages, strict=True):
+        assert re.search(f"^photographs: .*{message}.*data.tokenizer=clip_bpe", text)
 
 
 @pytest.mark.parametrize(("long", "is_warned"), [(1, False), (2, True)])  # of 5; 20 % are not more than 20 %
@@ -146,11 +150,10 @@ def test_captions_beyond_the_context_are_named_at_the_start(long, is_warned):
     tokenizer = WordTokenizer.from_words(["a", "b"])
     fitting, longer = "a a a a a a", "a a a a a a b"  # of six words between start and end
     assert tokenizer.encode([fitting], 8).tolist() == tokenizer.encode([longer], 8).tolist()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warn_of_unread_words(tokenizer, 8, Captions([fitting] * (5 - long) + [longer] * long))
+    captions = Captions([fitting] * (5 - long) + [longer] * long)
     words = "photographs: of the first 5 captions 2 have more than data.context_length = 8 tokens"
-    assert [str(warning.message).startswith(words) for warning in caught] == [True] * is_warned
+    warned = messages_of(lambda: warn_of_unread_words(tokenizer, 8, captions))
+    assert [text.startswith(words) for text in warned] == [True] * is_warned
 
 
 def test_a_file_that_may_be_on_the_hub_is_warned_of_and_one_that_is_not_there_is_not(tmp_path, monkeypatch):
@@ -163,10 +166,8 @@ def test_a_file_that_may_be_on_the_hub_is_warned_of_and_one_that_is_not_there_is
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
     for load, warned in ((unreached, True), (missing, False)):
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", load)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            assert stated_file("someone/model", "modules.json") is None
-        assert [str(warning.message).endswith("it is taken to have none") for warning in caught] == [True] * warned
-    assert stated_file(str(tmp_path), "modules.json") is None
+        messages = messages_of(partial(stated_file, "someone/model", "modules.json"))
+        assert [text.endswith("it is taken to have none") for text in messages] == [True] * warned
+    assert stated_file("someone/model", "modules.json") is stated_file(str(tmp_path), "modules.json") is None
     (tmp_path / "weights.pt").touch()
     assert stated_file(str(tmp_path / "weights.pt"), "modules.json") is None

@@ -54,17 +54,13 @@ class StreamedPairs:
         self.name, self.reader, self.seed, self.buffer_size = name, reader, seed, buffer_size
         self.broken_at_open: list[BrokenSample] = []
         self._plain, self._num_rows, self._files = rows, num_rows, files
-        self._rewind()
-
-    def _rewind(self) -> None:
         self._stream: Iterator[dict[str, Any]] | None = None
         self._next = 0  # position of the next row of the stream
         self._kept: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEPT_ROWS)
 
     def __getstate__(self) -> dict[str, Any]:
         # a pickle has no open stream: a worker starts its own
-        closed = {"_stream": None, "_next": 0, "_kept": deque(maxlen=KEPT_ROWS)}
-        return {**self.__dict__, **closed}
+        return self.__dict__ | {"_stream": None, "_next": 0, "_kept": deque(maxlen=KEPT_ROWS)}
 
     def __len__(self) -> int:
         """Rows of one epoch; positions continue beyond it."""
