@@ -25,10 +25,13 @@ def rows_of_paper(folder: Path) -> list[str]:
     return [row for row in rows_of(folder) if not row.startswith(("beyond_", "lit_"))]
 
 
-def trained(paper: str, config: Any, folder: Path, resume: bool = False) -> RunFiles:
-    """paper/train.py with a config, on one process."""
-    pairs, files = open_training_pairs(config.data, config.run.seed), RunFiles(folder)
-    importlib.import_module(f"{paper}.train").train(config, pairs, files, resume, Accelerator(cpu=True), "test")
+def trained(
+    paper: str, config: Any, folder: Path, resume: bool = False, accelerator: Accelerator | None = None, **identity: Any
+) -> RunFiles:
+    """paper/train.py with a config, on one process; `identity` is of the files."""
+    pairs, files = open_training_pairs(config.data, config.run.seed), RunFiles(folder, identity)
+    accelerator = Accelerator(cpu=True) if accelerator is None else accelerator
+    importlib.import_module(f"{paper}.train").train(config, pairs, files, resume, accelerator, "test")
     return files
 
 

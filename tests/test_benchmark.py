@@ -231,6 +231,5 @@ def test_with_a_gpu_a_whole_run_has_its_rows_the_most_telling_first_and_the_mach
     ],
 )
 def test_bad_arguments_are_refused(monkeypatch, arguments, words):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=words):
         run_main(monkeypatch, *arguments)
-    assert words in str(error.value)

@@ -570,8 +570,7 @@ def test_an_interval_that_begins_at_0_does_not_hold_a_strict_claim(tmp_path):
 def test_shares_whose_seeds_tie_by_chance_decide_nothing(tmp_path):
     for of_b, verdict in (((0.2, 0.2), UNDECIDED), ((0.2, 0.3), HOLDS), ((0.0, 0.0), HOLDS)):
         rows = {"a": {"x": cell((50.0, 50.0))}, "b": {"x": cell(of_b)}}
-        outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", table(rows))
-        assert outcome.verdict == verdict, of_b
+        assert verdict_of(tmp_path, f"{A_X} > {B_X}", table(rows)).verdict == verdict, of_b
 
 
 def test_nothing_is_decided_at_smoke_scale(tmp_path):
@@ -793,8 +792,7 @@ def judged(tmp_path):
         entry(None, "C6", no_numbers="a theorem", test="tests/test_x.py::test_y"),
         entry('u["a"]["x"] > 60', "C7", claim="<b>Hostile</b> | sentence."),
     ]
-    folder = folder_with(tmp_path, json.dumps({"claims": contents}))
-    return judge(folder, MEASURED, [])
+    return judge(folder_with(tmp_path, json.dumps({"claims": contents})), MEASURED, [])
 
 
 def test_counts_name_every_verdict(judged):

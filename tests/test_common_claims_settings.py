@@ -290,8 +290,7 @@ def test_looks_at_first_and_planned_seeds_give_at_most_5_percent_false_verdicts(
         wrong = np.zeros(trials, dtype=bool)
         for count, error in zip(plan, errors):
             seen = draws[:, :count]
-            half_width = stats.t.isf(error / 2, count - 1) * stats.sem(seen, axis=1)
-            wrong |= abs(seen.mean(axis=1)) > half_width
+            wrong |= abs(seen.mean(axis=1)) > (stats.t.isf(error / 2, count - 1) * stats.sem(seen, axis=1))
         return wrong.mean()
 
     low, high = contrast_interval([draws[0, :first]], 1 - errors[0])

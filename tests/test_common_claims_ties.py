@@ -162,8 +162,7 @@ def test_as_good_as_may_fall_short_by_the_margin_of_equivalence(tmp_path):
     same = table({"a": {"x": control}, "b": {"x": control}})
     x = verdict_of(tmp_path, f"{A_X} > {B_X}", same).findings[0].bound.within
     for shift, verdict in ((0.1 * half_90, HOLDS), (-0.1 * half_90, UNDECIDED), (-0.1 * half_95, FAILS)):
-        moved = 50 - x + 1.05 * shift + standard
-        ours = table({"a": {"x": cell(moved)}, "b": {"x": control}})
+        ours = table({"a": {"x": cell(50 - x + 1.05 * shift + standard)}, "b": {"x": control}})
         for text in (f"{A_X} >= {B_X}", f"{B_X} <= {A_X}"):
             outcome = verdict_of(tmp_path, text, ours)
             assert outcome.verdict == verdict
@@ -338,8 +337,7 @@ def test_q_values_are_those_of_benjamini_and_hochberg_over_the_claims_of_a_paper
     p = np.array([one.measured[0].p for one in judged])
     q = [one.measured[0].q for one in with_q(PaperClaims("p", "P", tuple(judged))).judged]
     order = np.argsort(p)
-    by_hand = np.minimum.accumulate((p[order] * 5 / np.arange(1, 6))[::-1])[::-1]
-    assert np.array(q)[order] == pytest.approx(by_hand)
+    assert np.array(q)[order] == pytest.approx(np.minimum.accumulate((p[order] * 5 / np.arange(1, 6))[::-1])[::-1])
 
 
 def test_comparisons_of_shares_of_another_number_have_a_mean_for_every_task(tmp_path):

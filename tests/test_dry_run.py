@@ -6,16 +6,14 @@ import sys
 
 import pytest
 import torch
+from runs import row_config
 from test_launch import message_of
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.base.config import load_row
-from common.base.places import ROOT
 from common.data.pairs import open_training_pairs
 from common.run.dry_run import parameters_of
 from common.run.inputs import open_training_data
 from common.run.log import read_log
-from oblique_topology.config import Config
 from oblique_topology.model import build_model
 
 ROWS = {
@@ -109,10 +107,8 @@ def test_random_weights_take_no_step_and_keep_the_checkpoint_of_step_0(tmp_path,
 
 def test_flops_are_about_three_forward_passes_and_parameters_those_of_the_towers(capsys):
     figures = figures_of(capsys, "oblique_topology.train", "--config", "table2_clip")
-    folder = ROOT / "oblique_topology"
-    config = load_row(Config, folder, folder / "configs" / "table2_clip.yaml", "smoke", [])
-    pairs = open_training_pairs(config.data, 0)
-    model = build_model(config, open_training_data(config, pairs, None).tokenizer)
+    config = row_config("oblique_topology", "table2_clip")
+    model = build_model(config, open_training_data(config, open_training_pairs(config.data, 0), None).tokenizer)
     assert parameters_of(model) == figures["parameters"]
     for side in ("image_tower", "text_tower"):
         count = sum(parameter.numel() for parameter in getattr(model, side).parameters())

@@ -17,7 +17,7 @@ from common.base.config import ConfigError
 from common.base.places import ROOT
 from common.evaluation.protocol import HEADLINES
 from common.run.evaluation import save_answer
-from euclip import published, train
+from euclip import published
 from scripts import evaluate, evaluate_table
 from scripts.evaluate_table import Number, table_text
 
@@ -36,11 +36,8 @@ def evaluated(*words):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A smoke run of EuCLIP."""
-    folder = tmp_path_factory.mktemp("run") / "my_euclip" / "seed0"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["train.py", "--scale", "smoke", "--output-dir", str(folder), *TRAINED])
-        train.main()
-    return folder
+    config = row_config("euclip", "table4_euclip", *TRAINED)
+    return trained("euclip", config, tmp_path_factory.mktemp("run") / "my_euclip" / "seed0").folder
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +53,7 @@ def stranger(tmp_path_factory):
     }
     save_file(open_clip.CLIP(**content).state_dict(), folder / "open_clip_model.safetensors")
     pixels = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "resize_mode": "shortest"}
-    configuration = {"model_cfg": content, "preprocess_cfg": pixels}
-    (folder / "open_clip_config.json").write_text(json.dumps(configuration))
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": content, "preprocess_cfg": pixels}))
     return folder
 
 
@@ -129,16 +125,14 @@ def test_the_other_tasks_have_numbers_of_both(run, stranger, capsys):
 
 
 def test_the_label_of_a_run_says_where_it_stands_if_it_is_not_finished(run, capsys):
-    first = run / "checkpoints" / "step-00000001"
-    evaluated(run, first, "--tasks", "retrieval", "--json")
+    evaluated(run, run / "checkpoints" / "step-00000001", "--tasks", "retrieval", "--json")
     labels = {number["model"] for number in json.loads(capsys.readouterr().out)}
     assert labels == {LABEL, "checkpoints/step-00000001 (step 1 of 2)"}
 
 
 def test_the_numbers_are_printed_where_the_csv_file_cannot_be_written(tmp_path, monkeypatch, capsys):
     number = evaluate_table.Number("a", "pets", "zero_shot/acc1", 0.5, 0.1, "{}", 8)
-    sets = SimpleNamespace(zero_shot={})
-    monkeypatch.setattr(evaluate_table, "open_evaluation_sets", lambda data: sets)
+    monkeypatch.setattr(evaluate_table, "open_evaluation_sets", lambda data: SimpleNamespace(zero_shot={}))
     model = evaluate_table.Model("a", SimpleNamespace(data=None), None, True)
     monkeypatch.setattr(evaluate_table, "open_models", lambda options, overrides: [model])
     monkeypatch.setattr(evaluate_table, "check_tasks", lambda *arguments: None)

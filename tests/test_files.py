@@ -142,9 +142,8 @@ def test_a_list_on_the_screen_and_as_json(capsys, monkeypatch):
     ],
 )
 def test_a_name_that_does_not_exist_has_a_nearest(module, message):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         needed_by([module])
-    assert str(error.value) == message
 
 
 def test_a_copy_overwrites_nothing(tmp_path, capsys, monkeypatch):

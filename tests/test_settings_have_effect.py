@@ -158,8 +158,7 @@ def test_configs_refuse_settings_without_an_effect():
 def test_wrong_partners_follow_the_order_of_mafa(monkeypatch):
     config = row_config("geomm", "mafa", "data.partner_noise=0.1")
     order = SampleOrder(96, config.optim.global_batch_size, 0)
-    view = SimpleNamespace(order=order, partners=Partners(order, 0.1))
-    training = Opened(order, view)
+    training = Opened(order, SimpleNamespace(order=order, partners=Partners(order, 0.1)))
     monkeypatch.setattr(geomm_train, "open_training_data", lambda *_: training)
     opened = geomm_train.open_data(config, range(96), None)
     assert opened.view.order is opened.view.partners.order is opened.order is not order
