@@ -1,9 +1,12 @@
 """Runs of rows that tests train in this process, and the values that their logs hold."""
 
 import importlib
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from accelerate import Accelerator
 
 from common.base.arguments import rows_of
@@ -33,6 +36,13 @@ def trained(
     accelerator = Accelerator(cpu=True) if accelerator is None else accelerator
     importlib.import_module(f"{paper}.train").train(config, pairs, files, resume, accelerator, "test")
     return files
+
+
+def called(main: Callable[[], Any], *words: Any, name: str = "script") -> Any:
+    """A script's `main` with these words on its command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, *map(str, words)])
+        return main()
 
 
 def logged(files: RunFiles, name: str = "loss") -> list[Any]:

@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import yaml
-from runs import row_config, trained
+from runs import called, row_config, trained
 from scipy import stats
 
 from common.base.config import ConfigError
@@ -42,9 +41,7 @@ def write_run(folder, seed, hits, row=1, facts=(), **protocol):
 
 
 def compared(tmp_path, *arguments):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["compare.py", *map(str, arguments), "--output", str(tmp_path / "out")])
-        compare.main()
+    called(compare.main, *arguments, "--output", tmp_path / "out")
     (file,) = (tmp_path / "out" / "comparisons").glob("*/compare.json")
     assert file.with_suffix(".png").stat().st_size > 1_000
     return read_table(file)

@@ -2,11 +2,10 @@
 
 import importlib
 import json
-import sys
 
 import pytest
 import torch
-from runs import row_config
+from runs import called, row_config
 from test_launch import message_of
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -35,9 +34,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def call(script, *arguments):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [script, "--scale", "smoke", *arguments])
-        importlib.import_module(script).main()
+    called(importlib.import_module(script).main, "--scale", "smoke", *arguments)
 
 
 def figures_of(capsys, script, *arguments):

@@ -2,7 +2,7 @@
 
 import csv
 import json
-import sys
+from functools import partial
 from types import SimpleNamespace
 
 import open_clip
@@ -10,7 +10,8 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from runs import row_config, trained
+from refusals import refused
+from runs import called, row_config, trained
 from safetensors.torch import save_file
 
 from common.base.config import ConfigError
@@ -27,10 +28,7 @@ LABEL = "my_euclip/seed0"
 TINY = {"width": 32, "layers": 1}
 
 
-def evaluated(*words):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["vlgeometry evaluate", *map(str, words)])
-        evaluate.main()
+evaluated = partial(called, evaluate.main)
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +136,8 @@ def test_the_numbers_are_printed_where_the_csv_file_cannot_be_written(tmp_path, 
     monkeypatch.setattr(evaluate_table, "check_tasks", lambda *arguments: None)
     monkeypatch.setattr(evaluate_table, "evaluate_model", lambda *arguments: [number])
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("sys.argv", ["evaluate", "a", "--csv", str(tmp_path / "file" / "table.csv")])
     with pytest.raises(OSError):
-        evaluate_table.main()
+        called(evaluate_table.main, "a", "--csv", tmp_path / "file" / "table.csv")
     assert "50.0" in capsys.readouterr().out
 
 
@@ -180,12 +177,13 @@ def test_what_a_task_needs_is_named(words, message, stranger, tmp_path, monkeypa
     "option",
     ["--geometry=euclidean_squared", "--geometry=sphere", "--layout=open_clip", "--activation=quick_gelu", "--heads=1"],
 )
-def test_a_run_refuses_options_of_weights_from_elsewhere(option, run, monkeypatch):
-    for command in (evaluate_table, published):
-        named = [] if command is evaluate_table else ["--checkpoint"]
-        monkeypatch.setattr(sys, "argv", ["evaluate", *named, str(run), option])
-        with pytest.raises(ConfigError, match=rf"{option.partition('=')[0]} has no effect on .*my_euclip.*, a run"):
-            command.main()
+def test_a_run_refuses_options_of_weights_from_elsewhere(option, run):
+    message = rf"{option.partition('=')[0]} has no effect on .*my_euclip.*, a run"
+    refused(
+        (message, lambda: called(evaluate_table.main, run, option)),
+        (message, lambda: called(published.main, "--checkpoint", run, option)),
+        error=ConfigError,
+    )
 
 
 def photos(folder):

@@ -1,9 +1,9 @@
 """scripts/fill_pages.py: tables of the pages are those of the committed results."""
 
 import importlib
-import sys
 
 import pytest
+from runs import called
 
 from common.report.formats import write_table
 from common.report.table import MEASURED, Column, Measured, Row, Table
@@ -160,13 +160,12 @@ def test_what_is_not_there_is_named(root, mark, words):
         filled(mark + "\n", "page")
 
 
-def test_check_writes_nothing_and_fails_where_a_page_differs(root, monkeypatch, capsys):
+def test_check_writes_nothing_and_fails_where_a_page_differs(root, capsys):
     page = root / "README.md"
     page.write_text(MARK.format("; columns: acc, mean") + "\n", encoding="utf-8")
     for arguments, status, message in ((["--check"], 1, "differs"), ([], 0, "filled"), (["--check"], 0, "no change")):
-        monkeypatch.setattr(sys, "argv", ["fill_pages.py", *arguments])
         with pytest.raises(SystemExit) as stopped:
-            fill_pages.main()
+            called(fill_pages.main, *arguments)
         assert bool(stopped.value.code) == bool(status)
         assert message in capsys.readouterr().out
     assert FILLED in page.read_text(encoding="utf-8")

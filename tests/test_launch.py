@@ -19,6 +19,7 @@ import pytest
 import torch
 from fsdp2_two_processes import compare_all
 from processes import FORKS, free_port, in_processes
+from runs import called
 from torch.multiprocessing import ProcessExitedException
 from two_processes import trained_and_checked
 
@@ -209,12 +210,9 @@ def answered(number, folder, *words):
 
 
 @pytest.mark.parametrize("options", [["--json"], ["--json", "--tasks", "retrieval,zero_shot"]])
-def test_launched_processes_share_an_evaluation_and_one_of_them_answers(
-    options, by_path, tmp_path, monkeypatch, capsys
-):
+def test_launched_processes_share_an_evaluation_and_one_of_them_answers(options, by_path, tmp_path, capsys):
     words = [str(by_path), *options, "data.num_test=6", "data.num_labelled=6"]
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *words])
-    evaluate.main()
+    called(evaluate.main, *words)
     single = json.loads(capsys.readouterr().out)
     first, second = of_two_launched(answered, tmp_path, *words)
     shared = json.loads(first)
@@ -225,26 +223,54 @@ def test_launched_processes_share_an_evaluation_and_one_of_them_answers(
 
 def message_of(main, *arguments):
     """What a script called with these arguments prints before it ends with status 1."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["script", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            run_or_explain(main)
+    with pytest.raises(SystemExit) as ended:
+        called(lambda: run_or_explain(main), *arguments)
     return ended.value.code
 
 
+TABLE = ("oblique_topology", "table2")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("main", "arguments", "message"),
     [
-        (["optim.learning_rate=nan"], "command line: optim.learning_rate = nan; expected: a finite number"),
-        (["--config", "no/where.yaml"], "no/where.yaml: no such config file"),
-        (["--config", "table2_mutli"], "no row of oblique_topology; did you mean table2_multi?"),
-        (["optim.global_batch_size=100000"], "global_batch_size = 100000 is larger than the training set of 256"),
-        (["--scale", "photos"], "data.source = shards needs a folder"),
-        (["--scale", "photos", "data.root=/nowhere"], "'/nowhere'"),
+        (
+            train.main,
+            (*FEW, "optim.learning_rate=nan"),
+            "command line: optim.learning_rate = nan; expected: a finite n",
+        ),
+        (train.main, (*FEW, "--config", "no/where.yaml"), "no/where.yaml: no such config file"),
+        (train.main, (*FEW, "--config", "table2_mutli"), "no row of oblique_topology; did you mean table2_multi?"),
+        (train.main, (*FEW, "optim.global_batch_size=100000"), "100000 is larger than the training set of 256"),
+        (train.main, (*FEW, "--scale", "photos"), "data.source = shards needs a folder"),
+        (train.main, (*FEW, "--scale", "photos", "data.root=/nowhere"), "'/nowhere'"),
+        (
+            reproduce.main,
+            ("oblique_topology", "table99"),
+            "error: oblique_topology has no table99; did you mean table9?",
+        ),
+        (
+            reproduce.main,
+            ("clip", "table1"),
+            "error: PAPER=clip is unknown; expected one of: contrastive_basics, obliq",
+        ),
+        (
+            reproduce.main,
+            (*TABLE, "--scale", "big"),
+            "error: SCALE=big is unknown; expected one of: smoke, demo, photos",
+        ),
+        (reproduce.main, (*TABLE, "--seeds", "0"), "error: SEEDS=0 must be a whole number of seeds"),
+        (
+            reproduce.main,
+            (*TABLE, "--set", "data.train='a"),
+            "error: SET=data.train='a: No closing quotation; expected",
+        ),
+        (reproduce.main, (*TABLE, "--data", "x"), "error: DATA=x has no effect at scale demo"),
     ],
 )
-def test_bad_input_ends_in_one_message_without_a_traceback(arguments, message, tmp_path):
-    output = message_of(train.main, *FEW, "--output-dir", str(tmp_path), *arguments)
+def test_bad_input_ends_in_one_message_without_a_traceback(main, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    output = message_of(main, *arguments)
     assert output.startswith("error: ")
     assert message in output
     assert "\n" not in output
@@ -316,15 +342,14 @@ def test_the_line_that_resumes_is_the_one_typed(typed, parent, line, monkeypatch
     assert command_to_resume() == line
 
 
-def test_a_finished_run_is_named_with_the_line_that_resumes_it(by_path, tmp_path, monkeypatch, capsys):
+def test_a_finished_run_is_named_with_the_line_that_resumes_it(by_path, tmp_path, capsys):
     folder = tmp_path / "it's a run"
     shutil.copytree(by_path, folder)
     refusal = message_of(train.main, *FEW, "--output-dir", str(folder))
     line = refusal.partition(f"{folder} holds a run up to step 3: choose another --output-dir, or add --resume")[2]
     words = shlex.split(line.partition(": ")[2])
     assert words == ["python", "script", *FEW, "--output-dir", str(folder), "--resume"]
-    monkeypatch.setattr(sys, "argv", words[1:])
-    train.main()
+    called(train.main, *words[2:])
     assert losses(folder) == losses(by_path)
     assert "oblique_topology, step 3" in capsys.readouterr().out
 
@@ -380,11 +405,8 @@ def test_a_custom_row_of_another_paper_is_refused_though_it_has_no_header(tmp_pa
 @pytest.mark.parametrize(
     ("argument", "meant"), [("--outptu-dir=x", "--output-dir"), ("--scale=dmeo", "demo"), ("--frobnicate", "")]
 )
-def test_a_mistyped_flag_or_choice_has_a_nearest(argument, meant, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train.py", argument])
-    with pytest.raises(SystemExit) as ended:
-        train.main()
-    assert ended.value.code == 2
+def test_a_mistyped_flag_or_choice_has_a_nearest(argument, meant, capsys):
+    assert message_of(train.main, argument) == 2
     output = capsys.readouterr().err
     assert output.endswith(f"; did you mean {meant}?\n") if meant else "did you mean" not in output
 
@@ -407,26 +429,3 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(tmp_path,
     output = capsys.readouterr().err.splitlines()[-1]
     assert output.startswith(f"stopped at once: nothing is saved in {tmp_path}")
     assert output.endswith("; the same command starts again")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["oblique_topology", "table99"], "oblique_topology has no table99; did you mean table9?"),
-        (
-            ["clip", "table1"],
-            "PAPER=clip is unknown; expected one of: contrastive_basics, oblique_topology, euclip, geomm",
-        ),
-        (
-            ["oblique_topology", "table2", "--scale", "big"],
-            "SCALE=big is unknown; expected one of: smoke, demo, photos, photos_scratch, paper",
-        ),
-        (["oblique_topology", "table2", "--seeds", "0"], "SEEDS=0 must be a whole number of seeds"),
-        (["oblique_topology", "table2", "--set", "data.train='a"], "SET=data.train='a: No closing quotation; expected"),
-        (["oblique_topology", "table2", "--data", "x"], "DATA=x has no effect at scale demo"),
-    ],
-)
-def test_unknown_tables_papers_and_scales_are_one_line(arguments, message):
-    output = message_of(reproduce.main, *arguments)
-    assert output.startswith(f"error: {message}")
-    assert "\n" not in output
