@@ -261,16 +261,21 @@ def test_an_experiment_decides_with_the_seeds_of_the_table_that_shows_it(tmp_pat
 def test_the_plan_is_written_with_the_first_seeds_and_an_extension_without_one_is_marked():
     values = [50.0, 52.0, 51.0, 53.0, 54.0, 52.0]
     one, three, five, six = (of_seeds(values[:count]) for count in (1, 3, 5, 6))
-    assert plan_of(three, [], 6) == (3, 6)
-    assert plan_of(six, [replace(three, plan=(3, 6))]) == (3, 6)
-    assert plan_of(six, [replace(three, plan=(3, 6))], 9) == (3, 6)  # too late
-    assert plan_of(five, [three]) == (3,)
-    assert plan_of(six, [three, replace(five, plan=(3,))], 9) == (3,)
-    # fewer seeds after a look at more are no new table
-    assert plan_of(three, [replace(six, plan=(3, 6))]) == (3, 6)
-    assert plan_of(three, [six]) == (3, 6)
-    assert plan_of(three, [three]) == plan_of(six, [one]) == plan_of(six, []) == ()  # one seed is no look
-    assert plan_of(six, [of_seeds([1.0, 2.0, 3.0])]) == ()  # other runs
+    for table_now, earlier, planned, plan in (
+        (three, [], 6, (3, 6)),
+        (six, [replace(three, plan=(3, 6))], 0, (3, 6)),
+        (six, [replace(three, plan=(3, 6))], 9, (3, 6)),  # too late
+        (five, [three], 0, (3,)),
+        (six, [three, replace(five, plan=(3,))], 9, (3,)),
+        # fewer seeds after a look at more are no new table
+        (three, [replace(six, plan=(3, 6))], 0, (3, 6)),
+        (three, [six], 0, (3, 6)),
+        (three, [three], 0, ()),
+        (six, [one], 0, ()),  # one seed is no look
+        (six, [], 0, ()),
+        (six, [of_seeds([1.0, 2.0, 3.0])], 0, ()),  # other runs
+    ):
+        assert plan_of(table_now, earlier, planned) == plan
     assert from_json(to_json(replace(three, plan=(3, 6)))).plan == (3, 6)
 
 

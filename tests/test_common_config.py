@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from refusals import refused
+from runs import called
 
 from common.base.arguments import rows_of
 from common.base.config import (
@@ -41,6 +42,7 @@ from oblique_topology.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "oblique_topology"
+TRAIN_PY = partial(entry_arguments, "", FOLDER / "train.py", Config, "table2_clip.yaml")
 SCALE_FILES = sorted(ROOT.glob("*/configs/scale_*.yaml"))
 
 
@@ -326,8 +328,7 @@ def test_the_home_folder_is_known_in_paths_and_is_no_part_of_a_name(tmp_path, mo
     data = load_config(Config, [], ["data.source=hugging_face", *paths, "data.train=~draft.tsv"]).data
     one_set = [getattr(data.mixture[0], key) for key in ("root", "train", "images")]
     assert [data.root, *one_set, data.train] == [*[str(tmp_path / "x")] * 4, "~draft.tsv"]
-    monkeypatch.setattr("sys.argv", ["train.py", "--output-dir=~/run"])
-    _, arguments = entry_arguments("", FOLDER / "train.py", Config, "table2_clip.yaml")
+    _, arguments = called(TRAIN_PY, "--output-dir=~/run")
     assert arguments.output_dir == tmp_path / "run"
 
 
@@ -418,9 +419,8 @@ def test_other_data_sections_have_other_sources(tmp_path):
     ("words", "resume"),
     [(["--resume"], "last"), (["--resume", "auto"], "auto")],
 )
-def test_resume_takes_no_override_for_its_value(words, resume, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["train.py", *words, "optim.steps=70"])
-    config, arguments = entry_arguments("", FOLDER / "train.py", Config, "table2_clip.yaml")
+def test_resume_takes_no_override_for_its_value(words, resume):
+    config, arguments = called(TRAIN_PY, *words, "optim.steps=70")
     assert (arguments.resume, config.optim.steps) == (resume, 70)
 
 

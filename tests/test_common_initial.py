@@ -13,7 +13,7 @@ import transformers
 import yaml
 from accelerate import Accelerator
 from refusals import refused
-from runs import row_config, trained
+from runs import called, row_config, trained
 from safetensors.torch import load_file, save_file
 from tars import good_tar
 from test_common_weights import shaken
@@ -376,9 +376,7 @@ def test_runs_of_every_paper_are_exported_or_refused_in_words(tmp_path, capsys, 
 
 
 def export(model, layout, output):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["export.py", "--model", str(model), "--to", layout, "--output", str(output)])
-        export_weights.main()
+    called(export_weights.main, "--model", model, "--to", layout, "--output", output)
 
 
 @pytest.mark.filterwarnings("ignore:.* has 9 merges")
@@ -424,9 +422,7 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
 
     def published(name, *more, run=run_folder):
-        arguments = ["--run", run, "--licence", "cc-by-4.0", "--output", tmp_path / name, *more]
-        monkeypatch.setattr("sys.argv", ["publish.py", *map(str, arguments)])
-        publish.main()
+        called(publish.main, "--run", run, "--licence", "cc-by-4.0", "--output", tmp_path / name, *more)
         return tmp_path / name
 
     folder = published("mine")
@@ -440,8 +436,8 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     assert f"| test | {measured['test']['protocol']['data']} | i2t_recall_at_1 | " in card
     assert (folder / "vocabulary.txt").read_text().split("\n")[:-1] == list(WORDS.vocabulary)
     # the same numbers again, the same way through published.py, the same weights by model.init
-    monkeypatch.setattr("sys.argv", ["evaluate.py", "--checkpoint", str(folder), "--output", str(tmp_path / "a.json")])
-    importlib.import_module("contrastive_basics.evaluate").main()
+    arguments = ("--checkpoint", folder, "--output", tmp_path / "a.json")
+    called(importlib.import_module("contrastive_basics.evaluate").main, *arguments)
     actual = json.loads((tmp_path / "a.json").read_text())["evaluations"]
     assert actual["test"]["metrics"] == measured["test"]["metrics"]
     asked, where = [], "common.run.evaluation"
@@ -450,7 +446,7 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     )
     monkeypatch.setattr(f"{where}.save_answer", lambda *arguments: None)
     for paper in ("euclip", "oblique_topology"):
-        importlib.import_module(f"{paper}.published").main()
+        called(importlib.import_module(f"{paper}.published").main, *arguments)
     assert asked == [folder, folder]
     model, _ = model_of("contrastive_basics", config_of("contrastive_basics", f"model.init={folder}"))
     tensors = load_file(folder / "model.safetensors")

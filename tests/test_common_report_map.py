@@ -8,7 +8,6 @@ import math
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ import torch
 from euclip_encoders import DIM, GEOMETRIES, encoder_of
 from euclip_formulas import distance, half_aperture
 from PIL import Image
+from runs import called
 from sklearn.metrics import roc_auc_score
 
 from common.base.config import ConfigError, override
@@ -324,8 +324,7 @@ def test_the_command_maps_runs_on_the_test_set_of_the_first(tmp_path, monkeypatc
     output = tmp_path / "map.html"
     few = ["--pictures", "8", "--points", "5", "--min-radius", "0.2"]
     files = ["--output", str(output), "--picture", str(tmp_path / "map.png")]
-    monkeypatch.setattr(sys, "argv", ["map.py", "a b", "c", *few, *files])
-    script.main()
+    called(script.main, "a b", "c", *few, *files)
     with Image.open(tmp_path / "map.png") as picture:
         assert picture.width > 1000
         assert len(picture.convert("RGB").quantize(64).getcolors()) > 20

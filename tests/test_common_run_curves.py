@@ -78,9 +78,8 @@ def test_loss_scalars_validation_and_learning_rate_are_drawn_with_their_chance_l
     of_loss = drawn(axes[loss])
     assert {y for _, y in of_loss.pop("chance level: 2.00")} == {2.0}
     assert list(of_loss.values()) == [[(2, 3.0), (4, 1.0)]]
-    assert list(drawn(axes[scale]).values()) == [[(2, 14.0), (4, 15.0)]]
-    assert list(drawn(axes[curvature]).values()) == [[(2, 1.0), (4, 1.5)]]
-    assert list(drawn(axes[rate]).values()) == [[(2, 0.05), (4, 0.025)]]
+    for label, points in ((scale, (14.0, 15.0)), (curvature, (1.0, 1.5)), (rate, (0.05, 0.025))):
+        assert list(drawn(axes[label]).values()) == [[*zip((2, 4), points)]]
     of_validation = drawn(axes[validation])
     assert {y for _, y in of_validation.pop("chance level: 10")} == {10}
     assert of_validation == {"R@1 image to text, val": [(2, 25.0), (4, 75.0)], "accuracy, classes": [(2, 50.0)]}
