@@ -305,7 +305,7 @@ def test_a_launcher_that_is_asked_to_stop_passes_it_on_and_one_process_goes_on(t
         [*command, str(tmp_path), *SAME_DRAWS, "run.save_every=0"],
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not (tmp_path / "log.jsonl").exists() or len(read_log(tmp_path / "log.jsonl")) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.001)
