@@ -113,9 +113,8 @@ def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
         hits = {role: result.hits for role, result in results.items()}
         if content["step"] < config["optim"]["steps"]:
             label += f", step {content['step']}"
-    settings = settings_of_all_seeds(config)
     # not by the folder's name: it has another hash for every seed
-    line = hash_of([content["paper"], content["step"], label, settings])
+    line = hash_of([content["paper"], content["step"], label, settings_of_all_seeds(config)])
     return _model(label, line, config["run"]["seed"], content, hits)
 
 

@@ -187,8 +187,7 @@ def grounding_sheet() -> Image.Image:
     """Expressions with their boxes."""
     cells = []
     for item in itertools.islice(annotation_task("grounding", image_size=SIZE), 15):
-        picture = with_boxes(item["image"], item["proposals"], item["label"])
-        cells.append(below(picture, item["text"], 200))
+        cells.append(below(with_boxes(item["image"], item["proposals"], item["label"]), item["text"], 200))
     return arranged(cells, 5)
 
 

@@ -64,8 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
             of_starts = [text for text in fixed if text.startswith(f"{axis.key}=")]
             if of_starts and not job.parents():
                 raise ConfigError(f"SET: {of_starts[0]} is for what {row} starts from, and it starts from no other row")
-    places = "".join(f" {name}=<folder>" for name in ("data", "weights") if getattr(given, name)).upper()
-    places = places.replace("<FOLDER>", "<folder>")
+    places = "".join(f" {name.upper()}=<folder>" for name in ("data", "weights") if getattr(given, name))
     command = f'make search PAPER={given.paper} SCALE={given.scale}{places} ROWS="{" ".join(rows)}"'
     command += set_text(shlex.split(given.set))
     search = Search(given.paper, given.scale, jobs, axes, command, name_of(given.scale, rows, axes, fixed))

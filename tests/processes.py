@@ -11,6 +11,7 @@ import multiprocessing.forkserver
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -117,6 +118,13 @@ def _work(number: int, count: int, folder: str, function: Callable[..., Any], ar
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=count)
     torch.save(function(*arguments), Path(folder) / f"{number}.pt")
     leave_process_group()
+
+
+def free_port() -> str:
+    """A port for MASTER_PORT."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def as_launched() -> None:

@@ -1,13 +1,12 @@
 """A small training run that tests/test_resume.py kills and resumes, with everything that a checkpoint must carry.
 
-Two towers with dropout, their momentum copy, two feature queues, a logit scale and AdamW learn scenes through the
-repository's own order, loader, micro-batches, log and checkpoints. The loop has the form of a train.py. It can be told
-to kill itself, or to ask itself to stop, at a named point of a step or of the writing of a checkpoint.
+Two towers with dropout, their momentum copy, two feature queues, a logit scale and AdamW learn scenes as the rows of a
+paper do (common/run/training.py). It can be told to kill itself, or to ask itself to stop, at a named point of a step
+or of the writing of a checkpoint.
 
-    accelerate launch tests/resume_run.py FOLDER [--resume] section.key=value ...
+    accelerate launch tests/resume_run.py FOLDER section.key=value ...
 """
 
-import argparse
 import importlib
 import multiprocessing
 import os
@@ -15,10 +14,11 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -27,17 +27,11 @@ from processes import take_terminal_signals
 from torch import nn
 
 import common.run.checkpoint as checkpoints
-from common.accumulation import MicroBatches
-from common.base.config import load_config, to_dict
+from common.base.config import load_config
 from common.base.settings import DataConfig, OptimConfig, RunConfig, setting
-from common.base.signals import stop_signals
-from common.data.batches import TrainingView, training_batches
-from common.data.loader import NoBatch
-from common.data.order import BatchPositions, SampleOrder
-from common.data.pairs import image_transform, open_training_pairs
-from common.data.text import build_tokenizer
-from common.data.transforms import normalize
-from common.distributed import gather_objects, mean_over_processes
+from common.data.batches import TrainingView
+from common.data.pairs import open_training_pairs
+from common.distributed import gather_objects
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
@@ -46,12 +40,12 @@ from common.geometry import Scalar, Sphere
 from common.info_nce import contrastive_loss
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder, ema_momentum_at
-from common.run.ending import agreed, ending
-from common.run.folder import RunFiles, checkpoint_to_resume, only_run_in
-from common.run.guards import check_finite
-from common.run.launch import interrupted_with_saved_step, launched_accelerator, prepare, run_or_explain, seed_step
+from common.run.checkpoint import Checkpoint
+from common.run.folder import RunFiles, only_run_in
+from common.run.inputs import TrainingData, open_training_data
+from common.run.launch import interrupted_with_saved_step, launched_accelerator, run_or_explain
 from common.run.log import RunLog
-from common.run.schedule import build_optimizer, set_rate
+from common.run.training import Run, Setup, opened
 
 DIM = 8
 IN_A_STEP = ("embedded", "second pass", "gradients", "updated", "enqueued")
@@ -59,21 +53,24 @@ IN_A_SAVE = ("model half", "model", "optimizer half", "optimizer", "state", "sum
 
 
 SIZES = [  # eight steps make an epoch
-    "data.num_train=70", "data.image_size=16", "data.context_length=12", "run.save_every=3",
+    "data.num_train=70", "data.image_size=16", "data.context_length=12", "run.save_every=3", "run.log_every=1",
+    "run.test=false", "run.diagnose_every=0",
     "optim.steps=18", "optim.global_batch_size=8", "optim.warmup_steps=3", "optim.learning_rate=3.0e-3",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Config:
-    """As a paper's, without a model section: sizes are fixed."""
+    """As a paper's; a run goes on from one with a fault, and the reverse."""
 
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     run: RunConfig = field(default_factory=RunConfig)
     dropout: float = setting(0.1, at_least=0.0, below=1.0)
-    fault: Literal["none", "killed", "stuck"] = "none"  # of the loader
-    fault_step: int = setting(0, at_least=0)  # the first without samples; 8 steps are loaded ahead
+    fault: Literal["none", "killed", "stuck"] = setting("none", decides="nothing")  # of the loader
+    # the first without samples; 8 steps are loaded ahead
+    fault_step: int = setting(0, at_least=0, decides="nothing")
+    model = None  # not a section: sizes are fixed
 
 
 @dataclass
@@ -130,6 +127,7 @@ class Learner(nn.Module):
             Sphere(),
             LogitScale(1 / 0.07, maximum=20.0),
         )
+        self.geometry = self.towers.geometry
         self.dropout = nn.Dropout(dropout)
         self.momentum_towers = MomentumEncoder(self.towers)
         self.image_queue = FeatureQueue(20, DIM, seed=1)
@@ -155,90 +153,49 @@ class Learner(nn.Module):
         self.text_queue.enqueue_from_all_processes(text_keys)
 
 
-def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None) -> None:
-    """Trains to the end; the log holds each step's loss in full precision, its samples and what the state weighs."""
-    data, optim, run = config.data, config.optim, config.run
-    accelerator = launched_accelerator()
-    reached = (lambda point, step: None) if trigger is None else trigger.reached
+def open_training(config: Config, pairs: Any, checkpoint: Checkpoint | None) -> TrainingData:
+    training = open_training_data(config, pairs, checkpoint)
+    faulty = FaultyView(training.view, config.fault, config.fault_step)
+    return training if config.fault == "none" else replace(training, view=faulty)
+
+
+SETUP = Setup(
+    "resume_run",
+    build_model=lambda config, training: Learner(
+        training.tokenizer.vocabulary_size, config.data.context_length, config.dropout
+    ),
+    open_training=open_training,
+    validate=lambda run: ({}, {}),
+)
+
+
+def train(config: Config, files: RunFiles, reached: Callable[[str, int], None]) -> None:
+    """Trains to the end, from the last checkpoint if there is one; the log holds what the state weighs, and samples."""
+    accelerator, pairs = launched_accelerator(), open_training_pairs(config.data, config.run.seed)
     lock = only_run_in(files) if accelerator.is_main_process else nullcontext()
-    with lock, interrupted_with_saved_step(files):
-        pairs = open_training_pairs(data, run.seed)
-        whole = replace(config, fault="none", fault_step=0)  # a run goes on from one with a fault, and the reverse
-        checkpoint = checkpoint_to_resume(files, resume, whole, pairs.fingerprint)
-        order = SampleOrder(len(pairs), optim.global_batch_size, run.seed)
-        tokenizer, transform = build_tokenizer(data, pairs), image_transform(data)
-        view = TrainingView(pairs, order, transform, tokenizer, data.context_length)
-        view = view if config.fault == "none" else FaultyView(view, config.fault, config.fault_step)
-
-        torch.manual_seed(run.seed)
-        model = Learner(tokenizer.vocabulary_size, data.context_length, config.dropout)
-        optimizer = build_optimizer(model, optim)
-        if checkpoint is not None:
-            checkpoint.load_model(model)
-        first_step = 0 if checkpoint is None else checkpoint.state["step"]
-        model, optimizer = prepare(accelerator, model, optimizer)
-        if checkpoint is not None:
-            checkpoint.load_optimizer(model, optimizer.optimizer)
-        learner = accelerator.unwrap_model(model)
-        log = RunLog(files.log, first_step if checkpoint is not None else None, accelerator.is_main_process)
-
-        positions = BatchPositions(order, first_step, optim.steps, accelerator.process_index, accelerator.num_processes)
-        batches = training_batches(view, positions, run.num_workers, False, pairs.name, run.data_timeout)
-        state = {"config": to_dict(whole), "data_fingerprint": pairs.fingerprint}
-
-        def save(step: int) -> None:
-            checkpoints.save_checkpoint(
-                files.checkpoints, step, model, optimizer.optimizer, state, run.keep_checkpoints
-            )
-
-        micro_batches = MicroBatches(accelerator, model, optim.micro_batch_size)
-        model.train()
-        model.register_forward_hook(lambda *_: reached("second pass", done) if torch.is_grad_enabled() else None)
-        with stop_signals() as stop:
-            batches = agreed(batches, stop, accelerator.device)
-            batches = saved_without_batch(batches, first_step, optim.steps, files, save)
-            for done, batch in enumerate(batches, start=first_step):
-                seed_step(run.seed, done)
-                set_rate(optimizer, done, optim)
-                images = normalize(batch.images, transform.mean, transform.std)
-                image_embeddings, text_embeddings, scale = micro_batches.embed(images, batch.token_ids)
-                loss = contrastive_loss(image_embeddings, text_embeddings, learner.towers.geometry, scale)
-                loss = loss + learner.queue_loss(image_embeddings, text_embeddings, scale)
-                global_loss = float(mean_over_processes(loss))
-                check_finite(global_loss, done, learner, scale=scale.item())
-                reached("embedded", done)
-                micro_batches.backward(loss)
-                gradient_norm = float(accelerator.clip_grad_norm_(model.parameters(), optim.max_gradient_norm))
-                reached("gradients", done)
-                optimizer.step()
-                optimizer.zero_grad()
-                learner.towers.logit_scale.clamp_()
-                reached("updated", done)
-                ema_momentum = ema_momentum_at(done, optim.steps, 0.9, "half_cosine")
-                learner.after_step(images, batch.token_ids, ema_momentum)
-                reached("enqueued", done)
-
-                image_ids = [name for share in gather_objects(batch.image_ids) for name in share]
-                values = {"loss": global_loss, "gradient_norm": gradient_norm, "scale": scale.item()}
-                log.write("train", step=done + 1, **values, image_ids=image_ids, epoch=done // steps_per_epoch(order))
-                torch.rand(done + 3)  # what an evaluation or a loader may draw between two steps
-                if done + 1 == optim.steps or (run.save_every and (done + 1) % run.save_every == 0):
-                    trigger_in_save(reached, done + 1)
-                    save(done + 1)
-
-
-def saved_without_batch(batches, done, steps, files, save):
-    """The batches; the steps made are saved if no further one comes."""
-    try:
-        for batch in batches:
-            yield batch
-            done += 1
-    except NoBatch as error:
-        raise ending(error, done, steps, files, save) from error
-
-
-def steps_per_epoch(order: SampleOrder) -> int:
-    return order.samples_per_epoch // order.global_batch_size
+    with (
+        lock,
+        interrupted_with_saved_step(files),
+        opened(SETUP, config, pairs, files, True, accelerator, "test") as run,
+    ):
+        learner, done = run.bare_model, run.journal.first_step
+        run.model.register_forward_hook(lambda *_: reached("second pass", done) if torch.is_grad_enabled() else None)
+        for step in run.steps():
+            done = step.number
+            image_embeddings, text_embeddings, scale = step.embed(step.images, step.token_ids)
+            loss = contrastive_loss(image_embeddings, text_embeddings, learner.geometry, scale)
+            loss = loss + learner.queue_loss(image_embeddings, text_embeddings, scale)
+            reached("embedded", done)
+            step.backward(loss)
+            reached("gradients", done)
+            step.update()
+            reached("updated", done)
+            ema_momentum = ema_momentum_at(done, run.num_steps, 0.9, "half_cosine")
+            learner.after_step(step.images, step.token_ids, ema_momentum)
+            reached("enqueued", done)
+            image_ids = [name for share in gather_objects(step.batch.image_ids) for name in share]
+            step.log(image_ids=image_ids, epoch=done * len(image_ids) // run.training.order.samples_per_epoch)
+            torch.rand(done + 3)  # what an evaluation or a loader may draw between two steps
 
 
 def trigger_in_save(reached, step: int) -> None:
@@ -297,16 +254,24 @@ def in_child(
     output = os.open(f"{folder}/output-{os.environ.get('RANK', '0')}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    reached = (lambda point, step: None) if trigger is None else trigger.reached
     if script == "resume_run":
+        save = Run._save
+
+        def saved(run, done):
+            trigger_in_save(reached, done)
+            save(run, done)
+
+        Run._save = saved
         config = load_config(Config, [], [*SIZES, *overrides])
-        run_or_explain(lambda: train(config, RunFiles(Path(folder)), True, trigger))
+        run_or_explain(lambda: train(config, RunFiles(Path(folder)), reached))
     else:
         write = RunLog.write
 
         def written(log, event, **values):
             write(log, event, **values)
-            if trigger is not None and event == "train":
-                trigger.reached("logged", values["step"])
+            if event == "train":
+                reached("logged", values["step"])
 
         RunLog.write = written
         sys.argv = ["train.py", "--scale", "smoke", "--output-dir", folder, "--resume", "auto", *overrides]
@@ -314,12 +279,8 @@ def in_child(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("overrides", nargs="*")
-    arguments = parser.parse_intermixed_args()
-    train(load_config(Config, [], [*SIZES, *arguments.overrides]), RunFiles(arguments.folder), arguments.resume, None)
+    folder, *overrides = sys.argv[1:]
+    train(load_config(Config, [], [*SIZES, *overrides]), RunFiles(Path(folder)), lambda point, step: None)
 
 
 if __name__ == "__main__":

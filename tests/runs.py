@@ -1,9 +1,12 @@
 """Runs of rows that tests train in this process, and the values that their logs hold."""
 
 import importlib
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from accelerate import Accelerator
 
 from common.base.arguments import rows_of
@@ -25,11 +28,21 @@ def rows_of_paper(folder: Path) -> list[str]:
     return [row for row in rows_of(folder) if not row.startswith(("beyond_", "lit_"))]
 
 
-def trained(paper: str, config: Any, folder: Path, resume: bool = False) -> RunFiles:
-    """paper/train.py with a config, on one process."""
-    pairs, files = open_training_pairs(config.data, config.run.seed), RunFiles(folder)
-    importlib.import_module(f"{paper}.train").train(config, pairs, files, resume, Accelerator(cpu=True), "test")
+def trained(
+    paper: str, config: Any, folder: Path, resume: bool = False, accelerator: Accelerator | None = None, **identity: Any
+) -> RunFiles:
+    """paper/train.py with a config, on one process; `identity` is of the files."""
+    pairs, files = open_training_pairs(config.data, config.run.seed), RunFiles(folder, identity)
+    accelerator = Accelerator(cpu=True) if accelerator is None else accelerator
+    importlib.import_module(f"{paper}.train").train(config, pairs, files, resume, accelerator, "test")
     return files
+
+
+def called(main: Callable[[], Any], *words: Any, name: str = "script") -> Any:
+    """A script's `main` with these words on its command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, *map(str, words)])
+        return main()
 
 
 def logged(files: RunFiles, name: str = "loss") -> list[Any]:

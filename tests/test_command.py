@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from runs import called
 
 from common.run import named_models
 from scripts import command, evaluate
@@ -16,12 +17,11 @@ from scripts.command import SUBCOMMANDS
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def printed(capsys, monkeypatch, *words):
+def printed(capsys, *words):
     """Status of the command and what it prints to both streams."""
-    monkeypatch.setattr(sys, "argv", ["/bin/vlgeometry", *words])
     status = 0
     try:
-        command.main()
+        called(command.main, *words)
     except SystemExit as ended:
         status = ended.code
     output = capsys.readouterr()
@@ -42,8 +42,8 @@ def test_every_module_of_the_table_has_a_main_and_is_installed():
 
 
 @pytest.mark.parametrize("words", [(), ("--help",)])
-def test_help_lists_the_subcommands_with_examples(words, capsys, monkeypatch):
-    status, text = printed(capsys, monkeypatch, *words)
+def test_help_lists_the_subcommands_with_examples(words, capsys):
+    status, text = printed(capsys, *words)
     assert status == 0
     for name, subcommand in SUBCOMMANDS.items():
         assert f"  vlgeometry {name} {subcommand.example}" in text
@@ -71,8 +71,8 @@ def test_help_waits_for_no_heavy_library():
         (["reproduce", "euclip", "table44"], ["euclip has no table44; did you mean table4?"]),
     ],
 )
-def test_a_mistyped_word_is_refused_with_the_nearest(words, parts, capsys, monkeypatch):
-    status, text = printed(capsys, monkeypatch, *words)
+def test_a_mistyped_word_is_refused_with_the_nearest(words, parts, capsys):
+    status, text = printed(capsys, *words)
     assert status not in (0, None)
     assert all(part in f"{status}{text}" for part in parts), f"{status}{text}"
 
@@ -80,9 +80,9 @@ def test_a_mistyped_word_is_refused_with_the_nearest(words, parts, capsys, monke
 def test_arguments_are_passed_on_with_the_name_of_the_command(capsys, monkeypatch):
     seen = []
     monkeypatch.setattr("euclip.train.main", lambda: seen.append(list(sys.argv)))
-    assert printed(capsys, monkeypatch, "train", "euclip", "--scale", "demo", "data.root=/a b") == (0, "")
+    assert printed(capsys, "train", "euclip", "--scale", "demo", "data.root=/a b") == (0, "")
     assert seen == [["vlgeometry train euclip", "--scale", "demo", "data.root=/a b"]]
-    status, text = printed(capsys, monkeypatch, "export", "--help")
+    status, text = printed(capsys, "export", "--help")
     assert status == 0
     assert text.startswith("usage: vlgeometry export [-h] --model MODEL")
 
@@ -106,6 +106,5 @@ def test_a_model_is_evaluated_by_the_paper_that_its_checkpoint_names(paper, kind
     assert named_models.evaluator_of("run") == module
     seen = []
     monkeypatch.setattr(f"{module}.main", lambda: seen.append(list(sys.argv)))
-    monkeypatch.setattr(sys, "argv", ["vlgeometry evaluate", "run", "--json", "data.num_test=4"])
-    evaluate.main()
+    called(evaluate.main, "run", "--json", "data.num_test=4", name="vlgeometry evaluate")
     assert seen == [["vlgeometry evaluate", "--checkpoint", "run", "--json", "data.num_test=4"]]

@@ -5,6 +5,8 @@ import os
 import resource
 import shutil
 import subprocess
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,21 +43,32 @@ def train(model, optimizer, steps):
     return losses
 
 
-def make():
+def make(kind=torch.optim.AdamW, **options):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Linear(5, 2))
     groups = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1}]
     groups += [{"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]
-    return model, torch.optim.AdamW(groups, lr=0.05, betas=(0.8, 0.9))
+    return model, kind(groups, lr=0.05, **options)
 
 
-def test_training_goes_on_to_the_last_bit_after_loading(tmp_path):
-    model, optimizer = make()
+SGD = torch.optim.SGD
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize(
+    "made",
+    [partial(make, betas=(0.8, 0.9)), partial(make, SGD), partial(make, SGD, momentum=0.9)],
+    ids=["AdamW", "SGD", "momentum"],
+)
+def test_training_goes_on_to_the_last_bit_also_after_steps_with_a_frozen_layer(tmp_path, made, frozen):
+    model, optimizer = made()
+    model[2].requires_grad_(not frozen)
     train(model, optimizer, 3)
+    model[2].requires_grad_(True)
     save_checkpoint(tmp_path, 3, model, optimizer, {"note": "é"})
     unbroken = train(model, optimizer, 4)
 
-    other, other_optimizer = make()
+    other, other_optimizer = made()
     train(other, other_optimizer, 1)  # state that must be overwritten
     checkpoint = last_checkpoint(tmp_path)
     checkpoint.load_model(other)
@@ -64,25 +77,10 @@ def test_training_goes_on_to_the_last_bit_after_loading(tmp_path):
     assert train(other, other_optimizer, 4) == unbroken
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_goes_on_to_the_last_bit_without_momentum_and_after_steps_with_a_frozen_layer(tmp_path, momentum):
-    def made():
-        model = make()[0]
-        return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum, weight_decay=0.1)
-
-    model, optimizer = made()
-    model[2].requires_grad_(False)
-    train(model, optimizer, 2)
-    model[2].requires_grad_(True)
-    save_checkpoint(tmp_path, 2, model, optimizer, {})
-    unbroken = train(model, optimizer, 4)
-    other, other_optimizer = made()
-    last_checkpoint(tmp_path).load_model(other)
-    last_checkpoint(tmp_path).load_optimizer(other, other_optimizer)
-    assert train(other, other_optimizer, 4) == unbroken
-    if momentum:  # another name would lose its momentum
-        with pytest.raises(CheckpointError, match=r"state of 0.*, which is not in the model"):
-            last_checkpoint(tmp_path).load_optimizer(torch.nn.Sequential(made()[0]), other_optimizer)
+def test_an_optimisers_state_of_other_names_is_refused_as_it_would_be_lost(tmp_path):
+    model, optimizer = saved(tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"state of 0.*, which is not in the model"):
+        last_checkpoint(tmp_path).load_optimizer(nn.Sequential(model), optimizer)
 
 
 def saved(folder, *steps, **options):
@@ -99,17 +97,17 @@ _, OPTIMIZER, STATE = FILES
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [(OPTIMIZER, "a folder"), (STATE, "longer"), (SUMS, "missing"), (SUMS, "longer")],
+    [
+        (OPTIMIZER, lambda file: file.rename(file.with_name("x")) and file.mkdir()),
+        (STATE, lambda file: file.write_bytes(file.read_bytes() + b"\n")),
+        (SUMS, Path.unlink),
+        (SUMS, lambda file: file.write_bytes(file.read_bytes() + b"\n")),
+    ],
+    ids=["a folder", "longer", "missing", "longer sums"],
 )
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, name, damage):
     saved(tmp_path, 1, 2)
-    file = tmp_path / "step-00000002" / name
-    content = file.read_bytes()
-    file.unlink()
-    if damage == "a folder":
-        file.mkdir()
-    elif damage != "missing":
-        file.write_bytes(content + b"\n")
+    damage(tmp_path / "step-00000002" / name)
     with pytest.warns(UserWarning, match="step-00000002.*trying the checkpoint before it"):
         assert last_checkpoint(tmp_path).state["step"] == 1
 
@@ -138,8 +136,7 @@ def test_a_file_cut_or_flipped_at_any_byte_is_detected_and_named(tmp_path, draw)
 def test_a_state_of_another_format_is_refused_though_its_sum_is_right(tmp_path):
     saved(tmp_path, 1)
     path = tmp_path / "step-00000001"
-    state = json.loads((path / "state.json").read_text())
-    (path / "state.json").write_text(json.dumps(state | {"format": 99}))
+    (path / "state.json").write_text(json.dumps(json.loads((path / "state.json").read_text()) | {"format": 99}))
     (path / SUMS).write_text("".join(checkpoint_module._sum_lines(path)))
     message = f"{path}.*format 99; expected {checkpoint_module.FORMAT}"
     refused((message, lambda: open_checkpoint(path)), error=CheckpointError)
@@ -289,15 +286,13 @@ def test_there_is_a_whole_checkpoint_at_every_moment_of_a_save(tmp_path, monkeyp
     def look(function):
         def looking(*arguments, **options):
             seen.append(last_checkpoint(tmp_path).state["step"])
-            result = function(*arguments, **options)
+            function(*arguments, **options)
             seen.append(last_checkpoint(tmp_path).state["step"])
-            return result
 
         return looking
 
-    for name in ("save_file", "_flush"):
-        monkeypatch.setattr(checkpoint_module, name, look(getattr(checkpoint_module, name)))
-    monkeypatch.setattr(shutil, "rmtree", look(shutil.rmtree))
+    for place, name in ((checkpoint_module, "save_file"), (checkpoint_module, "_flush"), (shutil, "rmtree")):
+        monkeypatch.setattr(place, name, look(getattr(place, name)))
     save_checkpoint(tmp_path, 2, model, optimizer, {}, keep=keep)
     assert seen == sorted(seen)
     assert (set(seen), len(seen) >= 16) == ({1, 2}, True)

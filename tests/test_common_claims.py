@@ -118,9 +118,10 @@ def table(rows, name="t", scale="demo", paper=None, data="scenes/train (1)"):
     )  # fmt: skip
 
 
-def verdict_of(tmp_path, expression, *tables, scale="demo", experiments=(), **more):
-    (claim,), printed = load(tmp_path, entry(expression, **more))
-    return measured(claim, printed, our_cells(tables, experiments)[scale], scale)
+def verdict_of(tmp_path, expression, *tables, scale="demo", experiments=(), rule=None, **more):
+    """Of a claim on tables, or on experiments, which have no numbers of the paper."""
+    (claim,), printed = load(tmp_path, of_experiment(expression) if experiments else entry(expression, **more))
+    return measured(replace(claim, equal_within=rule), printed, our_cells(tables, experiments)[scale], scale)
 
 
 # ---- three values ---------------------------------------------------------------------------------------------------
@@ -142,19 +143,6 @@ def test_an_answer_of_three_values_is_right_however_the_open_parts_turn_out(text
         outcomes, by_margin = {rule(*answers) for answers in filled}, dict(zip(margins(condition), given_))
         answer = decide(condition, lambda comparison, *_, of=by_margin: (of[comparison], 0.0)).answer
         assert answer is (outcomes.pop() if len(outcomes) == 1 else None)
-
-
-def test_the_error_is_shared_where_one_part_would_be_enough():
-    seen = {}
-
-    def settle(comparison, error_holds, error_fails):
-        seen[comparison.cells[0].row] = (error_holds, error_fails)
-        return None, None
-
-    decide(Logic("and", (margin("a"), Logic("or", (margin("b"), margin("c"))))), settle)
-    assert seen["a"] == pytest.approx((0.05, 0.025))
-    # one of b and c is enough to hold the whole, as far as they can; both must fail to refute it
-    assert seen["b"] == seen["c"] == pytest.approx((0.05 / 2, 0.025))
 
 
 @pytest.mark.parametrize(
@@ -227,40 +215,31 @@ def test_any_text_gives_a_condition_of_known_parts_or_an_expression_error(text):
 CELLS = [f't["{row}"]["x"]' for row in "abcd"]
 
 
-def values(depth):
-    """Texts of numbers; products are with constants, as the language wants them around min and max."""
-    leaf = st.sampled_from(CELLS) | st.integers(-3, 3).map(lambda n: f"({n})")
-    if not depth:
-        return leaf
-    inner = values(depth - 1)
-    pair = st.tuples(inner, inner)
-    return (
-        leaf
-        | pair.map(lambda p: f"({p[0]} + {p[1]})")
-        | pair.map(lambda p: f"({p[0]} - {p[1]})")
-        | st.tuples(st.sampled_from(["2", "(-3)", "0.5"]), inner).map(lambda p: f"{p[0]} * {p[1]}")
-        | inner.map(lambda text: f"(-{text})")
-        | pair.map(lambda p: f"max({p[0]}, {p[1]})")
-        | pair.map(lambda p: f"min({p[0]}, {p[1]})")
-        | pair.map(lambda p: f"mean({p[0]}, {p[1]})")
-    )
-
-
-def conditions(depth):
-    pair = st.tuples(
-        values(2), st.sampled_from([">", ">=", "<", "<="]), values(2), st.sampled_from([">", "<="]), values(1)
-    )
-    leaf = pair.map(lambda p: f"{p[0]} {p[1]} {p[2]} {p[3]} {p[4]}") | st.tuples(values(1), values(1)).map(
-        lambda p: f"approximately({p[0]}, {p[1]}, 1.5)"
-    )
-    if not depth:
-        return leaf
-    inner = conditions(depth - 1)
-    return leaf | st.tuples(inner, st.sampled_from(["and", "or"]), inner).map(lambda p: f"({p[0]}) {p[1]} ({p[2]})")
+# texts of numbers; products are with constants, as the language wants them around min and max
+VALUES = st.recursive(
+    st.sampled_from(CELLS) | st.integers(-3, 3).map("({})".format),
+    lambda inner: (
+        st.builds(
+            str.format,
+            st.sampled_from(["({} + {})", "({} - {})", "max({}, {})", "min({}, {})", "mean({}, {})"]),
+            inner,
+            inner,
+        )
+        | st.builds(str.format, st.sampled_from(["2 * {}", "(-3) * {}", "0.5 * {}", "(-{})"]), inner)
+    ),
+    max_leaves=4,
+)
+SIGNS = st.sampled_from([">", ">=", "<", "<="])
+CONDITIONS = st.recursive(
+    st.builds("{} {} {} {} {}".format, VALUES, SIGNS, VALUES, SIGNS, VALUES)
+    | st.builds("approximately({}, {}, 1.5)".format, VALUES, VALUES),
+    lambda inner: st.builds("({}) {} ({})".format, inner, st.sampled_from(["and", "or"]), inner),
+    max_leaves=2,
+)
 
 
 @settings(max_examples=120, deadline=None)
-@given(conditions(1), st.lists(st.integers(-4, 4), min_size=4, max_size=4))
+@given(CONDITIONS, st.lists(st.integers(-4, 4), min_size=4, max_size=4))
 def test_margins_and_logic_agree_with_python(text, numbers):
     """The resolved condition is true where Python says so of the same text (evaluated here, in the test, alone)."""
     by_row = dict(zip("abcd", map(float, numbers)))
@@ -288,17 +267,6 @@ def test_a_spread_becomes_the_comparisons_of_all_pairs():
     comparisons = list(margins(condition))
     assert len(comparisons) == 6  # of nine pairs three are of a cell with itself
     assert comparisons[0].text == 't["a"]["x"] - t["b"]["x"] < 2'
-
-
-def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
-    (comparison,) = margins(
-        parse("t['a']['x'] * t['b']['x'] - 2 * t['a']['x'] > mean(t['c']['x'], 3) + 0 * t['d']['x']")
-    )
-    at = {Cell("t", row, "x"): number for row, number in zip("abcd", (2.0, 3.0, 4.0, 5.0))}
-    assert [cell.row for cell in comparison.cells] == ["a", "b", "c"]
-    for one, slope in comparison.slopes(at).items():
-        moved = [comparison.value(at | {one: at[one] + step}) for step in (-1e-5, 1e-5)]
-        assert slope == pytest.approx((moved[1] - moved[0]) / 2e-5, rel=1e-6)
 
 
 # ---- reading a file -------------------------------------------------------------------------------------------------
@@ -403,11 +371,6 @@ def test_the_audit_puts_the_printed_numbers_in(tmp_path, expression, verdict):
         assert outcome.reason == 'the paper prints no t["c"]["y"]'
 
 
-def test_an_audit_without_numbers_says_why(tmp_path):
-    (claim,), printed = load(tmp_path, of_experiment('experiment["e"]["v"] > 1'))
-    assert (audit(claim, printed).verdict, audit(claim, printed).reason) == (UNCHECKED, "a figure")
-
-
 # ---- measured -------------------------------------------------------------------------------------------------------
 
 A, B = (52.0, 55.0, 51.0), (48.0, 52.5, 46.0)
@@ -418,7 +381,6 @@ def test_cells_that_share_seeds_and_data_are_compared_in_pairs(tmp_path):
     for b in (cell(B[::-1], seeds=(2, 1, 0)), cell(B)):  # by seed and not by place
         outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": cell(A)}, "b": {"x": b}}))
         assert outcome.decisive.interval == pytest.approx((expected.low, expected.high), abs=0.05)  # of the arcsine
-    assert outcome.verdict == HOLDS
     assert evidence(outcome) == "margin +3.8 ± 3.1 points; 3 seeds, paired"
     assert headline(outcome) == "holds at demo scale on these pictures"
 
@@ -508,33 +470,37 @@ def test_rows_of_an_experiment_are_pooled_where_it_names_its_columns(tmp_path):
     values = {
         f"{row}_v": tuple(np.random.default_rng([1, k]).normal(k, 1, 3)) for k, row in enumerate(("p", "q", "r", "s"))
     }
-    (claim,), printed = load(tmp_path, of_experiment('experiment["memory"]["q_v"] > experiment["memory"]["p_v"]'))
     for columns, basis in (((), "3 seeds, paired"), (("v",), "3 seeds, pooled over 4 rows")):
-        measured_ = experiment(seeds=(0, 1, 2), values=values, units={}, columns=columns)
-        assert measured(claim, printed, our_cells([], [measured_])["demo"], "demo").decisive.basis == basis
+        made = experiment(seeds=(0, 1, 2), values=values, units={}, columns=columns)
+        assert verdict_of(tmp_path, Q_ABOVE_P, experiments=[made]).decisive.basis == basis
+
+
+Q_ABOVE_P = 'experiment["memory"]["q_v"] > experiment["memory"]["p_v"]'
+
+
+def verdict_of_shares(tmp_path, expression, **values):
+    """values: for each run whether it ended well."""
+    units = dict.fromkeys(values, "share of runs")
+    made = experiment(seeds=tuple(range(len(values["q_v"]))), values=values, units=units)
+    return verdict_of(tmp_path, expression, experiments=[made])
 
 
 def test_a_share_of_runs_is_decided_by_mistake_as_rarely_as_it_may_be(tmp_path):
     """Runs that all end alike have no spread: by t three of three would decide."""
-    (claim,), printed = load(tmp_path, of_experiment('experiment["memory"]["q_v"] > 0.5'))
 
     def verdict(successes, runs):
-        values = {"q_v": tuple(float(run < successes) for run in range(runs))}
-        made = experiment(seeds=tuple(range(runs)), values=values, units={"q_v": "share of runs"})
-        return measured(claim, printed, our_cells([], [made])["demo"], "demo")
+        values = tuple(float(run < successes) for run in range(runs))
+        return verdict_of_shares(tmp_path, 'experiment["memory"]["q_v"] > 0.5', q_v=values).verdict
 
-    assert [verdict(0, runs).verdict for runs in (3, 5, 6)] == [UNDECIDED, UNDECIDED, FAILS]
-    assert verdict(6, 6).verdict == HOLDS
+    assert [verdict(0, runs) for runs in (3, 5, 6)] == [UNDECIDED, UNDECIDED, FAILS]
+    assert verdict(6, 6) == HOLDS
     for runs in (4, 6, 9):
-        decided = [count for count in range(runs + 1) if verdict(count, runs).verdict != UNDECIDED]
+        decided = [count for count in range(runs + 1) if verdict(count, runs) != UNDECIDED]
         assert sum(math.comb(runs, count) for count in decided) / 2**runs <= 0.05  # where the share is a half
 
 
 def test_two_shares_of_runs_divide_the_chance_to_err(tmp_path):
-    (claim,), printed = load(tmp_path, of_experiment('experiment["memory"]["q_v"] > experiment["memory"]["p_v"]'))
-    values = {"q_v": (1.0,) * 6, "p_v": (0.0,) * 5 + (1.0,)}
-    made = experiment(seeds=tuple(range(6)), values=values, units=dict.fromkeys(values, "share of runs"))
-    verdict = measured(claim, printed, our_cells([], [made])["demo"], "demo")
+    verdict = verdict_of_shares(tmp_path, Q_ABOVE_P, q_v=(1.0,) * 6, p_v=(0.0,) * 5 + (1.0,))
     (low, _), (_, high) = (stats.binomtest(count, 6).proportion_ci(0.975) for count in (6, 1))
     assert verdict.decisive.interval[0] == pytest.approx(low - high)
     assert verdict.verdict == UNDECIDED
@@ -543,10 +509,7 @@ def test_two_shares_of_runs_divide_the_chance_to_err(tmp_path):
 def test_the_interval_of_a_share_of_runs_is_exact():
     made = table({"a": {"r": cell((0.0,) * 5)}, "b": {"r": cell((0.0, 1.0, 1.0))}})
     for row, successes, runs in zip(made.rows, (0, 2), (5, 3)):
-        low, high = row.ours["r"].interval
-        # the shares at which as many or more, and as few or fewer, have a chance of 2.5 %
-        assert stats.binom.cdf(successes, runs, high) == pytest.approx(0.025)
-        assert low == 0 if successes == 0 else stats.binom.sf(successes - 1, runs, low) == pytest.approx(0.025)
+        assert row.ours["r"].interval == pytest.approx(stats.binomtest(successes, runs).proportion_ci(0.95))
 
 
 def test_near_is_what_its_seeds_leave_near(tmp_path):
@@ -558,7 +521,7 @@ def test_near_is_what_its_seeds_leave_near(tmp_path):
 def test_what_follows_by_construction_has_no_interval_and_is_counted_apart(tmp_path):
     ours = table({"a": {"x": cell((90.0,))}, "b": {"x": cell((10.0,))}})
     outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", ours, exact="by construction")
-    assert (outcome.verdict, outcome.decisive.interval, evidence(outcome)) == (HOLDS, None, "margin +80.0 points")
+    assert (outcome.decisive.interval, evidence(outcome)) == (None, "margin +80.0 points")
     assert headline(outcome) == "holds by construction at demo scale"
     assert headline(verdict_of(tmp_path, f"{A_X} < {B_X}", ours, exact="parity check")).startswith("does not hold in a")
 
@@ -587,8 +550,7 @@ def test_an_interval_that_begins_at_0_does_not_hold_a_strict_claim(tmp_path):
 def test_shares_whose_seeds_tie_by_chance_decide_nothing(tmp_path):
     for of_b, verdict in (((0.2, 0.2), UNDECIDED), ((0.2, 0.3), HOLDS), ((0.0, 0.0), HOLDS)):
         rows = {"a": {"x": cell((50.0, 50.0))}, "b": {"x": cell(of_b)}}
-        outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", table(rows))
-        assert outcome.verdict == verdict, of_b
+        assert verdict_of(tmp_path, f"{A_X} > {B_X}", table(rows)).verdict == verdict, of_b
 
 
 def test_nothing_is_decided_at_smoke_scale(tmp_path):
@@ -689,6 +651,9 @@ def test_what_cannot_be_run_and_what_a_test_decides(tmp_path):
 # ---- experiments ----------------------------------------------------------------------------------------------------
 
 
+V_BELOW_W = 'experiment["memory"]["v"] < experiment["memory"]["w"]'
+
+
 def experiment(**changes):
     content = {
         "paper": "no_paper", "name": "memory", "scale": "demo", "seeds": (0, 1),
@@ -719,7 +684,7 @@ def test_an_experiment_is_written_and_read_and_decides_a_claim(tmp_path):
     path = write_experiment(experiment(), tmp_path / "results")
     assert path == tmp_path / "results/no_paper/experiments/demo/memory.json"
     assert collect_experiments([tmp_path / "results", tmp_path / "nowhere"]) == [experiment()]
-    (claim,), printed = load(tmp_path, of_experiment('experiment["memory"]["v"] < experiment["memory"]["w"]'))
+    (claim,), printed = load(tmp_path, of_experiment(V_BELOW_W))
     (outcome,) = measured_at_every_scale(claim, printed, our_cells([], collect_experiments([tmp_path / "results"])))
     assert outcome.verdict == HOLDS
     assert evidence(outcome) == "margin +1.9 ± 0.6 GB; 2 seeds, paired"
@@ -729,36 +694,35 @@ def test_an_experiment_is_written_and_read_and_decides_a_claim(tmp_path):
     assert missing.reason == "experiment memory"
 
 
-def test_an_experiment_just_run_counts_before_a_committed_one_with_more_seeds(tmp_path, monkeypatch, capsys):
-    bound = of_experiment('experiment["memory"]["v"] < experiment["memory"]["w"]')
-    folder_with(tmp_path, json.dumps({"claims": [bound]}))
+@pytest.fixture
+def verdict_printed(tmp_path, monkeypatch, capsys):
+    """What a command prints of the claim that v is less than w, after it has measured that it is more."""
+    folder_with(tmp_path, json.dumps({"claims": [of_experiment(V_BELOW_W)]}))
     monkeypatch.setattr("common.reproduce.command.ROOT", tmp_path)
-    command = Command("memory", "demo", (0, 1), (), tmp_path / "outputs", tmp_path / "outputs" / "results")
 
-    def verdict(command, **now):
-        write_experiment(experiment(seeds=(0, 1), values={"v": (9.0, 9.2), "w": (3.0, 3.1)}, **now), command.results)
+    def printed(command, /, **now):
+        write_experiment(experiment(values={"v": (9.0, 9.2), "w": (3.0, 3.1)}, **now), command.results)
         _write_claims(command, "no_paper", [], [tmp_path / "results", command.output / "results", command.results])
-        return re.search(r"measured: ([\w ]+) at demo", " ".join(capsys.readouterr().out.split())).group(1)
+        return re.findall(r"measured: ([\w ]+) at demo", " ".join(capsys.readouterr().out.split()))
 
+    return printed
+
+
+def test_an_experiment_just_run_counts_before_a_committed_one_with_more_seeds(tmp_path, verdict_printed):
+    command = Command("memory", "demo", (0, 1), (), tmp_path / "outputs", tmp_path / "outputs" / "results")
     committed = experiment(seeds=tuple(range(5)), values={"v": (1.0,) * 5, "w": (3.0, 3.1, 3.0, 3.1, 3.0)})
     write_experiment(committed, tmp_path / "results")
-    assert verdict(command) == FAILS  # of the same day
-    assert verdict(command, created="2000-01-02") == FAILS
-    assert verdict(command, created="1999-12-31") == HOLDS  # the committed one is newer
-    write_experiment(committed, command.results)
-    elsewhere = replace(command, results=tmp_path / "results")  # the committed one is measured again
-    assert verdict(elsewhere) == FAILS
+    assert verdict_printed(command) == [FAILS]  # of the same day
+    assert verdict_printed(command, created="2000-01-02") == [FAILS]
+    assert verdict_printed(command, created="1999-12-31") == [HOLDS]  # the committed one is newer
+    write_experiment(committed, command.results)  # and is measured again
+    assert verdict_printed(replace(command, results=tmp_path / "results")) == [FAILS]
 
 
-def test_a_command_tells_the_claims_of_the_experiments_that_it_measured(tmp_path, monkeypatch, capsys):
-    folder_with(tmp_path, json.dumps({"claims": [of_experiment('experiment["memory"]["v"] > 0')]}))
-    monkeypatch.setattr("common.reproduce.command.ROOT", tmp_path)
+def test_a_command_tells_the_claims_of_the_experiments_that_it_measured(tmp_path, verdict_printed):
     command = Command("table9", "demo", (0, 1), (), tmp_path, tmp_path / "results")  # a part of another name
-    for made_by, is_judged in (("make something-else", False), (command.text("no_paper"), True)):
-        values = {"v": (9.0, 9.2), "w": (3.0, 3.1)}
-        write_experiment(experiment(seeds=(0, 1), values=values, command=made_by), command.results)
-        _write_claims(command, "no_paper", [], [command.results])
-        assert ("measured: holds at demo" in " ".join(capsys.readouterr().out.split())) == is_judged
+    assert verdict_printed(command, command="make something-else") == []
+    assert verdict_printed(command, command=command.text("no_paper")) == [FAILS]
 
 
 @pytest.mark.parametrize(
@@ -806,8 +770,7 @@ def judged(tmp_path):
         entry(None, "C6", no_numbers="a theorem", test="tests/test_x.py::test_y"),
         entry('u["a"]["x"] > 60', "C7", claim="<b>Hostile</b> | sentence."),
     ]
-    folder = folder_with(tmp_path, json.dumps({"claims": contents}))
-    return judge(folder, MEASURED, [])
+    return judge(folder_with(tmp_path, json.dumps({"claims": contents})), MEASURED, [])
 
 
 def test_counts_name_every_verdict(judged):
@@ -844,6 +807,7 @@ def test_terminal_text_has_both_verdicts_and_keeps_to_its_width(judged):
         "3 seeds, paired)" in joined
     )
     assert "C5 Sentence C5. audit: holds; measured: needs published weights" in joined
+    assert "C6 Sentence C6. audit: cannot be checked: a theorem; measured: held by test " in joined
 
 
 def test_markdown_has_a_line_for_every_claim_and_is_not_broken_by_a_sentence(judged):

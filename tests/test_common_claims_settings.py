@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from refusals import refused
 from scipy import stats
 from test_common_claims import A_X, B_X, cell, entry, experiment, folder_with, load, of_experiment, table
 
+from common.base.files import write_json
 from common.base.provenance import ROOT
 from common.report.claims.decide import seeds_for
 from common.report.claims.equivalence import Rule
@@ -31,6 +33,7 @@ from common.reproduce.tables import table_of, train_rows
 SEEDS = np.linspace(-1, 1, 5)
 CLAIM = f"{A_X} > {B_X}"
 RATE = "optim.learning_rate="
+(SEARCH,) = (ROOT / "results/contrastive_basics/search").glob("demo-*/search.json")
 
 
 def rows(**means):
@@ -42,9 +45,9 @@ def at(rate, **means):
     return replace(rows(**means), settings=(RATE + rate,))
 
 
-def verdict_of(tmp_path, *tables, expression=CLAIM):
-    folder = folder_with(tmp_path, json.dumps({"claims": [entry(expression)]}))
-    return judge(folder, tables, []).judged[0].measured[0]
+def verdict_of(tmp_path, *tables, claim=CLAIM, experiments=()):
+    claims = [of_experiment(claim) if experiments else entry(claim)]
+    return judge(folder_with(tmp_path, json.dumps({"claims": claims})), tables, experiments).judged[0].measured[0]
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
@@ -97,8 +100,7 @@ def test_pages_and_counts_show_it(tmp_path):
 
 def test_settings_within_a_standard_error_come_from_the_committed_search():
     near = near_settings("contrastive_basics", "demo", ["table1_ours", "beyond_sigmoid", "no_row"], [ROOT / "results"])
-    (file,) = (ROOT / "results/contrastive_basics/search").glob("demo-*/search.json")
-    for row, of_row in json.loads(file.read_text())["rows"].items():
+    for row, of_row in json.loads(SEARCH.read_text())["rows"].items():
         means = {tuple(trial["settings"]): trial["values"] for trial in of_row["trials"] if None not in trial["values"]}
         best = max(means, key=lambda settings: np.mean(means[settings]))
         lowest = np.mean(means[best]) - stats.sem(means[best])
@@ -107,12 +109,22 @@ def test_settings_within_a_standard_error_come_from_the_committed_search():
     assert near_settings("contrastive_basics", "photos_scratch", ["table1_ours"], [ROOT / "results"]) == {}
 
 
-def test_near_trains_rows_at_their_settings_beside_the_table_with_the_same_seeds(tmp_path, monkeypatch):
-    commands = []
+@pytest.fixture
+def reproduced(tmp_path, monkeypatch):
+    """The commands that a part gets from a command line, up to now."""
     monkeypatch.setattr(command_module, "join_processes", lambda: None)
-    arguments = ["table1", "--scale", "demo", "--seeds", "3", "--output", str(tmp_path)]
-    parts = {"table1": lambda command: commands.append(command) or []}
-    reproduce_main("", "contrastive_basics", parts, [*arguments, "--near"])
+    commands = []
+
+    def run(*words, part="table1", paper="contrastive_basics", called=commands.append):
+        arguments = [part, "--scale", "demo", "--output", str(tmp_path), *words]
+        reproduce_main("", paper, {part: lambda command: called(command) or []}, arguments)
+        return commands
+
+    return run
+
+
+def test_near_trains_rows_at_their_settings_beside_the_table_with_the_same_seeds(reproduced):
+    commands = reproduced("--seeds", "3", "--near")
     near = near_settings("contrastive_basics", "demo", ["table1_ours", "beyond_sigmoid"], [ROOT / "results"])
     assert {(command.settings, command.rows) for command in commands} == set(near.items())
     assert len({command.folder("contrastive_basics") for command in commands}) == len(commands)
@@ -124,85 +136,67 @@ def test_near_trains_rows_at_their_settings_beside_the_table_with_the_same_seeds
         assert command.text("contrastive_basics").endswith("SCALE=demo SEEDS=3 NEAR=1")
         assert command.settings_of(f"{command.rows[0]}.yaml") == command.settings
         assert command.settings_of("lit_ours.yaml") == ()  # a row that a column measures beside it keeps its own
-    changed = [*arguments, "--near", "optim.steps=3"]
     refused(
-        ("leave out optim.steps=3", lambda: reproduce_main("", "contrastive_basics", parts, changed)),
-        ("make search PAPER=euclip", lambda: reproduce_main("", "euclip", parts, changed[:-1])),
+        ("leave out optim.steps=3", lambda: reproduced("--near", "optim.steps=3")),
+        ("make search PAPER=euclip", lambda: reproduced("--near", paper="euclip")),
     )
 
 
-def test_searched_trains_rows_at_their_best_setting_in_the_folder_of_the_table(tmp_path, monkeypatch):
-    commands = []
-    monkeypatch.setattr(command_module, "join_processes", lambda: None)
-    arguments = ["table1", "--scale", "demo", "--searched", "--output", str(tmp_path), "--rows"]
-    parts = {"table1": lambda command: commands.append(command) or []}
+def test_searched_trains_rows_at_their_best_setting_in_the_folder_of_the_table(tmp_path, reproduced):
     rows = ["table1_ours", "beyond_sigmoid"]
-    reproduce_main("", "contrastive_basics", parts, [*arguments, " ".join(rows)])
-    (command,) = commands
-    (file,) = (ROOT / "results/contrastive_basics/search").glob("demo-*/search.json")
-    for row, of_row in json.loads(file.read_text())["rows"].items():
+    (command,) = reproduced("--searched", "--rows", " ".join(rows))
+    searched = json.loads(SEARCH.read_text())
+    for row, of_row in searched["rows"].items():
         means = {tuple(trial["settings"]): np.mean(trial["values"]) for trial in of_row["trials"]}
         assert command.settings_of(f"{row}.yaml") == max(means, key=means.get)
     assert len({command.settings_of(f"{row}.yaml") for row in rows}) == 2
     assert "SEEDS=1 SEARCHED=1 ROWS=" in command.text("contrastive_basics")
     # the data of the table may be others
     of_command = table_of(command, "contrastive_basics", "table1", [Column("x", "X")], [], {})
-    trained = json.loads(file.read_text())["training_data"]
-    assert of_command.notes == (f"Settings were searched on {trained}: {file.parent.name}.",)
+    assert of_command.notes == (f"Settings were searched on {searched['training_data']}: {SEARCH.parent.name}.",)
     whole = replace(command, rows=())
     assert whole.folder("contrastive_basics") == tmp_path / "results" / "contrastive_basics" / "table1" / "demo"
     # an experiment names its rows only as it trains
-    reproduce_main("", "contrastive_basics", {"batch_size": parts["table1"]}, ["batch_size", *arguments[1:-1]])
-    assert commands[-1].searched == command.searched
+    experiment = reproduced("--searched", part="batch_size")[-1]
+    assert experiment.searched == command.searched
     configs = {row: f"{row}.yaml" for row in (*rows, "table1_class_tokens")}
-    not_searched = [*arguments, "table1_ours table1_class_tokens"]
     code = PaperCode("contrastive_basics", dict, print, print)
     refused(
-        ("has table1_class_tokens; run", lambda: reproduce_main("", "contrastive_basics", parts, not_searched)),
-        ("has table1_class_tokens; run", lambda: train_rows(commands[-1], code, configs)),
+        ("has table1_class_tokens; run", lambda: reproduced("--searched", "--rows", "table1_ours table1_class_tokens")),
+        ("has table1_class_tokens; run", lambda: train_rows(experiment, code, configs)),
     )
 
 
-def test_a_search_that_would_not_count_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(command_module, "join_processes", lambda: None)
-    arguments = ["table1", "--scale", "demo", "--searched", "--output", str(tmp_path), "--rows", "table1_ours"]
-    parts = {"table1": lambda command: []}
-
-    def searched(*more, part="table1", of=parts):
-        return lambda: reproduce_main("", "contrastive_basics", of, [part, *arguments[1:], *more])
-
-    refusing = {"negatives": lambda command: command.refuse_search()}
+def test_a_search_that_would_not_count_is_refused(tmp_path, reproduced):
+    searched = partial(reproduced, "--searched", "--rows", "table1_ours")
     refused(
-        ("leave one of them out", searched(RATE + "5e-4")),
-        ("SEARCHED=1 has no meaning for negatives", lambda: reproduce_main(
-            "", "contrastive_basics", refusing, ["negatives", *arguments[1:-2]])),
+        ("leave one of them out", partial(searched, RATE + "5e-4")),
+        ("SEARCHED=1 has no meaning for negatives",
+         lambda: reproduced("--searched", part="negatives", called=command_module.Command.refuse_search)),
     )  # fmt: skip
-    (file,) = (ROOT / "results/contrastive_basics/search").glob("demo-*/search.json")
-    content, folder = json.loads(file.read_text()), tmp_path / "results/contrastive_basics/search"
-    (folder / file.parent.name).mkdir(parents=True)
-    (folder / file.parent.name / "search.json").write_text(json.dumps(content))
-    searched()()  # the same search again, of another root
-    (folder / "demo-again").mkdir()
-    (folder / "demo-again" / "search.json").write_text(json.dumps(content))
-    refused(("two searches choose optim.learning_rate, .*search.json", searched()))
-    (folder / "demo-again" / "search.json").unlink()
+    content, folder = json.loads(SEARCH.read_text()), tmp_path / "results/contrastive_basics/search"
+    file = write_json(folder / SEARCH.parent.name / "search.json", content)
+    searched()  # the same search again, of another root
+    again = write_json(folder / "demo-again" / "search.json", content)
+    refused(("two searches choose optim.learning_rate, .*search.json", searched))
+    again.unlink()
     content["rows"]["table1_ours"]["equivalent"] = []
-    (folder / file.parent.name / "search.json").write_text(json.dumps(content))
-    refused(("no setting of table1_ours was trained by all seeds", searched()))
+    write_json(file, content)
+    refused(("no setting of table1_ours was trained by all seeds", searched))
     for broken in ('{"rows":', "{}", "[]", '{"scale": "demo", "training_data": "", "rows": {"table1_ours": {}}}'):
-        (folder / file.parent.name / "search.json").write_text(broken)
-        refused(("search.json is broken: .* run it again", searched()))
+        file.write_text(broken)
+        refused(("search.json is broken: .* run it again", searched))
     plain = command_module.Command("table1", "demo", (0, 1, 2), (), tmp_path, tmp_path / "results")
-    of_plain = table_of(plain, "contrastive_basics", "table1", [Column("x", "X")], [], {})
-    assert not of_plain.notes  # reads no search
     by_hand = replace(plain, overrides=(RATE + "7e-4", "run.log_every=2"))
-    of_hand = table_of(by_hand, "contrastive_basics", "table1", [Column("x", "X")], [], {})
+    of_plain, of_hand = (
+        table_of(command, "contrastive_basics", "table1", [Column("x", "X")], [], {}) for command in (plain, by_hand)
+    )
+    assert not of_plain.notes  # reads no search
     assert of_hand.chosen_by == f"the command ({RATE}7e-4); else {of_plain.chosen_by}"
 
 
 def test_a_plan_after_the_first_look_does_not_count_and_is_not_recorded(tmp_path, capsys):
-    looked = of_seeds([50.0, 51.0, 52.0])
-    looked = replace(looked, command="make t SEEDS=3 PLAN=6 SEARCHED=1")
+    looked = replace(of_seeds([50.0, 51.0, 52.0]), command="make t SEEDS=3 PLAN=6 SEARCHED=1")
     command = command_module.Command("t", "demo", (0, 1, 2), (), tmp_path, tmp_path / "results", planned_seeds=6)
     first = command_module._planned(command, "no_paper", looked)
     assert (first.plan, first.command) == ((3, 6), looked.command)
@@ -238,7 +232,7 @@ def with_p(p, seeds):
     ],
 )
 def test_the_first_seeds_decide_at_1_percent_and_all_planned_ones_at_4(tmp_path, plan, p, verdict):
-    outcome = verdict_of(tmp_path, of_seeds(with_p(p, 6), plan), expression=f"{A_X} > 50 + {B_X}")
+    outcome = verdict_of(tmp_path, of_seeds(with_p(p, 6), plan), claim=f"{A_X} > 50 + {B_X}")
     assert outcome.verdict == verdict
     share = {(): 1, (3, 6): 5 / 4, (6, 9): 5}[plan]
     assert outcome.p == pytest.approx(share * p, rel=0.05)  # as if it were the only look
@@ -249,9 +243,9 @@ def test_seeds_beside_the_plan_decide_nothing_beyond_what_the_first_ones_decided
     values = with_p(0.4, 3).tolist()
     more = of_seeds([*values, *(50.6 + 0.1 * SEEDS)], plan)
     first = of_seeds(values, plan if len(plan) > 1 else ())
-    expression = f"{A_X} > 50 + {B_X}"
-    assert verdict_of(tmp_path, more, expression=expression) == verdict_of(tmp_path, first, expression=expression)
-    assert verdict_of(tmp_path, replace(more, plan=()), expression=expression).verdict == HOLDS
+    verdict = partial(verdict_of, tmp_path, claim=f"{A_X} > 50 + {B_X}")
+    assert verdict(more) == verdict(first)
+    assert verdict(replace(more, plan=())).verdict == HOLDS
     assert "the first 3 decide" in line_below(more)
 
 
@@ -260,32 +254,34 @@ def test_an_experiment_decides_with_the_seeds_of_the_table_that_shows_it(tmp_pat
     values = with_p(0.03, 6)
     shown = replace(of_seeds(values, plan), table_id="memory")
     measured = experiment(seeds=range(6), values={"v": values, "w": [0.0] * 6})
-    content = of_experiment('experiment["memory"]["v"] > 50 + experiment["memory"]["w"]')
-    folder = folder_with(tmp_path, json.dumps({"claims": [content]}))
-    assert judge(folder, [shown], [measured]).judged[0].measured[0].verdict == verdict
+    claim = 'experiment["memory"]["v"] > 50 + experiment["memory"]["w"]'
+    assert verdict_of(tmp_path, shown, claim=claim, experiments=[measured]).verdict == verdict
 
 
 def test_the_plan_is_written_with_the_first_seeds_and_an_extension_without_one_is_marked():
     values = [50.0, 52.0, 51.0, 53.0, 54.0, 52.0]
     one, three, five, six = (of_seeds(values[:count]) for count in (1, 3, 5, 6))
-    assert plan_of(three, [], 6) == (3, 6)
-    assert plan_of(six, [replace(three, plan=(3, 6))]) == (3, 6)
-    assert plan_of(six, [replace(three, plan=(3, 6))], 9) == (3, 6)  # too late
-    assert plan_of(five, [three]) == (3,)
-    assert plan_of(six, [three, replace(five, plan=(3,))], 9) == (3,)
-    # fewer seeds after a look at more are no new table
-    assert plan_of(three, [replace(six, plan=(3, 6))]) == (3, 6)
-    assert plan_of(three, [six]) == (3, 6)
-    assert plan_of(three, [three]) == plan_of(six, [one]) == plan_of(six, []) == ()  # one seed is no look
-    assert plan_of(six, [of_seeds([1.0, 2.0, 3.0])]) == ()  # other runs
+    for table_now, earlier, planned, plan in (
+        (three, [], 6, (3, 6)),
+        (six, [replace(three, plan=(3, 6))], 0, (3, 6)),
+        (six, [replace(three, plan=(3, 6))], 9, (3, 6)),  # too late
+        (five, [three], 0, (3,)),
+        (six, [three, replace(five, plan=(3,))], 9, (3,)),
+        # fewer seeds after a look at more are no new table
+        (three, [replace(six, plan=(3, 6))], 0, (3, 6)),
+        (three, [six], 0, (3, 6)),
+        (three, [three], 0, ()),
+        (six, [one], 0, ()),  # one seed is no look
+        (six, [], 0, ()),
+        (six, [of_seeds([1.0, 2.0, 3.0])], 0, ()),  # other runs
+    ):
+        assert plan_of(table_now, earlier, planned) == plan
     assert from_json(to_json(replace(three, plan=(3, 6)))).plan == (3, 6)
 
 
-def test_a_plan_needs_more_seeds_than_the_first_ones():
-    def planned(plan):
-        return lambda: reproduce_main("", "euclip", {"table1": print}, ["table1", "--seeds", "3", "--plan", plan])
-
-    refused(*((f"PLAN={plan}: expected", planned(plan)) for plan in ("2", "3", "x", "1001")))
+def test_a_plan_needs_more_seeds_than_the_first_ones(reproduced):
+    planned = partial(reproduced, "--seeds", "3", "--plan")
+    refused(*((f"PLAN={plan}: expected", partial(planned, plan)) for plan in ("2", "3", "x", "1001")))
 
 
 @pytest.mark.parametrize(("first", "final"), [(3, 5), (3, 10), (5, 10)])
@@ -299,8 +295,7 @@ def test_looks_at_first_and_planned_seeds_give_at_most_5_percent_false_verdicts(
         wrong = np.zeros(trials, dtype=bool)
         for count, error in zip(plan, errors):
             seen = draws[:, :count]
-            half_width = stats.t.isf(error / 2, count - 1) * stats.sem(seen, axis=1)
-            wrong |= abs(seen.mean(axis=1)) > half_width
+            wrong |= abs(seen.mean(axis=1)) > (stats.t.isf(error / 2, count - 1) * stats.sem(seen, axis=1))
         return wrong.mean()
 
     low, high = contrast_interval([draws[0, :first]], 1 - errors[0])
@@ -318,10 +313,9 @@ def test_seeds_for_a_claim_follow_from_the_spread_and_no_difference(tmp_path, ca
         return seeds_for(claim, printed, our_cells([ours], [])["demo"], "demo")
 
     noise = np.array([0.0, 2.0, -1.0, -2.0, 1.0])
-    counts = {
+    (only,) = {
         count(table({"a": {"x": cell(50 + gap + noise)}, "b": {"x": cell(50 + 0 * noise)}})) for gap in (0.0, 0.5)
     }
-    (only,) = counts
     variance = (noise / 50).var(ddof=1) * 50**2  # points
     needed = [(stats.t.ppf(0.975, n - 1) + stats.t.ppf(0.8, n - 1)) ** 2 * variance for n in (only - 1, only)]
     assert needed[0] > only - 1  # x is one point, on these pictures

@@ -3,13 +3,15 @@
 import dataclasses
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
+import test_common_claims
 from scipy import stats
 from test_common_claims import A_X, A_Y, B_X, B_Y, PROTOCOL, cell, entry, load, table
 
-from common.report.claims.decide import measured, measured_at_every_scale
+from common.report.claims.decide import measured_at_every_scale
 from common.report.claims.equivalence import UNKNOWN_LEVEL, Rule
 from common.report.claims.expressions import margins, parse
 from common.report.claims.ours import our_cells
@@ -28,7 +30,7 @@ from common.report.claims.verdict import (
 from common.report.hits import Hits
 from common.report.table import Training
 
-RULE = Rule(0.5, 1.0)
+verdict_of = partial(test_common_claims.verdict_of, rule=Rule(0.5, 1.0))
 LEVELS = (("a", 5.0), ("b", 50.0))
 EASY = np.random.default_rng(7).normal(0, 1, size=400)  # pictures
 
@@ -39,12 +41,6 @@ def with_hits(level, seeds=5, generator=0, validation=None, protocol=PROTOCOL, e
     hits = Hits.of([[[float(hit)] for hit in run] for run in easy + noise + level > 0])
     number = cell(hits.by_picture().mean(axis=1), protocol=protocol, hits=hits, **more)
     return dataclasses.replace(number, validation=validation)
-
-
-def verdict_of(tmp_path, expression, *tables, rule=RULE, experiments=(), **more):
-    (claim,), printed = load(tmp_path, entry(expression, **more))
-    claim = dataclasses.replace(claim, equal_within=rule)
-    return measured(claim, printed, our_cells(tables, experiments)["demo"], "demo")
 
 
 def seeded(mean, spread=0.01, seeds=5, **more):
@@ -87,11 +83,11 @@ def test_seeds_in_another_order_are_compared_with_the_same_ones(tmp_path):
     turned = dataclasses.replace(
         b, values=b.values[::-1], seeds=b.seeds[::-1], hits=dataclasses.replace(b.hits, codes=b.hits.codes[::-1])
     )
-    estimates = [
-        verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": a}, "b": {"x": other}})).findings[0].estimate
-        for other in (b, turned)
-    ]
-    assert estimates[0].interval_at(0.05) == pytest.approx(estimates[1].interval_at(0.05))
+    one, other = (
+        verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": a}, "b": {"x": of_b}})).decisive.interval
+        for of_b in (b, turned)
+    )
+    assert one == pytest.approx(other)
 
 
 # ---- ties ------------------------------------------------------------------------------------------------------------
@@ -166,8 +162,7 @@ def test_as_good_as_may_fall_short_by_the_margin_of_equivalence(tmp_path):
     same = table({"a": {"x": control}, "b": {"x": control}})
     x = verdict_of(tmp_path, f"{A_X} > {B_X}", same).findings[0].bound.within
     for shift, verdict in ((0.1 * half_90, HOLDS), (-0.1 * half_90, UNDECIDED), (-0.1 * half_95, FAILS)):
-        moved = 50 - x + 1.05 * shift + standard
-        ours = table({"a": {"x": cell(moved)}, "b": {"x": control}})
+        ours = table({"a": {"x": cell(50 - x + 1.05 * shift + standard)}, "b": {"x": control}})
         for text in (f"{A_X} >= {B_X}", f"{B_X} <= {A_X}"):
             outcome = verdict_of(tmp_path, text, ours)
             assert outcome.verdict == verdict
@@ -264,11 +259,8 @@ def test_an_undecided_claim_states_the_seeds_that_its_margin_takes(tmp_path):
 
 def test_a_claim_of_more_than_three_comparisons_has_a_verdict_on_their_mean(tmp_path):
     generator = np.random.default_rng(0)
-    rows = {row: {} for row in "ab"}
-    for column in "xy":
-        rows["a"][column] = cell(33 + generator.normal(0, 1, 5))
-        rows["b"][column] = cell(30 + generator.normal(0, 1, 5))
-    rows["c"] = {"x": cell(33.0 + generator.normal(0, 1, 5)), "y": cell(20.0 + generator.normal(0, 1, 5))}
+    means = {"a": {"x": 33, "y": 33}, "b": {"x": 30, "y": 30}, "c": {"x": 33, "y": 20}}
+    rows = {row: {key: cell(mean + generator.normal(0, 1, 5)) for key, mean in of.items()} for row, of in means.items()}
     texts = [f"{A_X} > {B_X}", f"{A_Y} > {B_Y}", f'{A_X} > t["c"]["x"]', f'{A_Y} > t["c"]["y"]']
     outcome = verdict_of(tmp_path, texts, table(rows))
     assert (outcome.verdict, outcome.mean.verdict) == (UNDECIDED, HOLDS)
@@ -345,8 +337,7 @@ def test_q_values_are_those_of_benjamini_and_hochberg_over_the_claims_of_a_paper
     p = np.array([one.measured[0].p for one in judged])
     q = [one.measured[0].q for one in with_q(PaperClaims("p", "P", tuple(judged))).judged]
     order = np.argsort(p)
-    by_hand = np.minimum.accumulate((p[order] * 5 / np.arange(1, 6))[::-1])[::-1]
-    assert np.array(q)[order] == pytest.approx(by_hand)
+    assert np.array(q)[order] == pytest.approx(np.minimum.accumulate((p[order] * 5 / np.arange(1, 6))[::-1])[::-1])
 
 
 def test_comparisons_of_shares_of_another_number_have_a_mean_for_every_task(tmp_path):
@@ -354,7 +345,6 @@ def test_comparisons_of_shares_of_another_number_have_a_mean_for_every_task(tmp_
     other = {**PROTOCOL, "task": "zero_shot"}
     spread = np.array([-0.1, 0.0, 0.1, 0.0, 0.0])
     cells = {name: {"x": cell(level + spread), "y": cell(level + spread, protocol=other)} for name, level in LEVELS}
-    text = [f"{first} < 0.25 * {second}" for first, second in ((A_X, B_X), (A_Y, B_Y))]
-    text += [f"{first} < 0.3 * {second}" for first, second in ((A_X, B_X), (A_Y, B_Y))]
+    text = [f"{a} < {share} * {b}" for share in (0.25, 0.3) for a, b in ((A_X, B_X), (A_Y, B_Y))]
     outcome = verdict_of(tmp_path, text, table(cells))
     assert (outcome.verdict, outcome.mean.verdict, len(outcome.mean.findings)) == (HOLDS, HOLDS, 2)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from refusals import refused
+from runs import called
 
 from common.base.arguments import rows_of
 from common.base.config import (
@@ -41,6 +42,7 @@ from oblique_topology.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "oblique_topology"
+TRAIN_PY = partial(entry_arguments, "", FOLDER / "train.py", Config, "table2_clip.yaml")
 SCALE_FILES = sorted(ROOT.glob("*/configs/scale_*.yaml"))
 
 
@@ -77,6 +79,8 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ("data: {crop_scale: [0.9, 0.5]}", ["row.yaml: data.crop_scale = ", "; expected: smallest and largest share"]),
         ("data: {crop_scale: [0.5, 1.01]}", ["row.yaml: data.crop_scale = ", "; expected: smallest and largest share"]),
         ("data: {crop_scale: [0.5]}", ["data.crop_scale = ['0.5']", "a list of 2 numbers"]),
+        ("data: {source: tsv, caption_column: [a, b]}", ["data.caption_column = ['a', 'b']; expected: text"]),
+        ("data: {source: tsv, root: [a, b]}", ["data.root = ['a', 'b']; expected: text"]),
         ("method: {geometry: torus}", ["method.geometry = 'torus'", "sphere"]),
         ("method: {logit_scale_min: 5.0, logit_scale_max: 2.0}", ["row.yaml", "logit_scale_min = 5.0", "2.0"]),
         ("model: {image: {width: 12, heads: 5}}", ["model.image.heads = 5", "image.width = 12", "1, 2, 3, 4, 6, 12"]),
@@ -100,10 +104,8 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
     ],
 )
 def test_bad_configs_are_named(tmp_path, text, parts):
-    with pytest.raises(ConfigError) as error:
-        load_config(Config, [write(tmp_path, text)])
-    for part in parts:
-        assert part in str(error.value), str(error.value)
+    all_parts = "(?s)" + "".join(f"(?=.*{re.escape(part)})" for part in parts)
+    refused((all_parts, lambda: load_config(Config, [write(tmp_path, text)])), error=ConfigError)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,26 @@ def test_bad_configs_are_named(tmp_path, text, parts):
         ("model.text.lock=-1", "model.text.lock = '-1'; expected one of: all, >= 0"),
         ("model.image.stem.views=null", "views = None; expected one of: centre, mirror, a whole number"),
         ("data.crop_scale=[a, b]", "data.crop_scale[0] = 'a'; expected: a finite number"),
+        ("data.mixture=[{weight: 0}]", "data.mixture[0]: weight = 0.0; expected: > 0"),
+        ("data.mixture=[{}, {trian: x}]", "data.mixture[1]: unknown key 'trian'; did you mean train?"),
+        (
+            "data.mixture=[a.tsv]",
+            "data.mixture[0] is a section, got 'a.tsv'; expected: keys and values, as in {weight, ",
+        ),
+        ("data.mixture=a.tsv", "data.mixture = 'a.tsv'; expected: a list"),
+        (
+            "data.mixture=[{}, {source: shards, num_train: 5}]",
+            "data.mixture, set 2: data.num_train = 5 has no effect with data",
+        ),
+        # of a network that nothing names
+        ("model.image.stem.weights=my.safetensors", "'my.safetensors' has no effect with model.image.stem.name = none"),
+        (
+            "model.image.stem.trainable=true",
+            "trainable = True has no effect with model.image.stem.name = none; expected: model.image.stem.name = a "
+            "network, or the default, False",
+        ),
+        ("model.image.stem.views=mirror", "views = 'mirror' has no effect with model.image.stem.name"),
+        ("model.text.stem.layers=3", "layers = 3 has no effect with model.text.stem.weights"),
     ],
 )
 def test_bad_overrides_are_named(text, part):
@@ -265,10 +287,9 @@ def test_what_a_source_does_not_take_is_refused_with_those_that_do(tmp_path):
 
 def test_every_source_takes_what_the_table_says():
     values = dict.fromkeys(("val", "test", "second_test", "images", "image_column", "caption_column"), "x")
-    numbers = "min_word_count", "max_words", "num_train", "num_test", "gallery", "num_labelled"
-    values |= dict.fromkeys(numbers, 9)
-    values |= {"stream_buffer": 9, "caption_noise": 0.9, "ambiguity": 0.9, "num_captions": 4, "augmentation": "tcl"}
-    values |= {"val_share": 0.1}
+    numbers = ("min_word_count", "max_words", "num_train", "num_test", "gallery", "num_labelled", "stream_buffer")
+    values |= dict.fromkeys(numbers, 9) | dict.fromkeys(("caption_noise", "ambiguity", "val_share"), 0.9)
+    values |= {"num_captions": 4, "augmentation": "tcl"}
     assert set(TAKEN_BY) == set(values)
     for source in ("scenes", "shards", "karpathy", "tsv", "hugging_face"):
         taken = {name: value for name, value in values.items() if source in TAKEN_BY[name]}
@@ -307,19 +328,8 @@ def test_the_home_folder_is_known_in_paths_and_is_no_part_of_a_name(tmp_path, mo
     data = load_config(Config, [], ["data.source=hugging_face", *paths, "data.train=~draft.tsv"]).data
     one_set = [getattr(data.mixture[0], key) for key in ("root", "train", "images")]
     assert [data.root, *one_set, data.train] == [*[str(tmp_path / "x")] * 4, "~draft.tsv"]
-    monkeypatch.setattr("sys.argv", ["train.py", "--output-dir=~/run"])
-    _, arguments = entry_arguments("", FOLDER / "train.py", Config, "table2_clip.yaml")
+    _, arguments = called(TRAIN_PY, "--output-dir=~/run")
     assert arguments.output_dir == tmp_path / "run"
-
-
-def test_several_columns_and_folders_are_one_text(tmp_path):
-    columns = write(tmp_path, "data: {source: tsv, caption_column: [a, b]}", "columns.yaml")
-    root = write(tmp_path, "data: {source: tsv, root: [a, b]}", "root.yaml")
-    refused(
-        (r"data.caption_column = \['a', 'b'\]; expected: text", lambda: load_config(Config, [columns])),
-        (r"data.root = \['a', 'b'\]; expected: text", lambda: load_config(Config, [root])),
-        error=ConfigError,
-    )
 
 
 def test_a_set_of_a_mixture_is_the_data_section_with_some_keys_replaced(tmp_path):
@@ -337,24 +347,6 @@ def test_a_set_of_a_mixture_is_the_data_section_with_some_keys_replaced(tmp_path
     ]  # fmt: skip
     given = load_config(Config, [], ["data.mixture=[{source: tsv, train: x}, {weight: 2}]"])
     assert given.data.mixture[1].weight == 2.0
-
-
-@pytest.mark.parametrize(
-    ("mixture", "message"),
-    [
-        ("[{weight: 0}]", r"data\.mixture\[0\]: weight = 0.*; expected: > 0"),
-        ("[{}, {trian: x}]", r"data\.mixture\[1\]: unknown key 'trian'; did you mean train\?"),
-        (
-            "[a.tsv]",
-            r"data\.mixture\[0\] is a section, got 'a\.tsv'; expected: keys and values, as in \{weight, source, root, ",
-        ),
-        ("a.tsv", r"data\.mixture = 'a\.tsv'; expected: a list"),
-        ("[{}, {source: shards, num_train: 5}]", r"data\.mixture, set 2: data\.num_train = 5 has no effect with data"),
-    ],
-)
-def test_a_mixture_that_cannot_be_read_names_the_set_and_its_key(mixture, message):
-    of_mixture = partial(load_config, Config, [], [f"data.mixture={mixture}"])
-    refused((f"command line: {message}", of_mixture), error=ConfigError)
 
 
 def test_what_a_tokenizer_does_not_take_is_refused_or_set_back(tmp_path):
@@ -376,8 +368,7 @@ def test_another_source_sets_back_what_only_the_one_before_took(tmp_path):
     assert back.data == DataConfig(num_test=40, image_size=32, crop_scale=(0.5, 0.5))
     together = ["data.source=shards", "data.num_test=50"]
     refused((r"data\.num_test = 50 has no effect", lambda: load_config(Config, [scale], together)), error=ConfigError)
-    same = override(chosen, ["data.source=karpathy", "data.test=x.json"])
-    assert same.data.train == ""  # a shard is no JSON file
+    assert override(chosen, ["data.source=karpathy", "data.test=x.json"]).data.train == ""  # a shard is no JSON file
 
 
 def test_another_source_sets_back_the_names_of_the_one_before(tmp_path):
@@ -428,15 +419,9 @@ def test_other_data_sections_have_other_sources(tmp_path):
     ("words", "resume"),
     [(["--resume"], "last"), (["--resume", "auto"], "auto")],
 )
-def test_resume_takes_no_override_for_its_value(words, resume, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["train.py", *words, "optim.steps=70"])
-    config, arguments = entry_arguments("", FOLDER / "train.py", Config, "table2_clip.yaml")
+def test_resume_takes_no_override_for_its_value(words, resume):
+    config, arguments = called(TRAIN_PY, *words, "optim.steps=70")
     assert (arguments.resume, config.optim.steps) == (resume, 70)
-
-
-def test_a_custom_script_trains_any_row(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["my_train.py"])
-    assert entry_arguments("", FOLDER / "my_train.py", Config, "table2_clip.yaml")[1].row == "table2_clip"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -481,28 +466,6 @@ def test_views_of_a_stem_are_refused_where_no_features_are_cached(change):
     )
     assert load_config(Config, [], stem).model.image.stem.views == "mirror"
     assert load_config(Config, [], [*stem[:2], change]).model.image.stem.views == "centre"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            "image.stem.weights=my.safetensors",
-            "weights = 'my.safetensors' has no effect with model.image.stem.name = none",
-        ),
-        (
-            "image.stem.trainable=true",
-            "trainable = True has no effect .* expected: model.image.stem.name = a network, or the default, False",
-        ),
-        ("image.stem.views=mirror", "views = 'mirror' has no effect with model.image.stem.name"),
-        (
-            "text.stem.layers=3",
-            "layers = 3 has no effect .* expected: model.text.stem.weights = a network, or the default, None",
-        ),
-    ],
-)
-def test_settings_of_a_stem_are_refused_where_nothing_names_its_network(change, message):
-    refused((message, lambda: load_config(Config, [], [f"model.{change}"])), error=ConfigError)
 
 
 def test_kept_features_take_no_augmentation():

@@ -13,7 +13,7 @@ import transformers
 import yaml
 from accelerate import Accelerator
 from refusals import refused
-from runs import row_config, trained
+from runs import called, row_config, trained
 from safetensors.torch import load_file, save_file
 from tars import good_tar
 from test_common_weights import shaken
@@ -25,6 +25,7 @@ from common.data.pairs import open_training_pairs
 from common.data.text import build_tokenizer
 from common.data.transforms import CLIP_MEAN, CLIP_STD
 from common.encoders.weights import Weights, WeightsError, clip_from_transformers, clip_to_open_clip, settings_of
+from common.geometry import unit
 from common.run.checkpoint import last_checkpoint, save_checkpoint
 from common.run.folder import RunFiles, run_key
 from common.run.initial import InitialWeights, open_source
@@ -110,17 +111,14 @@ def test_a_locked_public_clip_is_itself_after_training(tmp_path, public):
     _, encoder = importlib.import_module(f"{paper}.evaluate").load_encoder(checkpoint, torch.device("cpu"))
     (images, ids), theirs = inputs(), public[1]["clip"]
     expected = theirs(input_ids=ids, pixel_values=images)
-    model = encoder.model
-    reference = model.image_tower(images), model.text_tower(ids)
-    for ours, other in zip(reference, (expected.image_embeds, expected.text_embeds)):
-        unit = (ours / ours.norm(dim=1, keepdim=True)).detach()
-        torch.testing.assert_close(unit, other.detach(), rtol=1e-4, atol=1e-5)
+    embeddings = encoder.model.image_tower(images), encoder.model.text_tower(ids)
+    for ours, other in zip(embeddings, (expected.image_embeds, expected.text_embeds)):
+        torch.testing.assert_close(unit(ours), other, rtol=1e-4, atol=1e-5)
     first = read_log(files.log)[-4]["logit_scale"]  # the multiplier goes on from theirs, and trains
     assert first == pytest.approx(min(100.0, theirs.logit_scale.exp().item()), rel=1e-5)
     # no optimiser state for what is locked, and the log says how much that is
-    state = load_file(checkpoint.path / "optimizer.safetensors")
-    assert state
-    assert not any("tower" in name for name in state)
+    named = {name.partition(".")[0] for name in load_file(checkpoint.path / "optimizer.safetensors")}
+    assert named == {"logit_scale"}
     (logged,) = (record for record in read_log(files.log) if record["event"] == "initial_weights")
     assert logged["image"]["trained_parameters"] == logged["text"]["trained_parameters"] == 0
     assert logged["image"]["locked_parameters"] == sum(p.numel() for p in encoder.model.image_tower.parameters())
@@ -336,31 +334,20 @@ def test_a_run_that_starts_from_a_bare_file_states_its_heads(tmp_path, public):
 
 
 def test_weights_that_transformers_would_draw_at_random_or_leave_out_are_named(tmp_path, public):
-    shutil.copytree(public[0] / "bert", tmp_path / "bert")
-    config = json.loads((tmp_path / "bert/config.json").read_text())
-    for layers, message in (
-        (3, r"bert lacks encoder\.layer\.2\.att"),
-        (1, r"config\.json has no place for: .*layer\.1\."),
-    ):
-        (tmp_path / "bert/config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
-        asked = config_of("euclip", f"model.text.init={tmp_path / 'bert'}")
-        refused((message, partial(InitialWeights.opened, asked)), error=WeightsError)
-    for kind in ("vit", "deit"):  # whose layers have shorter names once they are read
-        shutil.copytree(public[0] / kind, tmp_path / kind)
-        config = json.loads((tmp_path / f"{kind}/config.json").read_text())
-        (tmp_path / f"{kind}/config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
-        refused(
-            (r"config\.json has no place for: .*layers?\.1\.", partial(open_source, str(tmp_path / kind))),
-            error=WeightsError,
-        )
-    shutil.copytree(public[0] / "clip", tmp_path / "clip")
-    file = tmp_path / "clip/model.safetensors"
-    state = load_file(file)
-    for name in ("visual_projection.bias", "text_projection.bias", "logit_bias"):  # a head for another task is no fault
-        save_file(state | {"classifier.bias": torch.ones(3), name: torch.ones(())}, file, {"format": "pt"})
-        refused((f"no place for: {name}$", partial(open_source, str(tmp_path / "clip"))), error=WeightsError)
-    save_file(state | {"classifier.bias": torch.ones(3)}, file, {"format": "pt"})
-    assert open_source(str(tmp_path / "clip")).geometry == "sphere"
+    no_place = r"config\.json has no place for: .*layers?\.1\."  # those of vit and deit are shorter once they are read
+    lacks = r"bert lacks encoder\.layer\.2\.att"
+    for kind, layers, message in (("bert", 3, lacks), *((kind, 1, no_place) for kind in ("bert", "vit", "deit"))):
+        folder = shutil.copytree(public[0] / kind, tmp_path / kind, dirs_exist_ok=True)
+        config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": layers}
+        (folder / "config.json").write_text(json.dumps(config))
+        refused((message, partial(open_source, str(folder))), error=WeightsError)
+    folder = shutil.copytree(public[0] / "clip", tmp_path / "clip")
+    state = load_file(folder / "model.safetensors") | {"classifier.bias": torch.ones(3)}  # for another task: no fault
+    for name in ("visual_projection.bias", "text_projection.bias", "logit_bias"):
+        save_file(state | {name: torch.ones(())}, folder / "model.safetensors", {"format": "pt"})
+        refused((f"no place for: {name}$", partial(open_source, str(folder))), error=WeightsError)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    assert open_source(str(folder)).geometry == "sphere"
 
 
 @pytest.mark.parametrize(
@@ -377,34 +364,30 @@ def test_weights_that_transformers_would_draw_at_random_or_leave_out_are_named(t
         ("oblique_topology", "table2_clip", "these are VisionTransformer and BidirectionalTextTransformer"),
     ],
 )
-def test_runs_of_every_paper_are_exported_or_refused_in_words(tmp_path, monkeypatch, capsys, paper, row, message):
+def test_runs_of_every_paper_are_exported_or_refused_in_words(tmp_path, capsys, paper, row, message):
     files = run(tmp_path / "run", config_of(paper, "optim.steps=2", row=row), paper)
-    arguments = ["--model", files.folder, "--to", "transformers", "--output", tmp_path / "out"]
-    monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
     if message is None:
-        export_weights.main()
+        export(files.folder, "transformers", tmp_path / "out")
         out = capsys.readouterr().out
         assert "read again by transformers" in out
         assert "(data.tokenizer=words): other programs cannot make its ids" in out
     else:
-        refused((message, lambda: export_weights.main()), error=WeightsError)
+        refused((message, partial(export, files.folder, "transformers", tmp_path / "out")), error=WeightsError)
+
+
+def export(model, layout, output):
+    called(export_weights.main, "--model", model, "--to", layout, "--output", output)
 
 
 @pytest.mark.filterwarnings("ignore:.* has 9 merges")
-def test_the_exported_tokenizer_is_that_of_the_run(tmp_path, monkeypatch, capsys):
+def test_the_exported_tokenizer_is_that_of_the_run(tmp_path, capsys):
     merges = ("r e", "re d</w>", "b o", "bo a", "boa t</w>", "l e", "le f", "lef t</w>", "o f</w>")
     (tmp_path / "merges.txt").write_text("\n".join(merges))
     vocabulary = ("data.tokenizer=clip_bpe", f"data.vocabulary={tmp_path / 'merges.txt'}")
     files = run(tmp_path / "run", config_of("contrastive_basics", "optim.steps=2", *vocabulary), "contrastive_basics")
-    for model, layout, output in (
-        ("run", "transformers", "out"),
-        ("out", "transformers", "again"),
-        ("run", "open_clip", "other"),
-    ):
-        source = files.folder if model == "run" else tmp_path / model
-        arguments = ["--model", source, "--to", layout, "--output", tmp_path / output]
-        monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
-        export_weights.main()
+    export(files.folder, "transformers", tmp_path / "out")
+    export(tmp_path / "out", "transformers", tmp_path / "again")
+    export(files.folder, "open_clip", tmp_path / "other")
     assert "Its 9 merges have no place in this layout" in capsys.readouterr().out
     texts = ["A red boat, left of a boat", "", "boat " * 40]
     ours = ClipTokenizer(merges)
@@ -439,9 +422,7 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
 
     def published(name, *more, run=run_folder):
-        arguments = ["--run", run, "--licence", "cc-by-4.0", "--output", tmp_path / name, *more]
-        monkeypatch.setattr("sys.argv", ["publish.py", *map(str, arguments)])
-        publish.main()
+        called(publish.main, "--run", run, "--licence", "cc-by-4.0", "--output", tmp_path / name, *more)
         return tmp_path / name
 
     folder = published("mine")
@@ -455,8 +436,8 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     assert f"| test | {measured['test']['protocol']['data']} | i2t_recall_at_1 | " in card
     assert (folder / "vocabulary.txt").read_text().split("\n")[:-1] == list(WORDS.vocabulary)
     # the same numbers again, the same way through published.py, the same weights by model.init
-    monkeypatch.setattr("sys.argv", ["evaluate.py", "--checkpoint", str(folder), "--output", str(tmp_path / "a.json")])
-    importlib.import_module("contrastive_basics.evaluate").main()
+    arguments = ("--checkpoint", folder, "--output", tmp_path / "a.json")
+    called(importlib.import_module("contrastive_basics.evaluate").main, *arguments)
     actual = json.loads((tmp_path / "a.json").read_text())["evaluations"]
     assert actual["test"]["metrics"] == measured["test"]["metrics"]
     asked, where = [], "common.run.evaluation"
@@ -465,7 +446,7 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     )
     monkeypatch.setattr(f"{where}.save_answer", lambda *arguments: None)
     for paper in ("euclip", "oblique_topology"):
-        importlib.import_module(f"{paper}.published").main()
+        called(importlib.import_module(f"{paper}.published").main, *arguments)
     assert asked == [folder, folder]
     model, _ = model_of("contrastive_basics", config_of("contrastive_basics", f"model.init={folder}"))
     tensors = load_file(folder / "model.safetensors")

@@ -106,8 +106,7 @@ def test_a_caption_rule_chooses_and_prefixes_and_is_recorded(encoder):
     rule = CaptionRule(per_image=2, prefix="a ")
     actual = evaluate_retrieval(encoder, Patches(), rule)
     assert asked == ["a red", "a A red, red patch!", "a green", "a green-green", "a blue", "a the blue patch"]
-    stated = {"captions_per_image": 2, "caption_prefix": "a ", "num_texts": 6}
-    assert actual.protocol | stated == actual.protocol
+    assert actual.protocol | {"captions_per_image": 2, "caption_prefix": "a ", "num_texts": 6} == actual.protocol
     assert actual.metrics["i2t_recall_at_1"] == 1
     encoder.tokenizer.cleaning = "albef"  # of an `AlbefTokenizer`, whatever the rule
     assert evaluate_retrieval(encoder, Patches()).protocol["caption_cleaning"] == "albef"
@@ -174,8 +173,7 @@ def test_a_key_that_one_protocol_lacks_is_a_difference():
 def test_the_hash_of_captions_sees_every_caption_its_order_and_its_image():
     base = [["a", "b"], ["c"]]
     others = [[["a", "b"], ["d"]], [["b", "a"], ["c"]], [["a"], ["b", "c"]], [["a", "b", "c"], []], [["a\nb"], ["c"]]]
-    hashes = {hash_of_captions(captions) for captions in [base, *others]}
-    assert len(hashes) == 6
+    assert len({hash_of_captions(captions) for captions in [base, *others]}) == 6
     assert hash_of_captions([("a", "b"), ("c",)]) == hash_of_captions(base)
 
 

@@ -58,8 +58,7 @@ def test_the_spread_of_z_is_that_of_a_jackknife_over_pictures_with_unlike_number
     z = Hits.of([run]).by_picture()[0]
     sums = np.array([sum(results) for results in run])
     without = 100 * (sums.sum() - sums) / (queries.sum() - queries)
-    jackknife = (len(sums) - 1) * without.var()
-    assert z.var(ddof=1) / len(z) == pytest.approx(jackknife, rel=0.02)
+    assert z.var(ddof=1) / len(z) == pytest.approx((len(sums) - 1) * without.var(), rel=0.02)
 
 
 def test_seeds_that_read_other_pictures_have_no_hits_in_common():
@@ -71,8 +70,7 @@ def test_seeds_that_read_other_pictures_have_no_hits_in_common():
 def test_a_table_names_its_file_of_hits_and_reads_them_back(tmp_path):
     hits = Hits.of(runs_of(np.random.default_rng(4), 2, [5] * 8))
     table = table_with(hits)
-    paths = write_table(table, tmp_path)
-    assert [path.name for path in paths] == ["t_hits.npz", "t.md", "t.json"]
+    assert [path.name for path in write_table(table, tmp_path)] == ["t_hits.npz", "t.md", "t.json"]
     assert json.loads((tmp_path / "t.json").read_text())["hits_file"] == "t_hits.npz"
     assert np.array_equal(read_table(tmp_path / "t.json").rows[0].ours["x"].hits.by_picture(), hits.by_picture())
     bare = dataclasses.replace(table.rows[0].ours["x"], hits=None)

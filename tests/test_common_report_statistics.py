@@ -115,8 +115,7 @@ def test_bootstrap_means_of_one_test_set_are_drawn_together():
     sums, counts = generator.random(300), np.ones(300)
     shifted = bootstrap_means(sums + 1, counts, 500, seed=3) - bootstrap_means(sums, counts, 500, seed=3)
     assert np.allclose(shifted, 1)
-    apart = bootstrap_means(sums + 1, counts, 500, seed=3) - bootstrap_means(sums, counts, 500, seed=4)
-    assert apart.std() > 0.01
+    assert (bootstrap_means(sums + 1, counts, 500, seed=3) - bootstrap_means(sums, counts, 500, seed=4)).std() > 0.01
     assert percentile_interval(np.arange(1001.0), 0.9) == pytest.approx((50.0, 950.0))
 
 

@@ -20,6 +20,7 @@ import torch
 from accelerate import Accelerator
 from processes import take_terminal_signals
 from refusals import refused
+from runs import row_config, trained
 
 from common.base.config import ConfigError, override, to_dict
 from common.base.fields import deciding, stated_by_weights
@@ -55,7 +56,6 @@ from contrastive_basics.vision.config import VisionConfig
 from euclip.config import Config as EuclipConfig
 from geomm.downstream.config import TaskConfig
 from geomm.vision.config import VisionConfig as GeommVisionConfig
-from oblique_topology import train
 from oblique_topology.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,8 +89,7 @@ def test_clock_counts_steps_and_waiting_and_no_evaluation_between_steps(now):
             now[0] += 500.0
     # three steps of 40 ms, 10 of them waiting; after a pause the first wait is not counted either
     expected = [(250, 0.25), (250, 0.25), (30 / 0.11, 0.02 / 0.11)]
-    actual = [(reading["samples_per_second"], reading["data_wait_share"]) for reading in readings]
-    assert actual == [pytest.approx(pair) for pair in expected]
+    assert [(*reading.values(),) for reading in readings] == [pytest.approx(pair) for pair in expected]
 
 
 @pytest.mark.parametrize(("wait", "share"), [(0.009, 0.0), (0.03, 0.5)])
@@ -105,33 +104,20 @@ def test_a_long_wait_is_known_after_fifty_steps(now, wait, share):
 
 
 @pytest.mark.slow  # quick: the waits of a `StepClock`
-def test_a_run_with_a_slow_source_warns_once_and_names_the_settings(tmp_path, monkeypatch, capsys):
-    real = TrainingView.__getitems__
-
-    def slow(view, positions):
-        time.sleep(0.2)
-        return real(view, positions)
-
-    monkeypatch.setattr(TrainingView, "__getitems__", slow)
-    monkeypatch.setattr("common.run.journal.WAIT_STEPS", 2)
-    settings = ("optim.steps=6", "optim.warmup_steps=0", "run.log_every=1", "run.test=false", "run.evaluate_every=0")
-    command = ["train.py", "--scale", "smoke", "--output-dir", str(tmp_path), *settings, "optim.global_batch_size=8"]
-    monkeypatch.setattr(sys, "argv", command)
-    train.main()
-    warnings = [line["text"] for line in read_log(tmp_path / "log.jsonl") if line["event"] == "warning"]
-    waits = [text for text in warnings if "waits for data" in text]
-    assert len(waits) == 1
-    assert "more than 25% over at least 2 steps; to wait less: more loader processes (run.num_workers, now " in waits[0]
-    assert waits[0] in capsys.readouterr().err
+@pytest.mark.usefixtures("not_evaluated")
+def test_a_run_that_waits_for_data_warns_once_and_names_the_settings(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("common.run.journal.StepClock.long_wait", lambda clock: 0.5)
+    few = ("optim.steps=3", "optim.warmup_steps=0", "optim.global_batch_size=8", "run.log_every=1")
+    files = trained(PAPER, row_config(PAPER, "table2_clip", *few, "run.evaluate_every=0"), tmp_path)
+    (wait,) = (line["text"] for line in read_log(files.log) if "waits for data" in line.get("text", ""))
+    assert "to wait less: more loader processes (run.num_workers, now " in wait
+    assert wait in capsys.readouterr().err
 
 
-def save(files, step, config=None, data="data", **state):
+def save(files, step, config=None):
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    plain = to_dict(Config()) if config is None else config
-    save_checkpoint(files.checkpoints, step, model, optimizer, {"config": plain, "data_fingerprint": data, **state})
+    state = {"config": to_dict(Config()) if config is None else config, "data_fingerprint": "data"}
+    save_checkpoint(files.checkpoints, step, model, torch.optim.AdamW(model.parameters()), state)
 
 
 def test_the_name_of_a_runs_folder_is_read_back(tmp_path):
@@ -324,8 +310,7 @@ def test_a_disk_without_locks_is_named_with_a_way_on_and_nothing_is_left_that_ho
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"), only_run_in(files):
         pass
     with only_run_in(files, lock=False):
-        pass
-    monkeypatch.undo()
+        monkeypatch.undo()
     with only_run_in(files):
         pass
 
@@ -337,10 +322,8 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step_and_names_its_param
     model(torch.ones(1, 2)).sum().backward()
     model[1].bias.grad[0] = bad
     norms, norm = clip_gradient(Accelerator(cpu=True), model, OptimConfig(max_gradient_norm=1.0))
-    with pytest.raises(
-        NonFiniteLoss, match=r"gradient norm is .* at step 3, .* the gradient of 1\.bias is not finite\. The w"
-    ):
-        check_finite_gradient(float(norm), 3, norms)
+    named = r"gradient norm is .* at step 3, .* the gradient of 1\.bias is not finite\. The w"
+    refused((named, lambda: check_finite_gradient(float(norm), 3, norms)), error=NonFiniteLoss)
     check_finite_gradient(5.0, 3, norms)
 
 
@@ -358,11 +341,9 @@ def test_log_drops_later_steps_and_a_torn_last_line_on_resume(tmp_path):
 
 
 def test_log_survives_any_text_and_refuses_damage_in_the_middle(tmp_path):
-    path = tmp_path / "log.jsonl"
-    log = RunLog(path)
-    log.write("broken", step=1, samples=["line\u2028separator and \x85 next line\nnew line"])
-    log.write("train", step=2, loss=1.0)
-    assert [record["step"] for record in read_log(path)] == [1, 2]
+    path, text = tmp_path / "log.jsonl", "line\u2028separator and \x85 next line\nnew line"
+    RunLog(path).write("broken", step=1, samples=[text])
+    assert [record["samples"] for record in read_log(path)] == [[text]]
     path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.raises(ValueError, match="line 2 is no JSON"):
         read_log(path)
@@ -408,14 +389,11 @@ def test_cache_key_with_the_default_vocabulary_depends_on_what_it_says(tmp_path,
 def test_cache_key_depends_on_config_data_and_code(monkeypatch):
     config = Config()
     key = run_key(PAPER, config, "data")
-    assert run_key(PAPER, config, "data") == key
-    assert run_key(PAPER, config, "other data") != key
-    assert run_key("contrastive_basics", config, "data") != key
-    for change in (
-        "optim.learning_rate=2.0e-3", "run.seed=1", "run.mixed_precision=bf16", "data.resize_with=torchvision"
-    ):  # fmt: skip
-        assert run_key(PAPER, override(config, [change]), "data") != key
     assert run_key(PAPER, override(config, ["run.num_workers=2", "run.log_every=3"]), "data") == key
+    changes = ("optim.learning_rate=2.0e-3", "run.seed=1", "run.mixed_precision=bf16", "data.resize_with=torchvision")
+    others = [(PAPER, override(config, [change]), "data") for change in changes]
+    for other in (*others, (PAPER, config, "other data"), ("contrastive_basics", config, "data")):
+        assert run_key(*other) != key
     automatic = override(config, ["run.mixed_precision=auto"])
     for instructions, same_as in (({}, "no"), ({"avx512_bf16": True}, "bf16"), ({"bf16": True}, "bf16")):
         monkeypatch.setattr(torch.cpu, "get_capabilities", instructions.copy, raising=False)
@@ -423,17 +401,6 @@ def test_cache_key_depends_on_config_data_and_code(monkeypatch):
         assert run_key(PAPER, automatic, "data") == run_key(PAPER, stated, "data")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert run_key(PAPER, config, "data") != key
-
-
-PHOTOGRAPHS = ["data.source=karpathy", "data.root=/a", "data.train=a.json", "data.test=b.json"]
-CHANGES = [  # what a run may go on with
-    "data.root=/b", "data.train=/a/a.json", "data.val=c.json", "data.test=c.json", "data.second_test=c.json",
-    "data.images=/b", "data.labelled=labels", "data.max_broken_share=0.5", "optim.micro_batch_size=64",
-    "model.image.stem.cache_gb=3", "data.mixture=[{root: /c}]",
-    "run.keep_checkpoints=5",
-    "optim.loss_tile=32", "optim.loss_kernel=auto", "optim.compile=true", "run.log_every=3", "run.diagnose_every=5",
-    "run.num_workers=7", "method.prompt_average=embeddings", "data.val_share=0.2",
-]  # fmt: skip
 
 
 # dotted keys of all papers' configs, as the cache key had them before settings stated it themselves
@@ -471,43 +438,40 @@ def test_settings_decide_what_the_lists_of_the_cache_key_had():
     assert {*NOTHING, *EVALUATION, *FROM_WEIGHTS} - known == {"run", "evaluation"}
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_may_change_in_a_resume_leads_to_the_same_folder(tmp_path, change):
+PHOTOGRAPHS = ["data.source=tsv", "data.root=/a", "data.train=a.tsv", "data.test=b.tsv", "optim.warmup_steps=0"]
+ON = (  # what a run may go on with
+    "data.root=/b", "data.train=/a/a.tsv", "data.val=c.tsv", "data.test=c.tsv", "data.second_test=c.tsv",
+    "data.images=/b", "data.labelled=labels", "data.max_broken_share=0.5", "optim.micro_batch_size=64",
+    "model.image.stem.cache_gb=3", "data.mixture=[{root: /c}]",
+    "run.keep_checkpoints=5",
+    "optim.loss_tile=32", "optim.loss_kernel=auto", "optim.compile=true", "run.log_every=3", "run.diagnose_every=5",
+    "run.num_workers=7", "method.prompt_average=embeddings", "data.val_share=0.2",
+)  # fmt: skip
+ELSEWHERE = ("optim.steps=7", "data.caption_column=x", "run.seed=2", "method.logit_scale_max=50")
+
+
+@pytest.mark.parametrize("change", [*ON, *ELSEWHERE])
+def test_a_change_with_which_a_run_goes_on_leads_to_its_folder_and_another_one_to_another_folder(tmp_path, change):
     config = override(Config(), PHOTOGRAPHS)
-    arguments = argparse.Namespace(row="table2_clip", scale="smoke", output_dir=None, resume="last")
     there = run_files(PAPER, "table2_clip", "smoke", config, "data", tmp_path)
     save(there, 7, to_dict(config))
     changed = override(config, [change])
-    files = run_files(PAPER, "table2_clip", "smoke", changed, "data", tmp_path)
-    assert files == there
-    assert checkpoint_to_resume(files, True, changed, "data").state["step"] == 7
-    assert (
-        chosen_files(TRAIN, argparse.Namespace(**{**vars(arguments), "output_dir": there.folder}), changed, "") == there
-    )
+    assert (run_files(PAPER, "table2_clip", "smoke", changed, "data", tmp_path) == there) is (change in ON)
+    if change in ON:
+        assert checkpoint_to_resume(there, True, changed, "data").state["step"] == 7
+    else:
+        with pytest.raises(ConfigError, match=f"holds a run of another config: {change.partition('=')[0]} "):
+            checkpoint_to_resume(there, True, changed, "data")
 
 
 def test_how_many_pictures_are_looked_at_leads_to_the_same_run_evaluated_otherwise(tmp_path):
     changes = ["data.num_test=3000", "data.num_labelled=7", "data.gallery=500", "method.prompt_average=embeddings"]
-    files = [
-        run_files(PAPER, "a", "smoke", override(Config(), [*changed]), "data", tmp_path) for changed in ([], changes)
-    ]
-    assert files[0] == files[1]
-    assert files[0].identity != files[1].identity
-    same = run_files(PAPER, "a", "smoke", override(Config(), ["data.num_val=7"]), "data", tmp_path)
-    assert (same, same.identity) == (files[0], files[0].identity)
-
-
-@pytest.mark.parametrize(
-    "change", ["optim.steps=7", "data.caption_column=x", "run.seed=2", "method.logit_scale_max=50"]
-)
-def test_what_may_not_change_in_a_resume_leads_to_another_folder(tmp_path, change):
-    config = override(Config(), ["data.source=tsv", "data.train=a.tsv", "optim.warmup_steps=0"])
-    there = run_files(PAPER, "table2_clip", "smoke", config, "data", tmp_path)
-    save(there, 7, to_dict(config))
-    changed = override(config, [change])
-    assert run_files(PAPER, "table2_clip", "smoke", changed, "data", tmp_path) != there
-    with pytest.raises(ConfigError, match=f"holds a run of another config: {change.partition('=')[0]} "):
-        checkpoint_to_resume(there, True, changed, "data")
+    plain, otherwise, same = (
+        run_files(PAPER, "a", "smoke", override(Config(), changed), "data", tmp_path)
+        for changed in ([], changes, ["data.num_val=7"])
+    )
+    assert plain == otherwise == same
+    assert plain.identity == same.identity != otherwise.identity
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -562,21 +526,16 @@ def test_an_evaluation_that_is_torn_changed_by_hand_or_of_another_run_code_or_se
     assert current(run)
 
 
-def test_a_checkpoint_of_another_seed_row_data_or_code_is_refused(tmp_path):
-    config = Config()
-    run = run_files(PAPER, "table2_clip", "smoke", config, "data", tmp_path)
-    save(run, 7, to_dict(config))
+def test_a_checkpoint_on_other_data_or_with_another_key_is_refused(tmp_path):
+    run = run_files(PAPER, "table2_clip", "smoke", Config(), "data", tmp_path)
+    save(run, 7)
     checkpoint = last_checkpoint(run.checkpoints)
-    check_same_run(checkpoint, run, override(config, ["data.num_test=7", "method.prompt_average=embeddings"]), "data")
-    other = override(config, ["run.seed=1"])
+    checkpoint.state["run_key"] = "0123456789ab"
     refused(
-        (r"holds a run of another config: run\.seed 0 -> 1", lambda: check_same_run(checkpoint, run, other, "data")),
-        ("holds a run on other training data", lambda: checkpoint_to_resume(run, True, config, "other data")),
+        ("holds a run on other training data", lambda: checkpoint_to_resume(run, True, Config(), "other data")),
+        ("with another key, 0123456789ab", lambda: check_same_run(checkpoint, run, Config(), "data")),
         error=ConfigError,
     )
-    checkpoint.state["run_key"] = "0123456789ab"
-    with pytest.raises(ConfigError, match="holds a run with another key, 0123456789ab"):
-        check_same_run(checkpoint, run, config, "data")
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
@@ -597,11 +556,9 @@ def test_a_picture_meets_all_its_captions_and_other_crops_over_the_epochs():
     view = pickle.loads(pickle.dumps(view))  # as it travels to spawned workers
     captions, crops = set(), set()
     for epoch in range(40):
-        positions = list(range(8 * epoch, 8 * epoch + 8))
-        batch = view.__getitems__(positions)
+        batch = view.__getitems__(list(range(8 * epoch, 8 * epoch + 8)))
         row = batch.image_ids.index(pairs[3]["image_id"])
         captions.add(tuple(batch.token_ids[row].tolist()))
         crops.add(batch.images[row].numpy().tobytes())
-    whole = tokenizer.encode(pairs.captions(3), data.context_length)
-    assert captions == {tuple(ids) for ids in whole.tolist()}
+    assert captions == {tuple(ids) for ids in tokenizer.encode(pairs.captions(3), data.context_length).tolist()}
     assert len(crops) > 35

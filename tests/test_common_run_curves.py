@@ -1,21 +1,18 @@
 """curves.png of a run: what is drawn, when, and that no failure to draw ends the training."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from accelerate import Accelerator
 from killed_run import killed_after
 from matplotlib.figure import Figure
 from PIL import Image
-from runs import row_config
+from runs import row_config, trained
 
-from common.data.pairs import open_training_pairs
 from common.run import curves
-from common.run.folder import RunFiles
 from common.run.guards import NonFiniteLoss
 from common.run.log import read_log, recall_at_1, validated_recall
-from oblique_topology.train import train
 
 plot_run = curves.plot_run  # tests/conftest.py replaces it while the files of tests run
 
@@ -23,9 +20,7 @@ plot_run = curves.plot_run  # tests/conftest.py replaces it while the files of t
 def run(folder, *overrides, resume=False):
     settings = ["run.log_every=1", "run.evaluate_every=0", "run.test=false", *overrides]
     config = row_config("oblique_topology", "table2_clip", *settings)
-    files = RunFiles(folder, {"row": "table2_clip", "scale": "smoke", "seed": 0})
-    train(config, open_training_pairs(config.data, config.run.seed), files, resume, Accelerator(cpu=True), "test")
-    return files
+    return trained("oblique_topology", config, folder, resume, row="table2_clip", scale="smoke", seed=0)
 
 
 @pytest.fixture
@@ -83,9 +78,8 @@ def test_loss_scalars_validation_and_learning_rate_are_drawn_with_their_chance_l
     of_loss = drawn(axes[loss])
     assert {y for _, y in of_loss.pop("chance level: 2.00")} == {2.0}
     assert list(of_loss.values()) == [[(2, 3.0), (4, 1.0)]]
-    assert list(drawn(axes[scale]).values()) == [[(2, 14.0), (4, 15.0)]]
-    assert list(drawn(axes[curvature]).values()) == [[(2, 1.0), (4, 1.5)]]
-    assert list(drawn(axes[rate]).values()) == [[(2, 0.05), (4, 0.025)]]
+    for label, points in ((scale, (14.0, 15.0)), (curvature, (1.0, 1.5)), (rate, (0.05, 0.025))):
+        assert list(drawn(axes[label]).values()) == [[*zip((2, 4), points)]]
     of_validation = drawn(axes[validation])
     assert {y for _, y in of_validation.pop("chance level: 10")} == {10}
     assert of_validation == {"R@1 image to text, val": [(2, 25.0), (4, 75.0)], "accuracy, classes": [(2, 50.0)]}
@@ -135,10 +129,7 @@ def test_a_run_draws_at_each_validation_at_its_end_and_where_it_stops(tmp_path, 
 
 
 def test_a_failure_to_draw_is_logged_once_and_ends_no_run(tmp_path, monkeypatch, capsys):
-    def fail(*arguments):
-        raise OSError("no room")
-
-    monkeypatch.setattr(curves, "plot_run", fail)
+    monkeypatch.setattr(curves, "plot_run", Mock(side_effect=OSError("no room")))
     files = run(tmp_path, "run.evaluate_every=1", "optim.steps=3")
     (warning,) = (record for record in read_log(files.log) if record["event"] == "warning")
     assert warning["step"] == 1
@@ -149,11 +140,7 @@ def test_a_failure_to_draw_is_logged_once_and_ends_no_run(tmp_path, monkeypatch,
 
 def test_validated_recall_is_the_mean_of_both_directions_of_each_validation_of_pairs(tmp_path):
     both = {"i2t_recall_at_1": 0.2, "t2i_recall_at_1": 0.5}
-    lines = [
-        {"event": "train", "step": 1, "loss": 1.0},
-        {"event": "evaluate", "step": 2, "metrics": {"acc1": 0.9}},
-        {"event": "evaluate", "step": 4, "metrics": both},
-    ]
+    lines = [train_line(1, 1.0), evaluate_line(2, "classes", acc1=0.9), evaluate_line(4, "val", **both)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert validated_recall(tmp_path / "log.jsonl") == [(4, pytest.approx(35))]
     assert recall_at_1(both) == pytest.approx(35)

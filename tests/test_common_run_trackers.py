@@ -7,13 +7,10 @@ import accelerate.tracking
 import pytest
 from accelerate.utils import LoggerType
 from killed_run import killed_after
-from runs import row_config
+from runs import row_config, trained
 
-from common.data.pairs import open_training_pairs
 from common.run.checkpoint import last_checkpoint
-from common.run.folder import RunFiles
 from common.run.launch import start_accelerator
-from oblique_topology.train import train
 
 
 class Events:
@@ -70,11 +67,9 @@ def run(folder, tracker, resume=False):
     settings = ["run.log_every=1", "run.evaluate_every=0", "run.test=false", "run.save_every=2"]
     settings += ["run.keep_checkpoints=3", f"run.tracker={tracker}", "run.mixed_precision=no"]
     config = row_config("oblique_topology", "table2_clip", *settings)
-    files = RunFiles(folder)
     accelerator = start_accelerator(config.run, folder)
     assert accelerator.trackers == []  # it starts when the step is known at which the run resumes
-    train(config, open_training_pairs(config.data, config.run.seed), files, resume, accelerator, "test")
-    return files
+    return trained("oblique_topology", config, folder, resume, accelerator)
 
 
 def test_tensorboard_shows_each_step_once_after_a_resume_and_in_a_folder_that_an_earlier_run_left(tmp_path, stubs):

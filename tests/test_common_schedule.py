@@ -63,13 +63,6 @@ def test_only_matrices_decay():
     assert len(decayed["params"]) + len(spared["params"]) == len(list(model.parameters()))
 
 
-def test_a_frozen_scale_is_not_given_to_the_optimiser():
-    scale = LogitScale(1.0, trainable=False)
-    model = TwoTowers(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Sphere(), scale)
-    given = {id(p) for group in build_optimizer(model, OptimConfig()).param_groups for p in group["params"]}
-    assert id(scale.log_logit_scale) not in given
-
-
 def test_a_scale_that_trains_between_frozen_towers_is_the_only_group_and_goes_on_after_loading(tmp_path):
     def made():
         towers = (torch.nn.Linear(2, 2).requires_grad_(False) for _ in range(2))

@@ -2,22 +2,18 @@
 
 import json
 import shutil
-import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import yaml
-from accelerate import Accelerator
+from runs import called, row_config, trained
 from scipy import stats
 
-from common.base.config import ConfigError, load_row
+from common.base.config import ConfigError
 from common.base.files import write_json
-from common.base.provenance import ROOT, hash_of
-from common.data.pairs import open_training_pairs
-from common.report.table import read_table
-from common.run.folder import RunFiles
-from contrastive_basics.config import Config
-from contrastive_basics.train import train
+from common.base.provenance import hash_of
+from common.report.table import from_json, read_table, to_json
 from scripts import compare
 from scripts.publish import publish
 
@@ -45,9 +41,7 @@ def write_run(folder, seed, hits, row=1, facts=(), **protocol):
 
 
 def compared(tmp_path, *arguments):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["compare.py", *map(str, arguments), "--output", str(tmp_path / "out")])
-        compare.main()
+    called(compare.main, *arguments, "--output", tmp_path / "out")
     (file,) = (tmp_path / "out" / "comparisons").glob("*/compare.json")
     assert file.with_suffix(".png").stat().st_size > 1_000
     return read_table(file)
@@ -79,61 +73,55 @@ def test_seeds_are_one_line_and_published_weights_another_with_mcnemars_p_value(
     assert any("preprocessing.size is 224 for photos, published, 48 for other, demo" in note for note in table.notes)
 
 
-def test_unlike_protocols_share_no_column_and_the_note_says_why(tmp_path, hits):
-    runs = [write_run(tmp_path / name / "seed0", 0, hits[0], row=name) for name in "ab"]
-    runs.append(write_run(tmp_path / "c" / "seed0", 0, hits[1], row="c", prompt_average="scores"))
-    table = compared(tmp_path, *runs)
+@pytest.fixture
+def two_runs(tmp_path, hits):
+    return [write_run(tmp_path / name / "seed0", 0, hits[0], row=name) for name in "ab"]
+
+
+def test_unlike_protocols_share_no_column_and_the_note_says_why(tmp_path, two_runs, hits):
+    third = write_run(tmp_path / "c" / "seed0", 0, hits[1], row="c", prompt_average="scores")
+    table = compared(tmp_path, *two_runs, third)
     assert [row.method for row in table.rows] == ["a", "b"]
-    why = 'pets: c shares no column with a: prompt_average is "scores", there absent'
-    assert why in table.notes
+    assert 'pets: c shares no column with a: prompt_average is "scores", there absent' in table.notes
     with pytest.raises(ConfigError, match=r"have a number of one protocol\. pets: c shares no"):
-        compared(tmp_path, runs[0], runs[2])
+        compared(tmp_path, two_runs[0], third)
 
 
-def test_json_prints_the_table_and_nothing_else(tmp_path, hits, capsys):
-    runs = [write_run(tmp_path / name / "seed0", 0, hits[0], row=name) for name in "ab"]
-    table = compared(tmp_path, *runs, "--json")
-    (file,) = (tmp_path / "out" / "comparisons").glob("*/compare.json")
-    printed = json.loads(capsys.readouterr().out)
-    written = json.loads(file.read_text())
-    assert printed == {**written, "hits_file": ""}
-    assert [row["method"] for row in printed["rows"]] == [row.method for row in table.rows] == ["a", "b"]
+def test_json_prints_the_table_and_nothing_else(tmp_path, two_runs, capsys):
+    table = compared(tmp_path, *two_runs, "--json")
+    assert from_json(capsys.readouterr().out) == from_json(to_json(replace(table, hits_file="")))
 
 
-def test_the_command_of_the_table_has_its_other_data(tmp_path, hits, monkeypatch):
-    runs = [write_run(tmp_path / name / "seed0", 0, hits[0], row=name) for name in "ab"]
+def test_the_command_of_the_table_has_its_other_data(tmp_path, two_runs, monkeypatch):
     opened = compare.opened
     monkeypatch.setattr(compare, "opened", lambda name, overrides: opened(name, ()))  # as if evaluated on them
     monkeypatch.chdir(tmp_path)
-    table = compared(tmp_path, runs[0], "b/seed0", "--set", "data.source=shards data.root=/data/flickr8k")
+    table = compared(tmp_path, two_runs[0], "b/seed0", "--set", "data.source=shards data.root=/data/flickr8k")
     assert table.command == 'make compare RUNS="a/seed0 b/seed0" SET="data.source=shards data.root=<path>"'
 
 
-def test_the_numbers_are_printed_where_no_file_can_be_written(tmp_path, hits, capsys):
-    runs = [write_run(tmp_path / name / "seed0", 0, hits[0], row=name) for name in "ab"]
+def test_the_numbers_are_printed_where_no_file_can_be_written(tmp_path, two_runs, hits, capsys):
     (tmp_path / "out").write_text("a file where the folder must be")
     with pytest.raises(OSError):
-        compared(tmp_path, *runs)
+        compared(tmp_path, *two_runs)
     assert f"{100 * hits[0].mean():.1f}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("paper", "unlike"), [("euclip", True), ("geomm", False)])
-def test_code_that_evaluates_is_unlike_only_within_a_paper(paper, unlike, tmp_path, hits):
-    runs = [write_run(tmp_path / "a" / "seed0", 0, hits[0], row="a")]
+def test_code_that_evaluates_is_unlike_only_within_a_paper(paper, unlike, tmp_path, two_runs, hits):
     facts = {"paper": paper, "evaluation_code": {"a.py": "other"}}
-    runs.append(write_run(tmp_path / "b" / "seed0", 0, hits[1], row="b", facts=facts))
-    assert any("different versions of the code" in note for note in compared(tmp_path, *runs).notes) == unlike
+    other = write_run(tmp_path / "c" / "seed0", 0, hits[1], row="c", facts=facts)
+    notes = compared(tmp_path, two_runs[0], other).notes
+    assert any("different versions of the code" in note for note in notes) == unlike
 
 
+@pytest.mark.usefixtures("not_evaluated")
 def test_a_checkpoint_is_evaluated_now_on_the_data_that_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("common.run.training.evaluate_and_save", lambda *arguments: None)
     monkeypatch.setattr("common.data.pairs.ZERO_SHOT_SETS", ("imagenet",))
-    row = ROOT / "contrastive_basics" / "configs" / "table1_ours.yaml"
     settings = ["optim.steps=2", "optim.warmup_steps=0", "run.save_every=1", "run.evaluate_every=0"]
     few = ["data.num_train=16", "data.num_test=4", "data.num_labelled=4", "optim.global_batch_size=8"]
-    config = load_row(Config, ROOT / "contrastive_basics", row, "smoke", [*settings, *few])
-    files = RunFiles(tmp_path / "run")
-    train(config, open_training_pairs(config.data, 0), files, False, Accelerator(cpu=True))
+    config = row_config("contrastive_basics", "table1_ours", *settings, *few)
+    files = trained("contrastive_basics", config, tmp_path / "run")
     publish(files.folder, tmp_path / "published", "cc0-1.0")
     named = files.checkpoints / "step-00000001", files.folder, tmp_path / "published"
     table = compared(tmp_path, *named, "--set", "data.num_test=6")

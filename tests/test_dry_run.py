@@ -2,20 +2,17 @@
 
 import importlib
 import json
-import sys
 
 import pytest
 import torch
+from runs import called, row_config
 from test_launch import message_of
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.base.config import load_row
-from common.base.places import ROOT
 from common.data.pairs import open_training_pairs
 from common.run.dry_run import parameters_of
 from common.run.inputs import open_training_data
 from common.run.log import read_log
-from oblique_topology.config import Config
 from oblique_topology.model import build_model
 
 ROWS = {
@@ -37,9 +34,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def call(script, *arguments):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [script, "--scale", "smoke", *arguments])
-        importlib.import_module(script).main()
+    called(importlib.import_module(script).main, "--scale", "smoke", *arguments)
 
 
 def figures_of(capsys, script, *arguments):
@@ -109,10 +104,8 @@ def test_random_weights_take_no_step_and_keep_the_checkpoint_of_step_0(tmp_path,
 
 def test_flops_are_about_three_forward_passes_and_parameters_those_of_the_towers(capsys):
     figures = figures_of(capsys, "oblique_topology.train", "--config", "table2_clip")
-    folder = ROOT / "oblique_topology"
-    config = load_row(Config, folder, folder / "configs" / "table2_clip.yaml", "smoke", [])
-    pairs = open_training_pairs(config.data, 0)
-    model = build_model(config, open_training_data(config, pairs, None).tokenizer)
+    config = row_config("oblique_topology", "table2_clip")
+    model = build_model(config, open_training_data(config, open_training_pairs(config.data, 0), None).tokenizer)
     assert parameters_of(model) == figures["parameters"]
     for side in ("image_tower", "text_tower"):
         count = sum(parameter.numel() for parameter in getattr(model, side).parameters())

@@ -2,7 +2,7 @@
 
 import csv
 import json
-import sys
+from functools import partial
 from types import SimpleNamespace
 
 import open_clip
@@ -10,14 +10,15 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from runs import row_config, trained
+from refusals import refused
+from runs import called, row_config, trained
 from safetensors.torch import save_file
 
 from common.base.config import ConfigError
 from common.base.places import ROOT
 from common.evaluation.protocol import HEADLINES
 from common.run.evaluation import save_answer
-from euclip import published, train
+from euclip import published
 from scripts import evaluate, evaluate_table
 from scripts.evaluate_table import Number, table_text
 
@@ -27,20 +28,14 @@ LABEL = "my_euclip/seed0"
 TINY = {"width": 32, "layers": 1}
 
 
-def evaluated(*words):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["vlgeometry evaluate", *map(str, words)])
-        evaluate.main()
+evaluated = partial(called, evaluate.main)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A smoke run of EuCLIP."""
-    folder = tmp_path_factory.mktemp("run") / "my_euclip" / "seed0"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["train.py", "--scale", "smoke", "--output-dir", str(folder), *TRAINED])
-        train.main()
-    return folder
+    config = row_config("euclip", "table4_euclip", *TRAINED)
+    return trained("euclip", config, tmp_path_factory.mktemp("run") / "my_euclip" / "seed0").folder
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +51,7 @@ def stranger(tmp_path_factory):
     }
     save_file(open_clip.CLIP(**content).state_dict(), folder / "open_clip_model.safetensors")
     pixels = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "resize_mode": "shortest"}
-    configuration = {"model_cfg": content, "preprocess_cfg": pixels}
-    (folder / "open_clip_config.json").write_text(json.dumps(configuration))
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": content, "preprocess_cfg": pixels}))
     return folder
 
 
@@ -129,24 +123,21 @@ def test_the_other_tasks_have_numbers_of_both(run, stranger, capsys):
 
 
 def test_the_label_of_a_run_says_where_it_stands_if_it_is_not_finished(run, capsys):
-    first = run / "checkpoints" / "step-00000001"
-    evaluated(run, first, "--tasks", "retrieval", "--json")
+    evaluated(run, run / "checkpoints" / "step-00000001", "--tasks", "retrieval", "--json")
     labels = {number["model"] for number in json.loads(capsys.readouterr().out)}
     assert labels == {LABEL, "checkpoints/step-00000001 (step 1 of 2)"}
 
 
 def test_the_numbers_are_printed_where_the_csv_file_cannot_be_written(tmp_path, monkeypatch, capsys):
     number = evaluate_table.Number("a", "pets", "zero_shot/acc1", 0.5, 0.1, "{}", 8)
-    sets = SimpleNamespace(zero_shot={})
-    monkeypatch.setattr(evaluate_table, "open_evaluation_sets", lambda data: sets)
+    monkeypatch.setattr(evaluate_table, "open_evaluation_sets", lambda data: SimpleNamespace(zero_shot={}))
     model = evaluate_table.Model("a", SimpleNamespace(data=None), None, True)
     monkeypatch.setattr(evaluate_table, "open_models", lambda options, overrides: [model])
     monkeypatch.setattr(evaluate_table, "check_tasks", lambda *arguments: None)
     monkeypatch.setattr(evaluate_table, "evaluate_model", lambda *arguments: [number])
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("sys.argv", ["evaluate", "a", "--csv", str(tmp_path / "file" / "table.csv")])
     with pytest.raises(OSError):
-        evaluate_table.main()
+        called(evaluate_table.main, "a", "--csv", tmp_path / "file" / "table.csv")
     assert "50.0" in capsys.readouterr().out
 
 
@@ -186,12 +177,13 @@ def test_what_a_task_needs_is_named(words, message, stranger, tmp_path, monkeypa
     "option",
     ["--geometry=euclidean_squared", "--geometry=sphere", "--layout=open_clip", "--activation=quick_gelu", "--heads=1"],
 )
-def test_a_run_refuses_options_of_weights_from_elsewhere(option, run, monkeypatch):
-    for command in (evaluate_table, published):
-        named = [] if command is evaluate_table else ["--checkpoint"]
-        monkeypatch.setattr(sys, "argv", ["evaluate", *named, str(run), option])
-        with pytest.raises(ConfigError, match=rf"{option.partition('=')[0]} has no effect on .*my_euclip.*, a run"):
-            command.main()
+def test_a_run_refuses_options_of_weights_from_elsewhere(option, run):
+    message = rf"{option.partition('=')[0]} has no effect on .*my_euclip.*, a run"
+    refused(
+        (message, lambda: called(evaluate_table.main, run, option)),
+        (message, lambda: called(published.main, "--checkpoint", run, option)),
+        error=ConfigError,
+    )
 
 
 def photos(folder):

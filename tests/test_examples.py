@@ -253,8 +253,7 @@ def test_user_photographs_are_searched_with_captions_and_without(weights, tmp_pa
     saved = np.load(example("embed_pictures").main([*embed, *(str(path) for path in sorted(photos.glob("*-*.png")))]))
     assert "a blue picture: " in (printed := capsys.readouterr().out)
     assert "-blue.png, similarity " in printed
-    cosines = saved["images"] @ saved["texts"].T
-    np.testing.assert_allclose(saved["similarity"], cosines, atol=1e-5)  # of the sphere
+    np.testing.assert_allclose(saved["similarity"], saved["images"] @ saved["texts"].T, atol=1e-5)  # of the sphere
     with pytest.raises(ValueError, match=r"1 of 1 pictures cannot be read; the first: .*31\.gif: image cannot be"):
         example("embed_pictures").main([*embed, str(photos / "31.gif")])
 

@@ -2,12 +2,12 @@
 
 import json
 import re
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from processes import run_script
+from runs import called
 
 from common.base.places import ROOT
 from scripts import files
@@ -87,15 +87,14 @@ def of_repository():
     return dict(zip(USES, used(ROOT, *USES)[0]))
 
 
-def printed(capsys, monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["files.py", *map(str, words)])
-    files.main()
+def printed(capsys, *words):
+    called(files.main, *words)
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("modules", [POOL, EUCLIP, pytest.param(OBLIQUE, marks=pytest.mark.slow)])
-def test_the_copies_give_the_values_of_the_repository(modules, of_repository, tmp_path, capsys, monkeypatch):
-    printed(capsys, monkeypatch, *modules.split(), "--copy", tmp_path)
+def test_the_copies_give_the_values_of_the_repository(modules, of_repository, tmp_path, capsys):
+    printed(capsys, *modules.split(), "--copy", tmp_path)
     copied = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file()}
     needed = needed_by(modules.split())
     assert copied == {*needed.files, *needed.optional_files, "LICENSE"}
@@ -126,10 +125,10 @@ def test_the_page_states_the_lists():
         assert re.findall(r"\w+", packages.replace("for a graph", "")) == needed.packages + needed.optional_packages
 
 
-def test_a_list_on_the_screen_and_as_json(capsys, monkeypatch):
+def test_a_list_on_the_screen_and_as_json(capsys):
     needed = needed_by([POOL])
-    assert f"{needed.files['geomm/pool.py']:6}  geomm/pool.py\n" in printed(capsys, monkeypatch, POOL)
-    content = json.loads(printed(capsys, monkeypatch, POOL, "--json"))
+    assert f"{needed.files['geomm/pool.py']:6}  geomm/pool.py\n" in printed(capsys, POOL)
+    content = json.loads(printed(capsys, POOL, "--json"))
     assert content.pop("copyright").startswith("Copyright (c)")
     assert content == {**vars(needed), "lines": needed.lines, "licence": "MIT License"}
 
@@ -142,13 +141,12 @@ def test_a_list_on_the_screen_and_as_json(capsys, monkeypatch):
     ],
 )
 def test_a_name_that_does_not_exist_has_a_nearest(module, message):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         needed_by([module])
-    assert str(error.value) == message
 
 
-def test_a_copy_overwrites_nothing(tmp_path, capsys, monkeypatch):
+def test_a_copy_overwrites_nothing(tmp_path, capsys):
     (tmp_path / "LICENSE").write_text("of the project")
     with pytest.raises(FileExistsError, match="LICENSE exists; expected a folder without these files"):
-        printed(capsys, monkeypatch, POOL, "--copy", tmp_path)
+        printed(capsys, POOL, "--copy", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["LICENSE"]

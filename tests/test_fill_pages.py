@@ -1,9 +1,9 @@
 """scripts/fill_pages.py: tables of the pages are those of the committed results."""
 
 import importlib
-import sys
 
 import pytest
+from runs import called
 
 from common.report.formats import write_table
 from common.report.table import MEASURED, Column, Measured, Row, Table
@@ -86,9 +86,8 @@ def test_no_page_of_results_differs_from_what_lies_beside_it(paper):
 
 def test_no_table_differs_from_its_json(committed_tables):
     for entry in committed_tables:
-        path = entry.path.with_suffix(".md")
-        markdown = fill_pages.to_markdown(entry.table)
-        assert markdown == path.read_text(encoding="utf-8"), f"{path} differs: python scripts/fill_pages.py"
+        written = entry.path.with_suffix(".md").read_text(encoding="utf-8")
+        assert fill_pages.to_markdown(entry.table) == written, f"{entry.path}: python scripts/fill_pages.py"
 
 
 @pytest.mark.usefixtures("read_once")
@@ -104,9 +103,9 @@ def test_no_verdict_differs_from_the_committed_results_and_claims():
 @pytest.mark.parametrize("old", ["", "\n| stale | 1.0 |\n|---|---|\n| row | 2.0 |\n", "| stale | 1.0 |\n"])
 def test_measured_rows_replace_the_table_and_nothing_else(root, old):
     mark = MARK.format("; columns: acc, mean")
-    text = f"before\n\n{mark}\n{old}\nafter | not a table\n"
-    assert filled(text, "page") == f"before\n\n{mark}\n\n{FILLED}\nafter | not a table\n"
-    assert filled(filled(text, "page"), "page") == filled(text, "page")
+    now = f"before\n\n{mark}\n\n{FILLED}\nafter | not a table\n"
+    assert filled(f"before\n\n{mark}\n{old}\nafter | not a table\n", "page") == now
+    assert filled(now, "page") == now
 
 
 def test_verdicts_are_those_of_the_report(root):
@@ -133,14 +132,13 @@ def test_sentences_take_their_numbers_and_their_verdicts_from_the_results(root):
     page = "<!-- conclusions: p -->\n\n1. stale\n2. stale\n3. stale\n\nafter\n"
     now = "1. **It is 50.0 %.** *(C1: undecided; scale demo)*\n2. **B.**\n"
     assert filled(page, "page") == f"<!-- conclusions: p -->\n\n{now}\nafter\n"
-    conclusions.write_text("- text: '{table1/demo/table1 | our | acc}'\n")
-    with pytest.raises(
-        ValueError, match=r"p/conclusions.yaml: \{table1/demo/table1 \| our \| acc\}: no 'our'; expected one of: ours"
+    for cell_named, message in (
+        ("our | acc", r"p/conclusions.yaml: \{table1/demo/table1 \| our \| acc\}: no 'our'; expected one of: ours"),
+        ("ours | other", r"no 'other'; expected one of: acc, mean"),
     ):
-        filled(page, "page")
-    conclusions.write_text("- text: '{table1/demo/table1 | ours | other}'\n")
-    with pytest.raises(ValueError, match=r"no 'other'; expected one of: acc, mean"):
-        filled(page, "page")
+        conclusions.write_text(f"- text: '{{table1/demo/table1 | {cell_named}}}'\n")
+        with pytest.raises(ValueError, match=message):
+            filled(page, "page")
 
 
 def test_without_columns_all_are_shown(root):
@@ -162,13 +160,12 @@ def test_what_is_not_there_is_named(root, mark, words):
         filled(mark + "\n", "page")
 
 
-def test_check_writes_nothing_and_fails_where_a_page_differs(root, monkeypatch, capsys):
+def test_check_writes_nothing_and_fails_where_a_page_differs(root, capsys):
     page = root / "README.md"
     page.write_text(MARK.format("; columns: acc, mean") + "\n", encoding="utf-8")
     for arguments, status, message in ((["--check"], 1, "differs"), ([], 0, "filled"), (["--check"], 0, "no change")):
-        monkeypatch.setattr(sys, "argv", ["fill_pages.py", *arguments])
         with pytest.raises(SystemExit) as stopped:
-            fill_pages.main()
+            called(fill_pages.main, *arguments)
         assert bool(stopped.value.code) == bool(status)
         assert message in capsys.readouterr().out
     assert FILLED in page.read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import re
@@ -9,7 +10,6 @@ import runpy
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +18,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fsdp2_two_processes import compare_all
-from processes import FORKS, in_processes
+from processes import FORKS, free_port, in_processes
+from runs import called
 from torch.multiprocessing import ProcessExitedException
 from two_processes import trained_and_checked
 
@@ -170,84 +171,106 @@ def test_fsdp2_on_two_processes_equals_one_and_writes_whole_checkpoints(tmp_path
     assert "geometry.log_curvature" in report["gradient_errors"]
 
 
-def resumed(number, folder, port, overrides):
-    """One of two processes whose disks are two."""
-    variables = {"RANK": str(number), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-    os.environ |= {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
-    message = message_of(train.main, *FEW, "--output-dir", str(folder / str(number)), *overrides)
-    (folder / f"{number}.txt").write_text(message)
+def launched(number, nodes, port, function, folder, words):
+    """As process `number` of two that have no group yet; what the function returns is written."""
+    local = {"LOCAL_RANK": str(number % (2 // nodes)), "LOCAL_WORLD_SIZE": str(2 // nodes)}
+    os.environ |= {**local, "RANK": str(number), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    (folder / f"{number}.txt").write_text(function(number, folder, *words))
+
+
+def of_two_launched(function, folder, *words, nodes=1):
+    """What `function(number, folder, *words)` returns in each of two processes that a launcher has started."""
+    port = free_port()
+    processes = [FORKS.Process(target=launched, args=(n, nodes, port, function, folder, words)) for n in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        process.kill()  # where it waits for the other
+    return [(folder / f"{number}.txt").read_text() for number in range(2)]
+
+
+def resumed(number, folder):
+    return message_of(train.main, *FEW, "--output-dir", str(folder / str(number)), "--resume")
 
 
 def test_a_resume_on_disks_of_which_one_has_no_checkpoint_ends_everywhere_with_one_message(by_path, tmp_path):
     shutil.copytree(by_path / "checkpoints", tmp_path / "0" / "checkpoints")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    nodes = [FORKS.Process(target=resumed, args=(number, tmp_path, port, ["--resume"])) for number in range(2)]
-    for node in nodes:
-        node.start()
-    for node in nodes:
-        node.join(60)
-        node.kill()  # where it waits for the other
-    messages = [(tmp_path / f"{number}.txt").read_text() for number in range(2)]
-    assert messages[0] == messages[1]
-    assert messages[0].startswith(f"error: process 1 of 2: --resume: {tmp_path / '1'} holds no checkpoint")
+    one, other = of_two_launched(resumed, tmp_path, nodes=2)
+    assert one == other
+    assert one.startswith(f"error: process 1 of 2: --resume: {tmp_path / '1'} holds no checkpoint")
 
 
-def answered(number, folder, port, main, *words):
-    """What `main` prints as process `number` of two that a launcher has started and that have no group yet."""
-    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+def answered(number, folder, *words):
     sys.argv = ["evaluate.py", *words]
-    with (folder / f"{number}.txt").open("w") as file, contextlib.redirect_stdout(file):
-        run_or_explain(main)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        run_or_explain(evaluate.main)
+    return printed.getvalue()
 
 
 @pytest.mark.parametrize("options", [["--json"], ["--json", "--tasks", "retrieval,zero_shot"]])
 def test_launched_processes_share_an_evaluation_and_one_of_them_answers(options, by_path, tmp_path, capsys):
     words = [str(by_path), *options, "data.num_test=6", "data.num_labelled=6"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["evaluate.py", *words])
-        evaluate.main()
+    called(evaluate.main, *words)
     single = json.loads(capsys.readouterr().out)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    launched = [FORKS.Process(target=answered, args=(n, tmp_path, port, evaluate.main, *words)) for n in range(2)]
-    for process in launched:
-        process.start()
-    for process in launched:
-        process.join(120)
-        process.kill()  # where it waits for the other
-    shared = json.loads((tmp_path / "0.txt").read_text())
+    first, second = of_two_launched(answered, tmp_path, *words)
+    shared = json.loads(first)
     if "--tasks" not in options:  # code and hardware are those of a process
         single, shared = single["evaluations"], shared["evaluations"]
-    assert shared == single
-    assert not (tmp_path / "1.txt").read_text()
+    assert (shared, second) == (single, "")
 
 
 def message_of(main, *arguments):
     """What a script called with these arguments prints before it ends with status 1."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["script", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            run_or_explain(main)
+    with pytest.raises(SystemExit) as ended:
+        called(lambda: run_or_explain(main), *arguments)
     return ended.value.code
 
 
+TABLE = ("oblique_topology", "table2")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("main", "arguments", "message"),
     [
-        (["optim.learning_rate=nan"], "command line: optim.learning_rate = nan; expected: a finite number"),
-        (["--config", "no/where.yaml"], "no/where.yaml: no such config file"),
-        (["--config", "table2_mutli"], "no row of oblique_topology; did you mean table2_multi?"),
-        (["optim.global_batch_size=100000"], "global_batch_size = 100000 is larger than the training set of 256"),
-        (["--scale", "photos"], "data.source = shards needs a folder"),
-        (["--scale", "photos", "data.root=/nowhere"], "'/nowhere'"),
+        (
+            train.main,
+            (*FEW, "optim.learning_rate=nan"),
+            "command line: optim.learning_rate = nan; expected: a finite n",
+        ),
+        (train.main, (*FEW, "--config", "no/where.yaml"), "no/where.yaml: no such config file"),
+        (train.main, (*FEW, "--config", "table2_mutli"), "no row of oblique_topology; did you mean table2_multi?"),
+        (train.main, (*FEW, "optim.global_batch_size=100000"), "100000 is larger than the training set of 256"),
+        (train.main, (*FEW, "--scale", "photos"), "data.source = shards needs a folder"),
+        (train.main, (*FEW, "--scale", "photos", "data.root=/nowhere"), "'/nowhere'"),
+        (
+            reproduce.main,
+            ("oblique_topology", "table99"),
+            "error: oblique_topology has no table99; did you mean table9?",
+        ),
+        (
+            reproduce.main,
+            ("clip", "table1"),
+            "error: PAPER=clip is unknown; expected one of: contrastive_basics, obliq",
+        ),
+        (
+            reproduce.main,
+            (*TABLE, "--scale", "big"),
+            "error: SCALE=big is unknown; expected one of: smoke, demo, photos",
+        ),
+        (reproduce.main, (*TABLE, "--seeds", "0"), "error: SEEDS=0 must be a whole number of seeds"),
+        (
+            reproduce.main,
+            (*TABLE, "--set", "data.train='a"),
+            "error: SET=data.train='a: No closing quotation; expected",
+        ),
+        (reproduce.main, (*TABLE, "--data", "x"), "error: DATA=x has no effect at scale demo"),
     ],
 )
-def test_bad_input_ends_in_one_message_without_a_traceback(arguments, message, tmp_path):
-    output = message_of(train.main, *FEW, "--output-dir", str(tmp_path), *arguments)
+def test_bad_input_ends_in_one_message_without_a_traceback(main, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    output = message_of(main, *arguments)
     assert output.startswith("error: ")
     assert message in output
     assert "\n" not in output
@@ -319,15 +342,14 @@ def test_the_line_that_resumes_is_the_one_typed(typed, parent, line, monkeypatch
     assert command_to_resume() == line
 
 
-def test_a_finished_run_is_named_with_the_line_that_resumes_it(by_path, tmp_path, monkeypatch, capsys):
+def test_a_finished_run_is_named_with_the_line_that_resumes_it(by_path, tmp_path, capsys):
     folder = tmp_path / "it's a run"
     shutil.copytree(by_path, folder)
     refusal = message_of(train.main, *FEW, "--output-dir", str(folder))
     line = refusal.partition(f"{folder} holds a run up to step 3: choose another --output-dir, or add --resume")[2]
     words = shlex.split(line.partition(": ")[2])
     assert words == ["python", "script", *FEW, "--output-dir", str(folder), "--resume"]
-    monkeypatch.setattr(sys, "argv", words[1:])
-    train.main()
+    called(train.main, *words[2:])
     assert losses(folder) == losses(by_path)
     assert "oblique_topology, step 3" in capsys.readouterr().out
 
@@ -364,15 +386,14 @@ def test_an_error_of_the_disk_names_the_setting_of_its_file(arguments, error, me
     assert message_of(main, *arguments).startswith(f"error: {message.format(outputs=tmp_path / 'outputs')}")
 
 
-def test_a_row_of_another_paper_is_refused_with_or_without_its_header(tmp_path):
+def test_a_custom_row_of_another_paper_is_refused_though_it_has_no_header(tmp_path):
     for paper in ("euclip", "oblique_topology"):
         shutil.copytree(ROOT / paper / "configs", tmp_path / paper / "configs")
     script, configs = tmp_path / "euclip" / "train.py", tmp_path / "oblique_topology" / "configs"
     (configs / "mine.yaml").write_text("method: {structure: Multi(2, 16)}\n")
-    command = "accelerate launch oblique_topology/train.py --config"
-    for name, config in (("table2_clip", "oblique_topology/configs/table2_clip.yaml"), ("mine", configs / "mine.yaml")):
-        with pytest.raises(ConfigError, match=re.escape(f"euclip/train.py does not train it; run: {command} {config}")):
-            _check_script("--config x", configs / f"{name}.yaml", script)
+    right = f"accelerate launch oblique_topology/train.py --config {configs / 'mine.yaml'}"
+    with pytest.raises(ConfigError, match=re.escape(f"euclip/train.py does not train it; run: {right}")):
+        _check_script("--config x", configs / "mine.yaml", script)
     # rows of this paper, rows of a user, and a script that no row names
     (tmp_path / "euclip/configs/mine.yaml").touch()
     (tmp_path / "mine.yaml").touch()
@@ -384,11 +405,8 @@ def test_a_row_of_another_paper_is_refused_with_or_without_its_header(tmp_path):
 @pytest.mark.parametrize(
     ("argument", "meant"), [("--outptu-dir=x", "--output-dir"), ("--scale=dmeo", "demo"), ("--frobnicate", "")]
 )
-def test_a_mistyped_flag_or_choice_has_a_nearest(argument, meant, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train.py", argument])
-    with pytest.raises(SystemExit) as ended:
-        train.main()
-    assert ended.value.code == 2
+def test_a_mistyped_flag_or_choice_has_a_nearest(argument, meant, capsys):
+    assert message_of(train.main, argument) == 2
     output = capsys.readouterr().err
     assert output.endswith(f"; did you mean {meant}?\n") if meant else "did you mean" not in output
 
@@ -411,26 +429,3 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(tmp_path,
     output = capsys.readouterr().err.splitlines()[-1]
     assert output.startswith(f"stopped at once: nothing is saved in {tmp_path}")
     assert output.endswith("; the same command starts again")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["oblique_topology", "table99"], "oblique_topology has no table99; did you mean table9?"),
-        (
-            ["clip", "table1"],
-            "PAPER=clip is unknown; expected one of: contrastive_basics, oblique_topology, euclip, geomm",
-        ),
-        (
-            ["oblique_topology", "table2", "--scale", "big"],
-            "SCALE=big is unknown; expected one of: smoke, demo, photos, photos_scratch, paper",
-        ),
-        (["oblique_topology", "table2", "--seeds", "0"], "SEEDS=0 must be a whole number of seeds"),
-        (["oblique_topology", "table2", "--set", "data.train='a"], "SET=data.train='a: No closing quotation; expected"),
-        (["oblique_topology", "table2", "--data", "x"], "DATA=x has no effect at scale demo"),
-    ],
-)
-def test_unknown_tables_papers_and_scales_are_one_line(arguments, message):
-    output = message_of(reproduce.main, *arguments)
-    assert output.startswith(f"error: {message}")
-    assert "\n" not in output

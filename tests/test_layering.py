@@ -104,8 +104,7 @@ def test_nothing_stands_behind_the_call_of_main():
     """Run as a script, a function below it is not there yet; imported, it is, so that no other test would see it."""
     for folder in (*ALLOWED, "examples"):
         for path in python_files(folder):
-            source = source_of(path)
-            if 'if __name__ == "__main__":' in source:
+            if 'if __name__ == "__main__":' in source_of(path):
                 last = tree_of(path).body[-1]
                 assert isinstance(last, ast.If), path
                 assert ast.unparse(last.test) == "__name__ == '__main__'", path

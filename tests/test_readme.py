@@ -65,15 +65,13 @@ def test_make_commands_of_a_page_have_their_target(page):
 @pytest.mark.parametrize("page", PAGES + RESULTS, ids=ids(PAGES + RESULTS))
 def test_scripts_configs_and_links_of_a_page_exist(page):
     lines, inline = code(page)
-    links = re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8"))
-    for link in links:
+    for link in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
         if "://" not in link:
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
     folders = "common|oblique_topology|geomm|euclip|contrastive_basics|scripts|tests|docs"
     for text in lines + inline:
         for name in re.findall(rf"(?<![\w/.-])(?:{folders})/[\w./-]*\w\.(?:py|yaml|sh|md|png)", text):
-            exists = (ROOT / name).exists() or "my_geometry" in name
-            assert exists, f"{page.name} names {name}"
+            assert (ROOT / name).exists() or "my_geometry" in name, f"{page.name} names {name}"
 
 
 def test_every_entry_script_named_anywhere_answers_help(monkeypatch, capsys):
@@ -100,9 +98,8 @@ def test_the_library_code_of_the_first_screen_runs_as_it_stands(capsys):
     exec(compile(snippet, "README.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["sphere", "oblique", "euclidean", "hyperbolic"]
-    losses = [float(line.split()[1]) for line in lines]
     # unrelated features: ln 64 = 4.2 where all similarities are equal, more where they spread
-    assert all(3.5 < loss < 30 for loss in losses)
+    assert all(3.5 < float(line.split()[1]) < 30 for line in lines)
 
 
 def test_a_rows_header_gives_its_command_the_papers_numbers_and_what_was_run():

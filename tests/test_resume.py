@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,11 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import FORKS
+from processes import FORKS, free_port
 from resume_run import IN_A_SAVE, IN_A_STEP, Trigger, in_child
+from runs import logged
 
 from common.base.signals import STOPPED_EXIT_STATUS
 from common.run.checkpoint import last_checkpoint
+from common.run.folder import RunFiles
 from common.run.log import read_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,10 +32,7 @@ def started(folder, *overrides, trigger=None, everywhere=False, processes=1, scr
     """Processes of one run, going on from the last checkpoint in the folder. trigger: for process 0, or everywhere."""
     variables = [{}]
     if processes > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        group = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        group = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         group |= {"LOCAL_WORLD_SIZE": str(processes), "ACCELERATE_USE_CPU": "true"}
         variables = [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
     triggers = [trigger if rank == 0 or everywhere else None for rank in range(processes)]
@@ -63,10 +61,11 @@ def run(folder, *overrides, **options):
 
 
 def records(folder):
-    """What the log says of each step: loss, gradient norm and scale in full precision, and the samples."""
+    """What the log says of each step but its speed: loss, gradient norm and scale in full precision, and samples."""
     steps = [record for record in read_log(folder / "log.jsonl") if record["event"] == "train"]
     assert [record["step"] for record in steps] == list(range(1, len(steps) + 1))
-    return steps
+    speed = {"samples_per_second", "data_wait_share"}
+    return [{name: value for name, value in step.items() if name not in speed} for step in steps]
 
 
 def last_line(folder, rank=0):
@@ -169,20 +168,7 @@ def test_killed_at_every_point_of_every_step(tmp_path, unbroken, micro, save_eve
     print(f"killed {kills} times, micro-batches of {micro}, a checkpoint every {save_every} steps")
 
 
-@pytest.mark.slow  # quick: tests/test_common_checkpoint.py
-def test_without_a_whole_checkpoint_the_run_stops_and_touches_nothing(tmp_path):
-    assert run(tmp_path, trigger=Trigger(signal.SIGKILL, "updated", 7)) == KILLED
-    for step in saved_steps(tmp_path):
-        (tmp_path / "checkpoints" / f"step-{step:08d}" / "state.json").write_text("{}")
-    log = (tmp_path / "log.jsonl").read_bytes()
-    assert run(tmp_path) == 1
-    none = "error: none of the 2 checkpoints in .* can be used; the oldest: .*step-00000003 is damaged"
-    assert re.match(none, last_line(tmp_path))
-    assert (tmp_path / "log.jsonl").read_bytes() == log
-    assert saved_steps(tmp_path) == [3, 6]
-
-
-LOADER = r"the loader of scenes/train \(run\.num_workers=2\)"
+LOADER = r"the loader of scenes/train, 70 pictures \(\w+\) \(run\.num_workers=2\)"
 ONLY_AT_THE_END = ("run.num_workers=2", "run.save_every=0")
 
 STOPS = (  # point, step, signal, run.save_every, steps of the checkpoints
@@ -225,7 +211,7 @@ def test_another_world_size_keeps_the_order_of_samples_and_the_losses(tmp_path, 
     assert run(tmp_path, *SAME_DRAWS) == 0
     resumed, expected = records(tmp_path), records(unbroken(*SAME_DRAWS))
     assert [record["image_ids"] for record in resumed] == [record["image_ids"] for record in expected]
-    for name in ("loss", "gradient_norm", "scale"):
+    for name in ("loss", "gradient_norm", "logit_scale"):
         values, others = ([record[name] for record in run] for run in (resumed, expected))
         assert values == pytest.approx(others, rel=1e-6 if name == "loss" else 1e-4)
     assert [record["loss"] for record in resumed][:3] == [record["loss"] for record in expected][:3]
@@ -235,10 +221,10 @@ def test_two_processes_agree_whatever_ends_them_and_go_on_to_the_losses_of_two_u
     # a second Ctrl-C, which reaches both, ends them at once
     twice = Trigger(signal.SIGINT, "embedded", 4, times=2)
     assert ended(started(tmp_path, trigger=twice, everywhere=True, processes=2)) == [130] * 2
-    first, *_, last = (tmp_path / "output-0.txt").read_text().splitlines()[-3:]
-    assert first.startswith("received a stop signal: finishing and saving this step; press Ctrl-C again to end at once")
+    lines = (tmp_path / "output-0.txt").read_text().splitlines()
+    assert "received a stop signal: finishing and saving this step; press Ctrl-C again to end at once" in lines
     saved = f"stopped at once: the last checkpoint is step 3 in {tmp_path}; the same command resumes from there"
-    assert last.startswith(saved)
+    assert lines[-1].startswith(saved)
     assert "stop" not in (tmp_path / "output-1.txt").read_text()
     assert saved_steps(tmp_path) == [3]
 
@@ -252,8 +238,7 @@ def test_two_processes_agree_whatever_ends_them_and_go_on_to_the_losses_of_two_u
     in_the_way.unlink(missing_ok=True)
 
     # one of them loses a loader process
-    killed = ("fault=killed", "fault_step=12")
-    assert ended(started(tmp_path, *ONLY_AT_THE_END, *killed, processes=2)) == [1, 1]
+    assert ended(started(tmp_path, *ONLY_AT_THE_END, "fault=killed", "fault_step=12", processes=2)) == [1, 1]
     assert len(records(tmp_path)) == saved_steps(tmp_path)[-1] > 3
     for rank in range(2):
         lost = f"error: {LOADER} has lost a process: SIGKILL, as the system sends it where memory runs out; saved at "
@@ -289,7 +274,7 @@ def test_a_loss_that_is_not_finite_stops_every_process(tmp_path):
     assert ended(started(tmp_path, *settings, processes=2)) == [1, 1]
     for rank in range(2):  # the step after the one that spoilt the weights
         assert re.match(
-            r"error: loss is (nan|inf) at step 1 \(scale .*Largest norms: towers", last_line(tmp_path, rank)
+            r"error: loss is (nan|inf) at step 1 \(learning_rate .*Largest norms: towers", last_line(tmp_path, rank)
         )
     assert saved_steps(tmp_path) == []
 
@@ -305,10 +290,8 @@ def test_the_paper_s_script_killed_and_asked_to_stop_goes_on_to_the_same_losses(
     assert f"received a stop signal; saved at step 5 of 6 in {broken}" in (broken / "output-0.txt").read_text()
     assert not (broken / "evaluation.json").exists()
     assert run(broken, *few, **of_the_paper) == 0
-    one, other = (read_log(folder / "log.jsonl") for folder in (broken, whole))
-    losses = [[record["loss"] for record in log if record["event"] == "train"] for log in (one, other)]
-    assert losses[0] == losses[1]  # to the last bit
-    assert len(losses[0]) == 6
+    losses = logged(RunFiles(whole))
+    assert (logged(RunFiles(broken)), len(losses)) == (losses, 6)  # to the last bit
     one, other = (json.loads((folder / "evaluation.json").read_text())["evaluations"] for folder in (broken, whole))
     assert one == other
 
@@ -322,7 +305,7 @@ def test_a_launcher_that_is_asked_to_stop_passes_it_on_and_one_process_goes_on(t
         [*command, str(tmp_path), *SAME_DRAWS, "run.save_every=0"],
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not (tmp_path / "log.jsonl").exists() or len(read_log(tmp_path / "log.jsonl")) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -337,5 +320,4 @@ def test_a_launcher_that_is_asked_to_stop_passes_it_on_and_one_process_goes_on(t
     assert run(tmp_path, *SAME_DRAWS) == 0
     resumed, expected = records(tmp_path), records(unbroken(*SAME_DRAWS))
     assert [record["image_ids"] for record in resumed] == [record["image_ids"] for record in expected]
-    losses = [[record["loss"] for record in records_of] for records_of in (resumed, expected)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert logged(RunFiles(tmp_path)) == pytest.approx([record["loss"] for record in expected], rel=1e-6)

@@ -11,7 +11,7 @@ import torch
 import yaml
 from accelerate.utils import DistributedType
 from refusals import refused
-from runs import row_config
+from runs import called, row_config
 from torch import nn
 
 import oblique_topology.low_precision
@@ -93,7 +93,8 @@ def test_other_data_than_scenes_are_a_change_and_where_photographs_lie_is_none()
     assert command("table4", "data.train=/a/b.tar").changes == []
 
 
-def test_what_a_part_chooses_is_refused():
+def test_what_a_part_chooses_is_refused_and_two_processes_where_it_measures_on_one(monkeypatch):
+    monkeypatch.setattr(oblique_topology.low_precision, "world_size", lambda: 2)
     code, searched = SimpleNamespace(), {"row": ("optim.learning_rate=1e-3",)}
     refused(
         ("chooses optim.global_batch_size", lambda: temperature_rate(command("t", "optim.learning_rate=1"), code)),
@@ -105,14 +106,9 @@ def test_what_a_part_chooses_is_refused():
             lambda: temperature_order(command("order", "run.evaluate_every=5", scale="demo"), code),
         ),
         ("cannot be set", lambda: stability(command("stability", "method.logit_scale_init=2"), code)),
+        ("one process", lambda: oblique_topology.low_precision.low_precision(command("low_precision"), code)),
         error=ConfigError,
     )
-
-
-def test_what_measures_on_one_process_refuses_two(monkeypatch):
-    monkeypatch.setattr(oblique_topology.low_precision, "world_size", lambda: 2)
-    with pytest.raises(ConfigError, match="one process"):
-        oblique_topology.low_precision.low_precision(command("low_precision"), SimpleNamespace())
 
 
 def test_near_keeps_the_best_of_a_rows_other_searches(monkeypatch):
@@ -149,6 +145,10 @@ def test_configs_refuse_settings_without_an_effect():
             lambda: row_config("contrastive_basics", "lit_ours", *late, scale="photos"),
         ),
         ("data.root = '/photos' with data.source = scenes", config("euclip", "table4_clip", "data.root=/photos")),
+        (
+            "start.scale_factor = 0.5 without start.row",
+            config("geomm", "clip_geo", "start.row=", "start.scale_factor=0.5"),
+        ),
     )
     assert row_config("euclip", "table4_clip", "data.root=/photos", "data.labelled=sets").data.root == "/photos"
     photographs = replace(row_config("euclip", "table4_clip"), data=DataConfig(source="shards", root="/photos"))
@@ -158,8 +158,7 @@ def test_configs_refuse_settings_without_an_effect():
 def test_wrong_partners_follow_the_order_of_mafa(monkeypatch):
     config = row_config("geomm", "mafa", "data.partner_noise=0.1")
     order = SampleOrder(96, config.optim.global_batch_size, 0)
-    view = SimpleNamespace(order=order, partners=Partners(order, 0.1))
-    training = Opened(order, view)
+    training = Opened(order, SimpleNamespace(order=order, partners=Partners(order, 0.1)))
     monkeypatch.setattr(geomm_train, "open_training_data", lambda *_: training)
     opened = geomm_train.open_data(config, range(96), None)
     assert opened.view.order is opened.view.partners.order is opened.order is not order
@@ -245,11 +244,6 @@ def test_two_rows_of_one_run_have_one_training_curve(tmp_path, monkeypatch):
     one, other = (SimpleNamespace(files=SimpleNamespace(log=tmp_path / name), seed=0) for name in ("one", "other"))
     tables.plot_runs(command("noise"), "oblique_topology", {"by head": [one], "by contrast": [one], "c": [other]})
     assert drawn == ["by head, seed 0", "c, seed 0"]
-
-
-def test_a_factor_of_the_start_needs_a_run_to_start_from():
-    with pytest.raises(ConfigError, match=r"start.scale_factor = 0.5 without start.row or start.run"):
-        row_config("geomm", "clip_geo", "start.row=", "start.scale_factor=0.5")
 
 
 def test_columns_of_vqa_name_the_questions_that_were_asked_at_paper_scale_too():
@@ -369,10 +363,9 @@ def test_lookalikes_are_compared_by_the_local_clusters_of_the_row(monkeypatch):
     assert set(taken) == {("attached",)}
 
 
-def test_commands_without_a_name_are_refused(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["map.py", ""])
+def test_commands_without_a_name_are_refused():
     refused(
-        ("RUNS names no run", scripts.map.main),
+        ("RUNS names no run", lambda: called(scripts.map.main, "")),
         ("ROWS=: no row of geomm", lambda: scripts.search.main(["geomm", "--rows", "", "--set", "optim.steps=1,2"])),
         error=ConfigError,
     )

@@ -146,8 +146,7 @@ def collect(roots: Sequence[str | Path]) -> list[Entry]:
         tables = {file: table for file in sorted(root.glob("*/*/*/*.json")) if (table := _read(file)) is not None}
         for file, table in tables.items():
             changed = file.parent.name != table.scale
-            pictures = _pictures(file, _name(table, changed), tables)
-            entries.append(Entry(table, pictures, str(root), changed, file))
+            entries.append(Entry(table, _pictures(file, _name(table, changed), tables), str(root), changed, file))
     return sorted(entries, key=_place)
 
 

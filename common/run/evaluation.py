@@ -118,8 +118,7 @@ class TrainedModels:
         sets, state = self.open_sets(config.data), checkpoint.state
         if isinstance(sets, EvaluationSets):
             encoder = reading_features(encoder, config, sets.retrieval.values())
-        provenance = provenance_of()
-        evaluate_and_save(self, config, encoder, sets, files, state["step"], state, provenance)
+        evaluate_and_save(self, config, encoder, sets, files, state["step"], state, provenance_of())
 
 
 def _encoder(
@@ -131,8 +130,9 @@ def _encoder(
     device: torch.device,
 ) -> Encoder:
     model, size = model.to(device).eval(), run.evaluation_batch_size
-    workers, memory = run.num_workers, run.ranking_gb
-    return Encoder(model, transform, tokenizer, context_length, size, device, workers, ranking_gb=memory)
+    return Encoder(
+        model, transform, tokenizer, context_length, size, device, run.num_workers, ranking_gb=run.ranking_gb
+    )
 
 
 def reading_features(encoder: Encoder, config: Any, sets: Iterable[Pairs] = ()) -> Encoder:
@@ -151,10 +151,8 @@ def this_device() -> torch.device:
 
 def zero_shot_and_retrieval(config: Any, encoder: Encoder, sets: EvaluationSets) -> dict[str, Evaluation]:
     """Evaluates every set by role; config.method.prompt_average combines the prompts of a class."""
-    average = config.method.prompt_average
-    results = {name: evaluate_zero_shot(encoder, task, average) for name, task in sets.zero_shot.items()}
-    gallery = config.data.gallery
-    return results | {
+    average, gallery = config.method.prompt_average, config.data.gallery
+    return {name: evaluate_zero_shot(encoder, task, average) for name, task in sets.zero_shot.items()} | {
         role: evaluate_retrieval(encoder, pairs, gallery=gallery) for role, pairs in sets.retrieval.items()
     }
 

@@ -28,7 +28,7 @@ from common.base.files import shown
 from common.base.places import is_of_repository, outputs
 from common.base.random_keys import derive_key
 from common.base.settings import RunConfig
-from common.base.signals import STOPPED_EXIT_STATUS, Stopped, how_to_resume
+from common.base.signals import STOPPED_EXIT_STATUS, Stopped, how_to_resume, what_is_saved
 from common.data.broken import TooManyBroken
 from common.data.loader import NoBatch
 from common.data.pairs import open_training_pairs
@@ -79,7 +79,6 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS wants it before its first product
         torch.use_deterministic_algorithms(True)
-    # Accelerate only warns about a missing package, and would track nothing
     tracked = run.tracker != "none"
     packages = _PACKAGES_OF_TRACKERS.get(run.tracker, (run.tracker,))
     if tracked and not any(find_spec(package) for package in packages):  # Accelerate would warn, and track nothing
@@ -175,11 +174,9 @@ def interrupted_with_saved_step(files: RunFiles) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         step = saved_step(files.checkpoints)
-        if step is None:
-            saved = f"nothing is saved in {files.folder}; the same command starts again"
-        else:
-            saved = f"the last checkpoint is step {step} in {files.folder}; {how_to_resume(files.command)}"
-        raise KeyboardInterrupt(saved) from None
+        nothing = what_is_saved(0, 0, files.folder)
+        last = f"the last checkpoint is step {step} in {files.folder}; {how_to_resume(files.command)}"
+        raise KeyboardInterrupt(nothing if step is None else last) from None
 
 
 def command_to_resume(option: str = "--resume") -> str:

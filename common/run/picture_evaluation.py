@@ -83,8 +83,7 @@ def monitor(model: Method, encoder: Encoder, bank: SomePictures, queries: SomePi
     scores = knn_scores(
         features, bank_features, bank_labels, len(bank.class_names), settings.neighbours, settings.knn_temperature
     )
-    accuracy = float((scores.argmax(dim=1) == labels).double().mean())
-    return {"knn_acc1": accuracy, **collapse_statistics(features)}
+    return {"knn_acc1": float((scores.argmax(dim=1) == labels).double().mean()), **collapse_statistics(features)}
 
 
 def evaluate_all(

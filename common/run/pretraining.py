@@ -93,8 +93,7 @@ def train_on_pictures(
 
 def _validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
     bank, queries = run.training.bank, run.training.queries
-    encoder = run.encoder
-    metrics = monitor(run.evaluated_model, encoder, bank, queries, run.config)
+    metrics = monitor(run.evaluated_model, run.encoder, bank, queries, run.config)
     if run.num_steps:  # random weights are not trained, and no level says whether they were
         metrics |= {"chance_knn_acc1": 1 / len(queries.class_names)}
     return {queries.name: metrics}, {"knn_acc1": "kNN"}

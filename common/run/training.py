@@ -160,8 +160,7 @@ class Run:
         further = self.setup.validate_last(self)
         metrics = {data: {**numbers, **further.get(data, {})} for data, numbers in self.validation.items()}
         sets, steps = self.training.validation_sets, self.num_steps
-        paper, files, state = self.setup.paper, self.files, self.state
-        save_validation(paper, metrics, sets, files, steps, state, self.provenance)
+        save_validation(self.setup.paper, metrics, sets, self.files, steps, self.state, self.provenance)
 
     def _save_if_due(self, done: int) -> None:
         # Saves every run.save_every steps and at the end.
@@ -182,17 +181,16 @@ class Run:
 
 def encoder_of(model: nn.Module, config: Any, training: TrainingData, device: torch.device) -> Encoder:
     """The unwrapped model with its preprocessing, for evaluations."""
-    settings = config.run
     return Encoder(
         model,
         training.transform,
         training.tokenizer,
         config.data.context_length,
-        settings.evaluation_batch_size,
+        config.run.evaluation_batch_size,
         device,
-        settings.num_workers,
+        config.run.num_workers,
         training.cache,
-        settings.ranking_gb,
+        config.run.ranking_gb,
     )
 
 

@@ -36,8 +36,8 @@ from geomm.hierarchy import build_graph
 from geomm.pool import GeodesicPool
 from geomm.vision import config as geo_vision
 from geomm.vision.methods import build_method as geo_method
-from scripts.benchmarks.comparison import Comparison, Skipped, Usage
-from scripts.benchmarks.loss import grown, grown_in_new_process
+from scripts.benchmarks.comparison import Comparison, Usage
+from scripts.benchmarks.loss import grown, grown_in_new_process, needs
 
 SIZES = {"capacity": 65_536, "dim": 256, "clusters": 256, "batch": 64}
 TOY = {"capacity": 512, "dim": 16, "clusters": 16, "batch": 8}
@@ -150,8 +150,7 @@ def step_geo_albef(
     device: str, scale: str, settings: Sequence[str], goal: float, quick: bool, folder: Path
 ) -> Comparison:
     """Training steps of ALBEF by the geodesic distance, from one new graph to the next, over those by the cosine."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise Skipped("no CUDA device")
+    needs(device)
     folder = ROOT / "geomm"
     geodesic, cosine = (
         load_row(Config, folder, folder / "configs" / row, "smoke" if quick else scale, [] if quick else settings)
