@@ -10,6 +10,7 @@ import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from scipy.sparse.csgraph import shortest_path as scipy_shortest_path
+from test_geomm_pool import draw
 
 from common.geometry import paired_angles, unit
 from geomm.geodesic import (
@@ -32,10 +33,6 @@ from geomm.geodesic import (
     spherical_kmeans,
     threshold_graph,
 )
-
-
-def draw(seed, *shape, dtype=torch.float64):
-    return unit(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype))
 
 
 def random_edges(seed, nodes, share):
