@@ -22,7 +22,6 @@ from geomm.geodesic import (
     attach_queries,
     center_graph,
     components,
-    first_k,
     geodesic_distance,
     geodesic_similarity,
     nearest_centers,
@@ -118,18 +117,10 @@ def test_a_threshold_joins_the_closest_pairs_and_may_leave_pieces(num_neighbors)
     assert threshold_graph(centers[:1], num_neighbors).tolist() == [[0.0]]
 
 
-@pytest.mark.parametrize("k", [1, 3, 8, 40])
-def test_ties_go_to_the_lower_index(k):
-    scores = torch.randint(0, 4, (60, 40), generator=torch.Generator().manual_seed(k)).double()
-    scores[0], scores[1] = 0, torch.arange(40)
-    expected = [sorted(range(40), key=lambda column: (-row[column], column))[:k] for row in scores.tolist()]
-    assert first_k(scores, k).tolist() == expected
-
-
 def test_neighbours_and_ways_among_equal_centres_are_the_first_ones():
     """Centres and queries on few places, so that nearly all angles tie; by brute force over (angle, index)."""
-    places = torch.eye(5, dtype=torch.float64)
-    centers, queries, count = places.repeat(8, 1), places.repeat(4, 1), 6
+    places, count = torch.eye(5, dtype=torch.float64), 6
+    centers, queries = places.repeat(8, 1), places.repeat(4, 1)
     cosines = (centers @ centers.T).fill_diagonal_(-2)
     nearest = [sorted(range(40), key=lambda other: (-row[other], other))[:count] for row in cosines.tolist()]
     _, tails, _ = neighbor_edges(centers, count)
