@@ -13,7 +13,7 @@ from refusals import refused
 from runs import row_config, trained
 from test_common_initial import WORDS, inputs, public  # noqa: F401
 
-from common.base.config import ConfigError, load_row
+from common.base.config import ConfigError
 from common.base.provenance import ROOT
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_evaluation_sets, open_training_pairs, open_validation_pairs
@@ -29,9 +29,8 @@ from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles, run_key
 from common.run.initial import InitialWeights
 from common.run.log import read_log
-from geomm.config import Config
-from geomm.downstream.config import TaskConfig
 from geomm.evaluate import load_encoder, matching
+from geomm.finetune import CODE as TASKS
 from geomm.finetune import code_of
 from geomm.model import build_model, start_, tensors_of_run
 from geomm.train import CODE, open_data
@@ -40,8 +39,7 @@ FEW = ("optim.steps=2", "optim.warmup_steps=0", "data.num_train=64", "data.num_v
        "run.evaluate_every=0", "run.save_every=0", "method.queue_size=16")  # fmt: skip
 
 
-def config_of(row, *overrides, scale="smoke"):
-    return row_config("geomm", row, *overrides, scale=scale)
+config_of = partial(row_config, "geomm")
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +81,9 @@ def test_weights_of_the_run_that_it_starts_from_are_in_the_key(finetuned, runs, 
 
     moved = shutil.copytree(start, tmp_path / "moved")
     assert key(start) == key(moved) != key(other)
-    with pytest.raises(CheckpointError, match=r"start.run = /nowhere: no such folder; expected the folder of"):
-        key("/nowhere")
+    refused(
+        (r"start.run = /nowhere: no such .*; expected the folder of", lambda: key("/nowhere")), error=CheckpointError
+    )
 
 
 def test_what_a_run_starts_from_is_what_it_takes(finetuned):
@@ -161,56 +160,37 @@ def test_a_search_compares_rows_with_a_matching_head_by_its_recalls_on_validatio
     assert numbers["mean_recall"] == rankings["contrastive"].metrics["mean_recall"] != expected["mean_recall"]
 
 
+TWO_VIEWS = ("method.two_views=true", "data.crop_scale=[0.3, 0.9]")
+
+
 @pytest.mark.usefixtures("not_evaluated")
-@pytest.mark.parametrize("row", ["albef_geo", "finetuned_albef_geo"])
-def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
-    parent = finetuned.config.start.run
-    config = config_of(row, *FEW, f"start.run={parent}", "optim.steps=3")
+@pytest.mark.parametrize(("row", "more"), [("albef_geo", ()), ("albef_geo", TWO_VIEWS), ("finetuned_albef_geo", ())])
+def test_a_step_gets_what_its_row_says(row, more, finetuned, tmp_path, monkeypatch):
+    config = config_of(row, *FEW, f"start.run={finetuned.config.start.run}", "optim.steps=3", *more)
     steps = []
 
     def watched(config, tokenizer, order):
         model = build_model(config, tokenizer)
 
-        def note(model, arguments):
+        def note(model, arguments, named):
             weights = [list(part.parameters()) for part in (model.encoders, model.momentum_encoders)]
             if not arguments[0].is_meta:  # somebody counts what a sample costs
-                steps.append((arguments, [[weight.detach().clone() for weight in part] for part in weights]))
+                copied = [[weight.detach().clone() for weight in part] for part in weights]
+                steps.append((*arguments, named.get("momentum_images"), *copied))
 
-        model.register_forward_pre_hook(note)
+        model.register_forward_pre_hook(note, with_kwargs=True)
         return model
 
     monkeypatch.setattr("geomm.train.build_model", watched)
     trained("geomm", config, tmp_path)
-    momentum = start = steps[0][1][0]  # copies of what the run started from
-    for step, ((_, _, masked_ids, _, alpha, ids), (online, copies)) in enumerate(steps):
+    momentum = start = steps[0][-2]  # copies of what the run started from
+    for step, (images, _, masked_ids, _, alpha, ids, second_views, online, copies) in enumerate(steps):
         assert alpha == pytest.approx(0.4 * step / 4)
         assert (masked_ids is None, ids is None) == ((True, False) if row.startswith("finetuned") else (False, True))
+        assert (second_views is not None and not second_views.equal(images)) == bool(more)
         momentum = [old + (1 - config.method.ema_momentum) * (new - old) for old, new in zip(momentum, online)]
         torch.testing.assert_close(copies, momentum, rtol=1e-5, atol=1e-7)
     assert not torch.equal(start[0], online[0])
-
-
-@pytest.mark.usefixtures("not_evaluated")
-@pytest.mark.parametrize("two", [True, False])
-def test_with_two_views_the_momentum_encoders_of_an_albef_get_another_crop(two, finetuned, tmp_path, monkeypatch):
-    more = ("data.crop_scale=[0.3, 0.9]", f"method.two_views={two}".lower())
-    config = config_of("albef_geo", *FEW, f"start.run={finetuned.config.start.run}", *more)
-    views = []
-
-    def watched(config, tokenizer, order):
-        model = build_model(config, tokenizer)
-        for encoders in (model.encoders, model.momentum_encoders.encoder):
-            original = encoders.image_tokens
-            encoders.image_tokens = lambda images, original=original: views.append(images) or original(images)
-        return model
-
-    monkeypatch.setattr("geomm.train.build_model", watched)
-    trained("geomm", config, tmp_path)
-    views = [images for images in views if not images.is_meta]
-    for online, momentum in zip(views[::2], views[1::2], strict=True):
-        assert online.shape == momentum.shape
-        assert torch.equal(online, momentum) != two
-    assert len(views) == 4
 
 
 @pytest.mark.parametrize(
@@ -283,9 +263,8 @@ def test_a_complete_graph_is_a_control_and_a_nearly_complete_one_is_warned_of():
 def test_a_graph_of_the_last_step_suffices_and_neither_cosine_nor_task_needs_one():
     last = ("method.queue_size=80", "method.geodesic_from_step=5")
     assert config_of("albef_geo", *last).method.distance == "geodesic"
-    for row, kind in (("albef", Config), ("vqa_albef_geo", TaskConfig)):
-        folder = ROOT / "geomm"
-        load_row(kind, folder, folder / "configs" / f"{row}.yaml", "smoke", ["method.queue_size=400"])
+    config_of("albef", "method.queue_size=400")
+    TASKS.config("vqa_albef_geo.yaml", "smoke", ["method.queue_size=400"])
 
 
 @pytest.mark.usefixtures("two_threads", "not_evaluated")
@@ -440,16 +419,13 @@ def test_paper_scale_takes_deit_and_bert_whole_and_fine_tuning_what_comes_of_the
     tokenizer = SimpleNamespace(vocabulary_size=30_522, mask_id=103, end_id=102, pad_id=0)
     with torch.device("meta"):
         model = build_model(config, tokenizer)
-    sizes = transformers.BertConfig()
-    text, fusion = model.encoders.text_tower, model.encoders.fusion
-    assert len(text.transformer.blocks) + len(fusion.transformer.blocks) == sizes.num_hidden_layers
-    assert text.token_embedding.weight.shape == (sizes.vocab_size, sizes.hidden_size)
-    assert {block.mlp_norm.eps for part in (text, fusion) for block in part.transformer.blocks} == {
-        sizes.layer_norm_eps
-    }
-    image = transformers.DeiTConfig()
-    tower = model.image_tower
-    assert (tower.width, len(tower.transformer.blocks)) == (image.hidden_size, image.num_hidden_layers)
+    of_bert, of_deit = transformers.BertConfig(), transformers.DeiTConfig()
+    text, tower = model.text_tower, model.image_tower
+    blocks = [*text.transformer.blocks, *model.encoders.fusion.transformer.blocks]
+    assert (len(blocks), *text.token_embedding.weight.shape, {block.mlp_norm.eps for block in blocks}) == (
+        of_bert.num_hidden_layers, of_bert.vocab_size, of_bert.hidden_size, {of_bert.layer_norm_eps},
+    )  # fmt: skip
+    assert (tower.width, len(tower.transformer.blocks)) == (of_deit.hidden_size, of_deit.num_hidden_layers)
     assert tower.patch_embedding.bias is not None
     assert (config.start.bert, config.start.row) == (("", "albef") if "finetuned" in row else ("bert-base-uncased", ""))
 
@@ -487,11 +463,10 @@ def test_albefs_image_tower_starts_from_a_public_clip_and_its_projection_is_new(
     config = config_of("albef_geo", *sizes, f"model.image.init={public[0] / 'clip'}", "model.embedding_dim=24")
     initial = InitialWeights.opened(config)
     config = initial.resolved(config)
-    model = build_model(config, WORDS)
+    model, (images, _) = build_model(config, WORDS), inputs()
     before = model.encoders.image_projection.weight.clone()
     initial.start_(model, config, WORDS)
     assert torch.equal(model.encoders.image_projection.weight, before)
-    images, _ = inputs()
     expected = public[1]["clip"].eval().vision_model(images).pooler_output
     torch.testing.assert_close(model.image_tower.eval().forward_tokens(images)[:, 0], expected, rtol=1e-4, atol=1e-5)
 
@@ -516,15 +491,14 @@ def test_the_rate_of_the_text_tower_is_that_of_the_fusion_and_the_momentum_copie
 
 
 def test_only_paper_scale_drops_and_there_what_has_a_bert():
-    folder = ROOT / "geomm"
-    files = [file for file in (folder / "configs").glob("*.yaml") if not file.stem.startswith(("scale_", "vision_"))]
     # at paper scale rows start from DeiT and BERT, which have no logit scale to halve
-    files = [file for file in files if file.stem != "tcl_oblique_halved"]
+    others = ("scale_", "vision_", "tcl_oblique_halved")
+    files = [file for file in (ROOT / "geomm" / "configs").glob("*.yaml") if not file.stem.startswith(others)]
     assert len(files) > 50
     for file in files:
-        kind, name = code_of(file).config_class, file.stem
+        name = file.stem
         for scale in ("smoke", "demo", "paper"):
-            config = load_row(kind, folder, file, scale)
+            config = code_of(file).config(file.name, scale)
             drops = scale == "paper" and not name.startswith(("clip", "flip", "towers"))
             assert config.model.text.dropout == (0.1 if drops else 0.0), (name, scale)
         # TCL's code has its augmentation in fine-tuning, too

@@ -155,20 +155,22 @@ def pretrained(monkeypatch):
     return run
 
 
-def test_the_factor_is_written_into_mocos_pool_at_the_first_graph_and_the_log_has_the_level_of_chance(
+def test_a_run_writes_the_factor_at_the_first_graph_leaves_frozen_prototypes_and_logs_the_level_of_chance(
     pretrained, tmp_path
 ):
-    few = ("run.evaluate_every=6", "run.log_every=1", "data.num_test=20", "run.save_every=1", "run.keep_checkpoints=6")
-    files = {
-        name: pretrained(config_of(name, *few, "method.scale_factor=3.0"), tmp_path / name)
-        for name in ("moco_v2_geo", "swav_geo")
-    }
+    few = ("run.evaluate_every=6", "run.log_every=1", "data.num_test=20", "run.save_every=1", "run.keep_checkpoints=6",
+           "method.scale_factor=3.0", "method.frozen_steps=3")  # fmt: skip
+    saved = []
     for name, count in (("moco_v2_geo", 40), ("swav_geo", 7)):
-        expected = [loss / np.log(count) for loss in logged(files[name])]
-        assert logged(files[name], "loss_over_chance") == pytest.approx(expected)
-        (last,) = [line["metrics"] for line in read_log(files[name].log) if line["event"] == "evaluate"]
+        files = pretrained(config_of(name, *few), tmp_path / name)
+        assert logged(files, "loss_over_chance") == pytest.approx([loss / np.log(count) for loss in logged(files)])
+        (last,) = [line["metrics"] for line in read_log(files.log) if line["event"] == "evaluate"]
         assert last["chance_knn_acc1"] == pytest.approx(0.1)
-    pools = [open_checkpoint(path).model_tensors() for path in sorted(files["moco_v2_geo"].checkpoints.glob("step-*"))]
+        saved.append([open_checkpoint(path).model_tensors() for path in sorted(files.checkpoints.glob("step-*"))])
+    pools, of_swav = saved
+    for name, is_frozen in (("prototypes.weight", True), ("encoder.head.0.weight", False)):
+        assert torch.equal(of_swav[0][name], of_swav[2][name]) == is_frozen
+        assert not torch.equal(of_swav[0][name], of_swav[5][name])
     graphs = [bool(pool["contrast.pool.has_graph"]) for pool in pools]
     assert [pool["contrast.pool.scale_factor"].item() for pool in pools] == [3.0 * has_graph for has_graph in graphs]
     assert set(graphs) == {False, True}
@@ -261,15 +263,6 @@ def test_a_run_goes_on_within_a_period_to_the_last_bit(name, pretrained, tmp_pat
     assert_same_to_the_last_bit(unbroken, resumed)
     whole = last_checkpoint(unbroken.checkpoints).model_tensors()
     assert whole["contrast.pool.has_graph" if name == "moco_v2_geo" else "prototypes.has_paths"]
-
-
-def test_a_run_leaves_frozen_prototypes_as_they_are(pretrained, tmp_path):
-    config = config_of("swav", "method.frozen_steps=3", "optim.steps=3", "run.save_every=1", "run.keep_checkpoints=3",
-                       "run.evaluate_every=0", "data.num_test=20")  # fmt: skip
-    paths = sorted(pretrained(config, tmp_path).checkpoints.glob("step-*"))
-    first, *_, last = (open_checkpoint(path).model_tensors() for path in paths)
-    assert torch.equal(first["prototypes.weight"], last["prototypes.weight"])
-    assert not torch.equal(first["encoder.head.0.weight"], last["encoder.head.0.weight"])
 
 
 @pytest.mark.parametrize(
