@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from given_features import GivenFeatures, ReadsFeatures
 from processes import in_processes
 from refusals import refused
 from torch import nn
@@ -279,31 +280,6 @@ def test_the_monitor_changes_nothing():
 
 
 # ---- what is measured on frozen features ----------------------------------------------------------------------------
-
-
-class GivenFeatures:
-    """A labelled set of three classes whose features are given instead of pictures."""
-
-    class_names = ("a", "b", "c")
-
-    def __init__(self, name, features, labels):
-        self.name = self.fingerprint = name
-        self.features, self.labels = features, labels
-
-    def __len__(self):
-        return len(self.features)
-
-    def label(self, index):
-        return int(self.labels[index])
-
-
-class ReadsFeatures:
-    """As an Encoder of GivenFeatures."""
-
-    model, device, preprocessing = nn.Identity(), torch.device("cpu"), {}
-
-    def images(self, data_set):
-        return data_set.features, torch.ones(len(data_set), dtype=torch.bool)
 
 
 def test_the_evaluation_probes_directions_and_looks_for_collapse_on_the_test_set():

@@ -117,9 +117,10 @@ def test_a_threshold_joins_the_closest_pairs_and_may_leave_pieces(num_neighbors)
     assert threshold_graph(centers[:1], num_neighbors).tolist() == [[0.0]]
 
 
-def test_neighbours_and_ways_among_equal_centres_are_the_first_ones():
+@pytest.mark.parametrize("count", [1, 6])
+def test_neighbours_and_ways_among_equal_centres_are_the_first_ones(count):
     """Centres and queries on few places, so that nearly all angles tie; by brute force over (angle, index)."""
-    places, count = torch.eye(5, dtype=torch.float64), 6
+    places = torch.eye(5, dtype=torch.float64)
     centers, queries = places.repeat(8, 1), places.repeat(4, 1)
     cosines = (centers @ centers.T).fill_diagonal_(-2)
     nearest = [sorted(range(40), key=lambda other: (-row[other], other))[:count] for row in cosines.tolist()]

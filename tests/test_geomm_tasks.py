@@ -15,7 +15,7 @@ from refusals import refused
 from scipy.stats import chisquare
 from torch.nn.parallel import DistributedDataParallel
 
-from common.base.config import ConfigError, load_row
+from common.base.config import ConfigError
 from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
 from common.data.scenes import annotation_task, scene_words
@@ -32,7 +32,6 @@ from common.run.folder import RunFiles
 from common.run.log import read_log
 from geomm import evaluate as of_pairs
 from geomm.downstream.build import _doubled, start_
-from geomm.downstream.config import TaskConfig
 from geomm.downstream.data import (
     Altered,
     TaskView,
@@ -392,8 +391,7 @@ def test_two_processes_give_the_gradients_and_the_predictions_of_one():
 
 
 def config_of(row, *overrides, scale="smoke"):
-    folder = ROOT / "geomm"
-    return load_row(TaskConfig, folder, folder / "configs" / f"{row}.yaml", scale, list(overrides))
+    return CODE.config(f"{row}.yaml", scale, overrides)
 
 
 @pytest.fixture(scope="module")
@@ -423,8 +421,7 @@ def test_all_tasks_start_from_one_run_and_nlvr2_from_text_assignment(finished):
 
 
 def test_every_task_of_a_row_starts_from_that_rows_pretraining():
-    rows = read_repository_yaml(ROOT / "geomm" / "paper_tables.yaml")["tables"]["table3"]["rows"]
-    rows = [row for row in rows if "config" in row]
+    rows = [row for row in CODE.printed("table3")["rows"] if "config" in row]
     assert len(rows) == 6
     for row in rows:
         start, assigned = row["config"].removesuffix(".yaml"), f"assigned_{row['config']}"

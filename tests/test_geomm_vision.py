@@ -12,8 +12,7 @@ from processes import in_processes
 from runs import logged
 from torch import nn
 
-from common.base.config import ConfigError, load_row
-from common.base.provenance import ROOT
+from common.base.config import ConfigError
 from common.distributed import rank
 from common.geometry import unit
 from common.info_nce import info_nce
@@ -27,18 +26,15 @@ from common.run.pictures import open_training_set
 from common.run.schedule import build_sgd
 from geomm.geodesic import geodesic_similarity
 from geomm.hierarchy import build_graph
-from geomm.pretrain import SCALE_FILES, pretrain
-from geomm.vision.config import VisionConfig
+from geomm.pretrain import CODE, pretrain
 from geomm.vision.methods import build_method
 from geomm.vision.swav import Prototypes, Swav, sinkhorn
 
-FOLDER = ROOT / "geomm"
 BATCH, DIM, PROTOTYPES, SCALE = 8, 6, 12, 10.0
 
 
 def config_of(name, *overrides, scale="smoke"):
-    file = FOLDER / "configs" / f"vision_{name}.yaml"
-    return load_row(VisionConfig, FOLDER, file, scale, list(overrides), SCALE_FILES)
+    return CODE.config(f"vision_{name}.yaml", scale, overrides)
 
 
 def settings(**changes):
