@@ -16,7 +16,7 @@ from plotted import read_plotted
 from scipy import stats
 from scipy.stats import spearmanr
 
-from common.base.config import ConfigError, from_dict
+from common.base.config import ConfigError, from_dict, load_row
 from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
 from common.data.pairs import open_evaluation_sets
@@ -137,11 +137,12 @@ def config_of(kind, file):
 
 def run_of(geomm, row):
     """The run of a row without settings of its own, from trained towers where it has any."""
-    runs, code = geomm.folder.glob(f"runs/geomm/{row}-smoke-*/seed0"), code_of(ROOT / f"geomm/configs/{row}.yaml")
-    whole = code.config(f"{row}.yaml", "smoke")
+    runs, file = geomm.folder.glob(f"runs/geomm/{row}-smoke-*/seed0"), ROOT / f"geomm/configs/{row}.yaml"
+    kind = code_of(file).config_class
+    whole = load_row(kind, ROOT / "geomm", file, "smoke")
     (run,) = (
         run for run in runs
-        if (config := config_of(code.config_class, run / "config.yaml")).method == whole.method
+        if (config := config_of(kind, run / "config.yaml")).method == whole.method
         and not getattr(config.data, "blank", False)
         and bool(whole.start.row) == any(line["event"] == "start" for line in read_log(run / "log.jsonl"))
     )  # fmt: skip
@@ -188,7 +189,6 @@ def test_what_is_not_learnt_decides_no_claim():
     alike = [40, 41, 42]
     assert [learnt([gain, gain], [alike, alike]) for gain in ([55, 66, 92], [35, 46, 72])] == [True, False]  # Welch's
     claims = {claim.id: claim for claim in load_claims(ROOT / "geomm/claims.yaml", LOADED)}
-
     def number(value, undecided):
         values = value, value + 1, value - 1
         return Measured(values, (0, 1, 2), None, "", "demo", "x", "y", undecided=undecided)
@@ -252,9 +252,12 @@ def test_costs_are_those_of_steps_and_a_cosine_pays_for_no_graph(geomm, monkeypa
     assert all("; timed steps of 16 pairs; " in row.note and "starts from" not in row.note for row in rows)
     assert min(row.ours["seconds"].mean for row in (*rows, *table_of(geomm, "table7a").rows)) > 0
     monkeypatch.setattr(Steps, "_timed", lambda _, work: 0.0 if work() == [] or work() == [False] * 2 else 1.0)
-    configs = {row: CODE_OF_GEOMM.config(f"{row}.yaml", "smoke") for row in ("tcl", "clip_geo")}
+    folder = ROOT / "geomm"
+    configs = {row: load_row(Config, folder, folder / f"configs/{row}.yaml", "smoke") for row in ("tcl", "clip_geo")}
     interval = configs["clip_geo"].method.graph_update_interval
     assert seconds_of_100_steps(configs, 1, 0) == pytest.approx({"tcl": 100, "clip_geo": 100 + 100 / interval})
+
+
 
 
 def test_grounding_stands_beside_guesses_and_its_pictures_show_every_model(geomm):
@@ -347,10 +350,13 @@ def test_what_a_discriminator_finds_is_reported_for_shuffled_and_grouped_batches
 
 
 def test_a_row_of_mafa_is_named_by_what_it_is_on_scenes():
-    rows = [row for table in PRINTED.values() for row in table["rows"] if "mafa" in row.get("config", "")]
+    folder, rows = ROOT / "geomm", read_repository_yaml(ROOT / "geomm/paper_tables.yaml")["tables"].values()
+    rows = [row for table in rows for row in table["rows"] if "mafa" in row.get("config", "")]
     assert len(rows) == 9
     for row in rows:
-        on_scenes, on_photographs = (CODE_OF_GEOMM.config(row["config"], scale) for scale in ("demo", "photos"))
+        on_scenes, on_photographs = (
+            load_row(Config, folder, folder / "configs" / row["config"], scale) for scale in ("demo", "photos")
+        )
         assert ran_as(row["ours"], on_photographs) == row["method"]
         assert ran_as(row["ours"], on_scenes) == row["method"].replace("MAFA", "ALBEF on grouped batches")
 
@@ -492,9 +498,9 @@ def test_figures_of_a_run_are_those_of_its_log_and_of_its_validation(tmp_path):
 
 def test_readings_of_one_start_differ_from_the_first_graph_on(geomm):
     geomm("readings")
-    losses, rows = {}, rows_of(8, few=True)
+    losses, folder, rows = {}, ROOT / "geomm", rows_of(8, few=True)
     for name, row in rows.items():
-        method = CODE_OF_GEOMM.config(row.config, "smoke", row.settings).method
+        method = load_row(Config, folder, folder / "configs" / row.config, "smoke", list(row.settings)).method
         for run in geomm.folder.glob(f"runs/geomm/{Path(row.config).stem}-smoke-*/seed0"):
             if config_of(Config, run / "config.yaml").method == method:
                 losses[name] = [line["loss"] for line in read_log(run / "log.jsonl") if line["event"] == "train"]
