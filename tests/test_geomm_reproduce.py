@@ -189,6 +189,7 @@ def test_what_is_not_learnt_decides_no_claim():
     alike = [40, 41, 42]
     assert [learnt([gain, gain], [alike, alike]) for gain in ([55, 66, 92], [35, 46, 72])] == [True, False]  # Welch's
     claims = {claim.id: claim for claim in load_claims(ROOT / "geomm/claims.yaml", LOADED)}
+
     def number(value, undecided):
         values = value, value + 1, value - 1
         return Measured(values, (0, 1, 2), None, "", "demo", "x", "y", undecided=undecided)
@@ -256,8 +257,6 @@ def test_costs_are_those_of_steps_and_a_cosine_pays_for_no_graph(geomm, monkeypa
     configs = {row: load_row(Config, folder, folder / f"configs/{row}.yaml", "smoke") for row in ("tcl", "clip_geo")}
     interval = configs["clip_geo"].method.graph_update_interval
     assert seconds_of_100_steps(configs, 1, 0) == pytest.approx({"tcl": 100, "clip_geo": 100 + 100 / interval})
-
-
 
 
 def test_grounding_stands_beside_guesses_and_its_pictures_show_every_model(geomm):
