@@ -367,18 +367,16 @@ def _findings(
     chance: Mapping[str, float],
 ) -> Findings:
     """Findings with the settings that all toy experiments share."""
-    protocol = f"toy world, {settings.steps} steps"
-    notes = ["The chapter prints no numbers for this; they are of a toy world, for the direction of its statements."]
     return Findings(
         name=name,
         caption=caption,
         data=data,
-        protocol=protocol,
+        protocol=f"toy world, {settings.steps} steps",
         settings=asdict(settings),
         rows=rows,
         columns=columns,
         values=values,
         chance=chance,
-        notes=notes,
+        notes=["The chapter prints no numbers for this; they are of a toy world, for the direction of its statements."],
         rows_are_runs=True,
     )

@@ -111,18 +111,17 @@ def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
     measured = [measure(run) for run in runs]  # on every process, as embedding gathers
     if not is_main_process():
         return []
-    config = runs[0].config
-    ways = ways_of(config.method.queue_size)
+    first = runs[0]
+    ways = ways_of(first.config.method.queue_size)
     values = {
         (key, column): [of_run[key][column] for of_run in measured] for key in ("angle", *ways) for column in COLUMNS
     }
-    first = runs[0]
     findings = Findings(
         name="hierarchy_error",
         caption="Distances over cluster centres beside shortest paths over all keys of a pool.",
         data=f"{first.training_data}; from pictures of {first.evaluations['test']['protocol']['data']}",
         measured_on=first.evaluations["test"]["protocol"]["data"],
-        protocol=f"{NUM_QUERIES} pictures at most, {config.method.queue_size:,} keys; "
+        protocol=f"{NUM_QUERIES} pictures at most, {first.config.method.queue_size:,} keys; "
         f"exact: {SAMPLE_NEIGHBORS} neighbours",
         settings={"rows": {"clip": ROW}, "num_queries": NUM_QUERIES, "sample_neighbors": SAMPLE_NEIGHBORS},
         rows={"angle": "the plain angle", **{key: label for key, (label, _) in ways.items()}},

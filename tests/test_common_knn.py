@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from given_features import GivenFeatures, ReadsFeatures
 from refusals import refused
 
 from common.evaluation.knn import evaluate_knn, knn_scores
@@ -68,38 +69,18 @@ def test_bad_input_is_refused():
     )
 
 
-class Encoder:
-    """Yields rows of a table as the embeddings of pictures."""
-
-    preprocessing = None
-
-    def images(self, task):
-        return task.rows, torch.tensor([index != task.broken for index in range(len(task))])
-
-
-class Task:
-    fingerprint, class_names = "f", ["left", "right"]
-
-    def __init__(self, name, size, broken=None):
-        self.name, self.broken = name, broken
-        side = torch.tensor([1.0 if self.label(index) else -1.0 for index in range(size)])
-        self.rows = torch.stack([side, torch.rand(size)], dim=1)[:, None]  # (size, 1 token, 2)
-        if broken is not None:
-            self.rows[broken] = 0
-
-    def __len__(self):
-        return len(self.rows)
-
-    def label(self, index):
-        return index % 2
+def on_two_sides(name, count, broken=()):
+    labels = torch.arange(count) % 2
+    features = torch.stack([2.0 * labels - 1, torch.rand(count)], dim=1)[:, None]  # (count, 1 token, 2)
+    return GivenFeatures(name, features, labels, ("left", "right"), broken)
 
 
 def test_evaluation_states_the_bank_and_leaves_out_what_cannot_be_read():
-    evaluation = evaluate_knn(Encoder(), Task("bank", 12), Task("test", 9, broken=4), k=5)
+    encoder, bank, test = ReadsFeatures(), on_two_sides("bank", 12), on_two_sides("test", 9)
+    evaluation = evaluate_knn(encoder, bank, on_two_sides("test", 9, broken=[4]), k=5)
     assert evaluation.metrics == {"acc1": 1.0, "mean_per_class_recall": 1.0}
     stated = [evaluation.protocol[key] for key in ("bank_size", "num_images", "unreadable_images")]
     assert stated == [12, 8, 1]
-    assert evaluate_knn(Encoder(), Task("bank", 3), Task("test", 9)).protocol["neighbours"] == 3
-    other = Task("bank", 12)
-    other.class_names = ["right", "left"]
-    refused(("bank and test have unlike class names", lambda: evaluate_knn(Encoder(), other, Task("test", 9))))
+    assert evaluate_knn(encoder, on_two_sides("bank", 3), test).protocol["neighbours"] == 3
+    bank.class_names.reverse()
+    refused(("bank and test have unlike class names", lambda: evaluate_knn(encoder, bank, test)))

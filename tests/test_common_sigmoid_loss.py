@@ -1,5 +1,6 @@
 """SigLIP's loss against open_clip's and the formula in loops; its rows, on one process and on two."""
 
+import itertools
 import math
 
 import pytest
@@ -40,10 +41,9 @@ def test_it_is_the_formula_in_loops_in_a_geometry_with_scalars():
     images, texts = geometry.embed_image(images), geometry.embed_text(texts)
     similarity = geometry.similarity(images, texts)
     expected = 0.0
-    for i in range(BATCH):
-        for j in range(BATCH):
-            z = 1 if i == j else -1
-            expected -= math.log(1 / (1 + math.exp(-z * (9.0 * float(similarity[i, j]) - 8.0)))) / BATCH
+    for i, j in itertools.product(range(BATCH), repeat=2):
+        z = 1 if i == j else -1
+        expected -= math.log(1 / (1 + math.exp(-z * (9.0 * float(similarity[i, j]) - 8.0)))) / BATCH
     assert float(sigmoid_loss(images, texts, geometry, scale, bias)) == pytest.approx(expected, rel=1e-9)
 
 
@@ -67,18 +67,15 @@ def test_no_logit_that_all_pairs_share_is_better_than_chance():
 
 def share():
     """Mean over processes of the loss, and its gradients, of this process's share of the batch."""
-    rows = slice(rank() * BATCH // world_size(), (rank() + 1) * BATCH // world_size())
     images, texts, scale, bias = (tensor.requires_grad_() for tensor in inputs(torch.float64))
-    loss = sigmoid_loss(unit(images)[rows], unit(texts)[rows], Sphere(), scale, bias)
-    return loss.detach(), torch.autograd.grad(loss, (images, texts, scale, bias))
+    rows = (unit(side).chunk(world_size())[rank()] for side in (images, texts))
+    loss = sigmoid_loss(*rows, Sphere(), scale, bias)
+    return loss.detach(), *torch.autograd.grad(loss, (images, texts, scale, bias))
 
 
 def test_two_processes_equal_one():
-    loss, gradients = share()
-    shares = in_processes(2, share)
-    assert float(sum(part[0] for part in shares)) / 2 == pytest.approx(float(loss), rel=1e-12)
-    for whole, *parts in zip(gradients, *(part[1] for part in shares)):
-        torch.testing.assert_close(sum(parts) / 2, whole, rtol=1e-10, atol=1e-12)
+    for whole, *parts in zip(share(), *in_processes(2, share)):
+        torch.testing.assert_close(sum(parts) / 2, whole, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("paper", ["contrastive_basics", "euclip"])

@@ -1,6 +1,5 @@
 """Toy worlds and the experiments on them: functions of a seed, hand-made cases, thresholds."""
 
-import itertools
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from plotted import read_plotted
 
 from common.base.config import ConfigError
 from common.info_nce import symmetric_info_nce
-from common.report.experiments import collect_experiments, read_experiment
+from common.report.experiments import collect_experiments
 from common.report.figures import Curves, plot_curves
 from common.report.statistics import interval_over_seeds
 from common.report.table import read_table
@@ -91,9 +90,6 @@ def test_few_candidates_are_the_positive_and_as_many_others_all_alike():
     assert shares.min() > 2 / 5 - 0.05
     assert shares.max() < 2 / 5 + 0.05
     assert few_candidates(6, 5, draws).all()
-    for impossible in (0, 6):
-        with pytest.raises(ValueError, match=f"has 1 to 5 negatives a row, not {impossible}"):
-            few_candidates(6, impossible, draws)
 
 
 def test_the_loss_with_few_negatives_equals_loops_and_with_all_of_them_eq_8():
@@ -186,11 +182,6 @@ def test_statistics_of_pairs_equal_a_hand_made_case():
     assert statistics["negative_cosine"] == pytest.approx((cosine[20] + cosine[60]) / 2)
     # of the images: their channels are (1, 0.5) and (0, 0.866)
     assert statistics["channel_std"] == pytest.approx((0.5 + math.sqrt(0.75)) / (2 * math.sqrt(2)))
-
-
-def test_an_unknown_objective_names_the_known_ones():
-    with pytest.raises(ValueError, match="'byol' is unknown; expected: positives_only, simsiam"):
-        train_on_views(0, "byol", FEW_STEPS)
 
 
 def test_only_positives_collapse_and_negatives_or_whole_simsiam_prevent_it():
@@ -287,20 +278,12 @@ def test_curves_hold_mean_and_interval_over_seeds(tmp_path):
 # ---- committed results ----------------------------------------------------------------------------------------------
 
 
-def test_committed_experiments_are_complete_and_say_where_they_come_from():
-    for name in itertools.chain(*PARTS.values()):
-        experiment = COMMITTED[name]
-        assert experiment.scale == "demo"
-        assert len(experiment.seeds) >= 3
-        assert experiment.git_revision
-        assert experiment.protocol["versions"]["torch"]
-
-
-def test_committed_tables_hold_the_values_of_their_experiments():
-    for part, names in PARTS.items():
-        for name in names:
-            table = read_table(ROOT / "results" / "contrastive_basics" / part / "demo" / f"{name}.json")
-            path = ROOT / "results" / "contrastive_basics" / "experiments" / "demo" / f"{name}.json"
-            values = read_experiment(path).values.values()
-            cells = [cell.values for row in table.rows for cell in row.ours.values()]
-            assert sorted(map(repr, cells)) == sorted(map(repr, values))
+@pytest.mark.parametrize(("part", "name"), [(part, name) for part, names in PARTS.items() for name in names])
+def test_a_committed_experiment_is_complete_says_where_it_comes_from_and_has_the_values_of_its_table(part, name):
+    experiment = COMMITTED[name]
+    assert (experiment.scale, len(experiment.seeds) >= 3) == ("demo", True)
+    assert experiment.git_revision
+    assert experiment.protocol["versions"]["torch"]
+    table = read_table(ROOT / "results" / "contrastive_basics" / part / "demo" / f"{name}.json")
+    cells = [cell.values for row in table.rows for cell in row.ours.values()]
+    assert sorted(map(repr, cells)) == sorted(map(repr, experiment.values.values()))

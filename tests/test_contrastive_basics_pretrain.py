@@ -1,11 +1,8 @@
 """Self-supervised training end to end: every method, exact resume, data, collapse in the log, the table."""
 
-import io
 import json
 import math
 import pickle
-import shutil
-import tarfile
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +10,10 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from killed_run import killed_after
 from PIL import Image
+from refusals import refused
+from runs import logged
 from torch import nn
 
 from common.base.config import ConfigError, load_row
@@ -23,7 +23,6 @@ from common.data.transforms import normalize
 from common.data.views import TwoViews
 from common.report.table import MEASURED
 from common.reproduce.command import Command
-from common.run import training as script
 from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
@@ -77,10 +76,6 @@ def records(files, event="train"):
     return [{key: value for key, value in record.items() if key not in clock} for record in lines]
 
 
-def losses(files):
-    return [record["loss"] for record in records(files)]
-
-
 def weights(files):
     return last_checkpoint(files.checkpoints).model_tensors()
 
@@ -100,7 +95,7 @@ def reproduced(tmp_path_factory):
 
 
 def run_in(folder, name, seed=0):
-    return RunFiles(next((folder / "runs" / "contrastive_basics").glob(f"vision_{name}-smoke-*/seed{seed}")))
+    return RunFiles(next((folder / "runs" / "contrastive_basics").glob(f"vision_{name}-*/seed{seed}")))
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -126,8 +121,7 @@ def test_every_method_runs_end_to_end_and_writes_what_came_out(name, reproduced)
         assert {"projection_channel_std", "projection_mean_cosine", "projection_effective_rank"} <= set(record)
         assert record["samples_seen"] == 16 * record["step"]
     for record in followed:
-        names = {"knn_acc1", "chance_knn_acc1", "channel_std", "mean_cosine", "effective_rank"}
-        assert set(record["metrics"]) == names
+        assert {*record["metrics"]} == {"knn_acc1", "chance_knn_acc1", "channel_std", "mean_cosine", "effective_rank"}
 
 
 def test_random_weights_are_those_that_the_seed_draws_and_the_table_has_every_seed(reproduced):
@@ -149,16 +143,15 @@ def test_random_weights_are_those_that_the_seed_draws_and_the_table_has_every_se
 
 @pytest.mark.parametrize("name", ["moco_v2", "moco_v3", "simsiam"])
 def test_the_loop_is_its_parts_one_after_the_other(name, tmp_path):
-    settings = (*SHORT_END, "optim.steps=4", "optim.learning_rate=1.0")
-    settings += ("method.queue_size=24",) if name == "moco_v2" else ()
+    settings = (*SHORT_END, "optim.steps=4", "optim.learning_rate=1.0", *["method.queue_size=24"] * (name == "moco_v2"))
     files, config = run(tmp_path, name, *settings), config_of(name, *settings)
     views = TwoViews(open_training_set(config.data), SampleOrder(96, 16, 0), view_recipes(config), 16)
     torch.manual_seed(0)
     model = build_method(config, 10, 0).train()
     optimizer, expected = build_sgd(model, config.optim, model.predictor_parameters()), []
+    mean, std = evaluation_transform(config).mean, evaluation_transform(config).std
     for step in range(4):
         batch = views.__getitems__(list(range(16 * step, 16 * step + 16)))
-        mean, std = evaluation_transform(config).mean, evaluation_transform(config).std
         pair = [normalize(pixels, mean, std) for pixels in (batch.first_views, batch.second_views)]
         ema_momentum = {"moco_v2": 0.99, "moco_v3": 1 - 0.01 * (1 + math.cos(math.pi * step / 4)) / 2}.get(name)
         model.update_momentum_encoder(ema_momentum)
@@ -169,7 +162,7 @@ def test_the_loop_is_its_parts_one_after_the_other(name, tmp_path):
         optimizer.zero_grad()
         model.insert(keys)
         expected.append(loss.item())
-    assert losses(files) == pytest.approx(expected, rel=1e-5)
+    assert logged(files) == pytest.approx(expected, rel=1e-5)
     trained = model.state_dict()
     for key, tensor in weights(files).items():
         assert torch.allclose(tensor.float(), trained[key].float(), atol=1e-5), key
@@ -178,54 +171,20 @@ def test_the_loop_is_its_parts_one_after_the_other(name, tmp_path):
 # ---- resume ---------------------------------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """Not an Exception, so that nothing in between takes it for an error and writes something."""
-
-
-def killed_run(folder, name, *overrides, at_step, between, monkeypatch):
-    """A run that ends without warning: before a step's draws, or between its optimiser step and its insertion."""
-    calls = []
-
-    def killing(original, first):
-        def call(*arguments):
-            calls.append(1)
-            if first + len(calls) - 1 == at_step:
-                raise Killed
-            return original(*arguments)
-
-        return call
-
-    checkpoint = last_checkpoint(folder / "checkpoints") if (folder / "checkpoints").is_dir() else None
-    first = 0 if checkpoint is None else checkpoint.state["step"]
-    with monkeypatch.context() as patch:
-        if between == "steps":
-            patch.setattr(script, "seed_step", killing(script.seed_step, first))
-        else:
-            kind = type(build_method(config_of(name), 10, 0))
-            patch.setattr(kind, "insert", killing(kind.insert, first))
-        with pytest.raises(Killed):
-            run(folder, name, *overrides, resume=True)
-
-
-def test_killed_between_steps_and_resumed_a_run_is_the_unbroken_one_bit_for_bit(tmp_path, monkeypatch):
-    name = "moco_v2"  # whose queue wraps, with a remainder
-    settings = (*SHORT_END, "optim.steps=8", "run.evaluate_every=4", "optim.learning_rate=0.5", "method.queue_size=50")
-    unbroken = run(tmp_path / "unbroken", name, *settings)
-    assert len(set(losses(unbroken))) == 8
-    broken = tmp_path / "broken"
-    # before the first checkpoint, at one, between two, and in the middle of a step; one with loader workers
-    for at_step, between, workers in ((1, "steps", 0), (3, "steps", 1), (5, "steps", 0), (7, "a step", 0)):
-        killed_run(
-            broken, name, *settings, f"run.num_workers={workers}",
-            at_step=at_step, between=between, monkeypatch=monkeypatch,
-        )  # fmt: skip
-    files = run(broken, name, *settings, resume=True)
+def test_killed_after_a_step_and_resumed_a_run_is_the_unbroken_one_bit_for_bit(tmp_path):
+    """With a loader's worker, too; the queue has wrapped, with a remainder."""
+    settings = (*SHORT_END, "optim.steps=8", "run.evaluate_every=4", "run.save_every=3", "run.keep_checkpoints=3",
+                "optim.learning_rate=0.5", "method.queue_size=50")  # fmt: skip
+    unbroken = run(tmp_path / "unbroken", "moco_v2", *settings)
+    assert len(set(logged(unbroken))) == 8
+    broken = killed_after(3, unbroken, tmp_path / "broken")
+    files = run(broken, "moco_v2", *settings, "run.num_workers=1", resume=True)
     assert records(files) == records(unbroken)
     assert records(files, "evaluate") == records(unbroken, "evaluate")
-    one, other = last_checkpoint(files.checkpoints), last_checkpoint(unbroken.checkpoints)
+    one, other = (last_checkpoint(of_run.checkpoints).path for of_run in (files, unbroken))
     for file in ("model.safetensors", "optimizer.safetensors"):
-        assert (one.path / file).read_bytes() == (other.path / file).read_bytes()
-    actual, expected = (json.loads(run_files.evaluation.read_text()) for run_files in (files, unbroken))
+        assert (one / file).read_bytes() == (other / file).read_bytes()
+    actual, expected = (json.loads(of_run.evaluation.read_text()) for of_run in (files, unbroken))
     assert actual["evaluations"] == expected["evaluations"]
     tensors = weights(unbroken)
     assert int(tensors["contrast.pool.queue.pointer"]) == 8 * 16 % 50
@@ -233,10 +192,14 @@ def test_killed_between_steps_and_resumed_a_run_is_the_unbroken_one_bit_for_bit(
     for part in ("backbone.stem.0.weight", "backbone.stem.1.running_mean", "head.0.weight"):
         momentum = tensors[f"contrast.momentum_encoder.encoder.{part}"]
         assert not torch.equal(tensors[f"contrast.encoder.{part}"], momentum)
-    with pytest.raises(ConfigError, match=r"holds a run of another config: optim.steps 8 -> 9"):
-        run(broken, name, *settings, "optim.steps=9", resume=True)
-    with pytest.raises(ConfigError, match="add --resume to continue"):
-        run(broken, name, *settings)
+    refused(
+        (
+            r"holds a run of another config: optim.steps 8 -> 9",
+            lambda: run(broken, "moco_v2", *settings, "optim.steps=9", resume=True),
+        ),
+        ("add --resume to continue", lambda: run(broken, "moco_v2", *settings)),
+        error=ConfigError,
+    )
 
 
 # ---- data -----------------------------------------------------------------------------------------------------------
@@ -255,11 +218,21 @@ def class_folders(root, classes=("cat", "dog"), per_class=(24, 12)):
     return root
 
 
-def test_class_folders_are_trained_on_and_a_broken_picture_is_replaced_and_named(tmp_path):
-    root = class_folders(tmp_path / "animals")
+def test_class_folders_give_the_table_at_photos_scale_and_a_broken_picture_is_replaced_and_named(tmp_path, monkeypatch):
+    root, two = class_folders(tmp_path / "animals"), {name: ROWS[name] for name in ("random_weights", "moco_v2")}
+    monkeypatch.setattr("contrastive_basics.vision.tables.ROWS", two)
     (root / "train" / "cat" / "3.png").write_bytes(b"\x89PNG not really")
-    folders = ("data.source=folders", f"data.root={root}", "optim.steps=3", "data.max_broken_share=0.5")
-    files = run(tmp_path / "run", "moco_v2", *folders, "evaluation.monitor_queries=10")
+    small = (
+        f"data.root={root}", "data.max_broken_share=0.5", "data.image_size=16", "model.width=4", "optim.steps=3",
+        "optim.global_batch_size=16", "run.num_workers=0", "run.evaluate_every=3", "evaluation.probe_epochs=5",
+        "evaluation.monitor_queries=10",
+    )  # fmt: skip
+    (table,) = self_supervised(command(tmp_path / "outputs", *small, scale="photos"))
+    assert table.data.startswith("animals-train, 48 pictures")
+    assert all(cell.data.startswith("animals-test (") for row in table.rows for cell in row.ours.values())
+    assert table.rows[1].ours["knn_acc1"].chance == pytest.approx(50.0)
+    assert table.rows[1].ours["knn_acc1"].interval is not None  # one seed: over test pictures
+    files = run_in(tmp_path / "outputs", "moco_v2")
     evaluation = json.loads(files.evaluation.read_text())
     protocol = evaluation["evaluations"]["knn"]["protocol"]
     assert (protocol["data"], protocol["num_images"], protocol["num_classes"]) == ("animals-test", 24, 2)
@@ -267,7 +240,7 @@ def test_class_folders_are_trained_on_and_a_broken_picture_is_replaced_and_named
     named = [sample for record in read_log(files.log) if record["event"] == "broken" for sample in record["samples"]]
     assert named
     assert all("3.png" in sample for sample in named)
-    assert str(tmp_path) not in json.dumps(evaluation)  # results are shared
+    assert str(tmp_path) not in json.dumps(evaluation) + table.command  # results are shared
 
 
 def test_folders_that_do_not_fit_are_refused_with_what_is_wrong(tmp_path):
@@ -318,9 +291,9 @@ def test_views_of_a_batch_are_functions_of_seed_and_position():
 
 def test_the_pictures_that_are_followed_are_different_ones_of_all_classes():
     pictures = open_training_set(config_of("simclr").data)
-    some, again = SomePictures(pictures, 40), SomePictures(pictures, 40)
-    ids = [[part[index]["image_id"] for index in range(40)] for part in (some, again)]
-    assert ids[0] == ids[1] == list(dict.fromkeys(ids[0]))
+    some = SomePictures(pictures, 40)
+    first, again = ([part[index]["image_id"] for index in range(40)] for part in (some, SomePictures(pictures, 40)))
+    assert first == again == list(dict.fromkeys(first))
     assert len({some.label(index) for index in range(40)}) >= 8  # not the first classes of a sorted folder
     assert all(some[index]["label"] == some.label(index) for index in range(40))
     whole = SomePictures(pictures, 1000)
@@ -359,10 +332,9 @@ def test_every_row_has_a_config_that_loads_at_every_scale():
 
 def test_the_table_has_every_method(reproduced):
     folder, (table,) = reproduced
-    assert [row.method for row in table.rows] == list(ROWS.values())
     assert [column.key for column in table.columns][:3] == ["knn_acc1", "linear_probe_acc1", "channel_std"]
-    for name, row in zip(ROWS, table.rows):
-        assert (row.status, row.paper) == (MEASURED, {})
+    for (name, label), row in zip(ROWS.items(), table.rows, strict=True):
+        assert (row.method, row.status, row.paper) == (label, MEASURED, {})
         evaluations = json.loads(run_in(folder, name).evaluation.read_text())["evaluations"]
         for role in ("knn", "linear_probe"):
             assert row.ours[f"{role}_acc1"].values == pytest.approx((100 * evaluations[role]["metrics"]["acc1"],))
@@ -432,32 +404,3 @@ def test_the_cache_knows_the_training_set_and_the_test_set():
     more = config_of("simclr", "data.num_test=41").data
     assert {test_set.fingerprint for test_set in CODE.open_tests(more).values()} != {test}
     assert CODE.open_training(more, 0).fingerprint == CODE.open_training(data, 1).fingerprint
-
-
-@pytest.mark.slow  # quick: folders, and the table, above
-def test_photographs_in_class_folders_give_the_same_table(data_dir, tmp_path, monkeypatch):
-    two = {name: ROWS[name] for name in ("random_weights", "simclr")}
-    monkeypatch.setattr("contrastive_basics.vision.tables.ROWS", two)
-    root = tmp_path / "cifar10"
-    counts = {}
-    with tarfile.open(data_dir / "labels" / "cifar10_30k.tar.xz") as archive:
-        for member in archive:
-            path = member.name.removeprefix("./")
-            place = tuple(path.split("/")[:-1])
-            if member.isfile() and counts.get(place, 0) < 20:
-                counts[place] = counts.get(place, 0) + 1
-                target = root / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(io.BytesIO(archive.extractfile(member).read()).read())
-    assert len(counts) == 20
-    small = (
-        f"data.root={root}", "model.width=4", "optim.steps=2", "optim.global_batch_size=32", "run.num_workers=0",
-        "run.evaluate_every=0", "evaluation.probe_epochs=5", "run.log_every=1",
-    )  # fmt: skip
-    (table,) = self_supervised(command(tmp_path / "outputs", *small, scale="photos"))
-    assert table.data.startswith("cifar10-train, 200 pictures")
-    assert all(cell.data.startswith("cifar10-test (") for row in table.rows for cell in row.ours.values())
-    assert table.rows[1].ours["knn_acc1"].chance == pytest.approx(10.0)
-    assert table.rows[1].ours["knn_acc1"].interval is not None  # one seed: over test pictures
-    assert str(root) not in table.command
-    shutil.rmtree(root)

@@ -4,9 +4,8 @@ import json
 
 import numpy as np
 import pytest
-import torch
 import yaml
-from test_contrastive_basics_public import write_clip, write_flava
+from test_contrastive_basics_public import write_model
 
 from common.base.config import ConfigError
 from common.base.provenance import ROOT
@@ -31,10 +30,9 @@ def reproduce(output, part, *arguments):
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    folders = {"clip": tmp_path_factory.mktemp("clip"), "flava": tmp_path_factory.mktemp("flava")}
-    torch.manual_seed(1)
-    write_clip(folders["clip"])
-    write_flava(folders["flava"])
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("clip", "flava")}
+    for name, folder in folders.items():
+        write_model(folder, name)
     return [f"public.{name}={folder}" for name, folder in folders.items()]
 
 
@@ -113,10 +111,8 @@ def test_figures_2_and_3_measure_the_rows_of_the_table(output):
     drawn = json.loads((folder / "figure2" / "smoke" / "figure2_batch_plotted.json").read_text())
     for row, line in zip(tables["figure2"].rows, drawn):  # 12 pictures: all that is drawn is all that is measured
         matrix = np.array(line["cosine"]).reshape(12, 12)
-        assert (row.method, row.ours["pair_cosine"].values[0]) == (
-            line["temperature"],
-            pytest.approx(matrix.trace() / 12, abs=1e-5),
-        )
+        assert row.method == line["temperature"]
+        assert row.ours["pair_cosine"].values == pytest.approx((matrix.trace() / 12,), abs=1e-5)
         right = np.mean(matrix.argmax(axis=0) == np.arange(12))
         assert row.ours["nearest_t2i"].values == pytest.approx((100 * right,))
 
@@ -160,47 +156,50 @@ def test_an_unknown_setting_of_the_public_section_is_refused(tmp_path):
         reproduce(tmp_path, "table1", "public.clipp=x")
 
 
+def swept(folder, part, experiment):
+    """Rows of a sweep's table by name, and the values of its experiment."""
+    reproduce(folder, part)
+    results = folder / "results" / "contrastive_basics"
+    rows = from_json((results / part / "smoke" / f"{part}.json").read_text()).rows
+    return {row.method: row for row in rows}, read_experiment(results / f"experiments/smoke/{experiment}.json").values
+
+
 def test_the_sweep_gives_a_table_curves_and_an_experiment(tmp_path):
-    reproduce(tmp_path, "negatives_sweep")
-    folder = tmp_path / "results" / "contrastive_basics" / "negatives_sweep" / "smoke"
-    rows = {row.method: row for row in from_json((folder / "negatives_sweep.json").read_text()).rows}
-    assert list(rows) == ["batch 32", "batch 256", "batch 32, queue 64"]
-    assert rows["batch 256"].note == "255 negatives a query, 1 steps"
-    assert rows["batch 32, queue 64"].note == "up to 95 negatives a query, 8 steps"
-    experiment = read_experiment(folder.parents[1] / "experiments" / "smoke" / "negatives_scenes.json")
-    assert experiment.values["queue_64_mean_recall"] == rows["batch 32, queue 64"].ours["test_mean_recall"].values
-    assert {"batch_32_mean_recall", "batch_256_i2t_recall_at_1"} <= set(experiment.values)
-    plotted = (folder / "negatives_sweep_curves_plotted.json").read_text()
-    assert "larger batches, fewer steps" in plotted
+    rows, values = swept(tmp_path, "negatives_sweep", "negatives_scenes")
+    assert {name: row.note for name, row in rows.items()} == {
+        "batch 32": "31 negatives a query, 8 steps",
+        "batch 256": "255 negatives a query, 1 steps",
+        "batch 32, queue 64": "up to 95 negatives a query, 8 steps",
+    }
+    assert values["queue_64_mean_recall"] == rows["batch 32, queue 64"].ours["test_mean_recall"].values
+    assert {"batch_32_mean_recall", "batch_256_i2t_recall_at_1"} <= set(values)
+    (plotted,) = tmp_path.glob("results/*/negatives_sweep/smoke/negatives_sweep_curves_plotted.json")
+    assert "larger batches, fewer steps" in plotted.read_text()
     steps = [int(json.loads(path.read_text())["step"]) for path in tmp_path.glob("runs/*/*/*/evaluation.json")]
     assert sorted(steps) == [1, 8, 8]
 
 
 def test_groups_change_the_number_of_negatives_and_nothing_else(tmp_path):
-    reproduce(tmp_path, "negatives_in_groups")
-    folder = tmp_path / "results" / "contrastive_basics" / "negatives_in_groups" / "smoke"
-    rows = {row.method: row.note for row in from_json((folder / "negatives_in_groups.json").read_text()).rows}
-    assert rows == {
+    rows, values = swept(tmp_path, "negatives_in_groups", "groups_scenes")
+    assert {name: row.note for name, row in rows.items()} == {
         "batch 32, groups of 2": "1 negatives a query, 8 steps",
         "batch 32, groups of 32": "31 negatives a query, 8 steps",
     }
-    experiment = read_experiment(folder.parents[1] / "experiments" / "smoke" / "groups_scenes.json")
-    assert {"group_2_mean_recall", "group_32_mean_recall"} <= set(experiment.values)
+    assert {"group_2_mean_recall", "group_32_mean_recall"} <= set(values)
     logs = [path.read_text().splitlines() for path in tmp_path.glob("runs/*/*/*/log.jsonl")]
     first = sorted(next(record["loss"] for record in map(json.loads, lines) if "loss" in record) for lines in logs)
     assert first[0] < 2 < 3 < first[1] < 5  # near ln 2 times the scale's spread, and near ln 32
 
 
 def test_batches_grow_with_steps_held_or_with_pairs_held_and_the_rate_adapted(tmp_path):
-    reproduce(tmp_path, "negatives_by_batch")
+    _, values = swept(tmp_path, "negatives_by_batch", "by_batch_scenes")
     ran = {}
     for path in tmp_path.glob("runs/*/*/seed0/config.yaml"):
         optim = yaml.safe_load(path.read_text())["optim"]
         ran[optim["global_batch_size"], optim["steps"]] = optim["learning_rate"]
     at_32 = ran[32, 4]
     assert ran == pytest.approx({(16, 4): at_32, (32, 4): at_32, (16, 16): at_32 / 2**0.5, (32, 8): at_32})
-    experiment = read_experiment(tmp_path / "results/contrastive_basics/experiments/smoke/by_batch_scenes.json")
-    assert {name.removesuffix("_mean_recall") for name in experiment.values if name.endswith("mean_recall")} == {
+    assert {name.removesuffix("_mean_recall") for name in values if name.endswith("mean_recall")} == {
         "steps_16", "steps_32", "rate_16", "rate_32",
     }  # fmt: skip
 

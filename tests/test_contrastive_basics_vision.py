@@ -4,12 +4,15 @@ import copy
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from given_features import GivenFeatures, ReadsFeatures
 from processes import in_processes
+from refusals import refused
 from torch import nn
 
 from common.base.config import ConfigError, load_config
@@ -165,16 +168,14 @@ def test_moco_steps_are_those_of_the_published_order():
 
 def test_keys_are_shuffled_by_the_steps_seed_and_parts_of_a_batch_have_separate_statistics():
     """What a shuffle does with one statistic or several: tests/test_common_momentum_contrast.py."""
-    first, second = two_views()
     for shuffled in (True, False):
         model = built("moco_v1", batch_norm_parts=4, shuffle_keys=shuffled)
-        one, again, other = (copy.deepcopy(model)(first, second, None, seed).keys for seed in (3, 3, 4))
+        one, again, other = (copy.deepcopy(model)(*two_views(), None, seed).keys for seed in (3, 3, 4))
         assert torch.equal(one, again)
         assert torch.allclose(one, other, atol=1e-3) != shuffled
     for encoder in (model.encoder, model.contrast.momentum_encoder):
-        norms = [module for module in encoder.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-        assert norms
-        assert all(isinstance(module, SplitBatchNorm) for module in norms)
+        norms = {type(module) for module in encoder.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
+        assert norms == {SplitBatchNorm}
 
 
 # ---- heads and optimiser --------------------------------------------------------------------------------------------
@@ -214,7 +215,6 @@ def test_simclrs_head_normalises_every_layer_and_never_shifts_the_last():
         "Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d",
     ]  # fmt: skip
     assert all(layer.bias is None for layer in head if isinstance(layer, nn.Linear))
-    assert len(simclr_head(10, 4, num_layers=2)) == 5
     assert (head[-1].bias.requires_grad, head[-1].weight.requires_grad) == (False, True)
     assert not head[-1].bias.any()
 
@@ -225,10 +225,8 @@ def test_norms_and_biases_decay_or_not_as_the_config_says():
     assert [group["weight_decay"] for group in every.param_groups] == [0.1]
     matrices_only = build_sgd(model, SgdConfig(weight_decay=0.1, decay_vectors=False))
     decay_of = {id(p): group["weight_decay"] for group in matrices_only.param_groups for p in group["params"]}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            assert decay_of[id(parameter)] == (0.1 if parameter.ndim >= 2 else 0.0)
-    assert len(decay_of) == sum(parameter.requires_grad for parameter in model.parameters())
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert decay_of == {id(parameter): 0.1 if parameter.ndim >= 2 else 0.0 for parameter in trained}
 
 
 def test_rates_warm_up_fall_by_a_cosine_scale_with_the_batch_and_the_predictors_stays():
@@ -253,31 +251,23 @@ def test_rates_warm_up_fall_by_a_cosine_scale_with_the_batch_and_the_predictors_
     falling = build_sgd(model, replace(optim, constant_predictor_rate=False), model.predictor_parameters())
     set_sgd_rates(falling, 99, optim)
     assert len({group["lr"] for group in falling.param_groups}) == 1
-    for name in ("moco_v3", "simclr"):  # a rate that falls all the same would go unnoticed
-        other = built(name)
-        with pytest.raises(ValueError, match=r"constant_predictor_rate = true .* expected: false, or"):
-            build_sgd(other, optim, other.predictor_parameters())
+    # a rate that falls all the same would go unnoticed
+    message = r"constant_predictor_rate = true .* expected: false, or"
+    others = built("moco_v3"), built("simclr")
+    refused(*((message, partial(build_sgd, other, optim, other.predictor_parameters())) for other in others))
 
 
 # ---- collapse -------------------------------------------------------------------------------------------------------
 
 
-class Constant(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.direction = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
-
-    def forward(self, views):
-        return self.direction.expand(len(views), 3)
-
-
 def test_the_monitor_tells_a_constant_encoder_from_a_spread_one():
-    first, _ = two_views()
-    collapsed = projection_statistics(RandomWeights(Constant()).train(), first)
+    constant = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 3))
+    nn.init.zeros_(constant[1].weight)
+    collapsed = projection_statistics(RandomWeights(constant).train(), two_views()[0])
     assert collapsed == pytest.approx({"channel_std": 0.0, "mean_cosine": 1.0, "effective_rank": 1.0}, abs=1e-6)
     spread = torch.randn(64, 3, 16, 16)
-    expected = collapse_statistics(spread.flatten(1))
-    assert projection_statistics(RandomWeights(nn.Flatten()).train(), spread) == pytest.approx(expected)
+    statistics = projection_statistics(RandomWeights(nn.Flatten()).train(), spread)
+    assert statistics == pytest.approx(collapse_statistics(spread.flatten(1)))
 
 
 def test_the_monitor_changes_nothing():
@@ -286,36 +276,10 @@ def test_the_monitor_changes_nothing():
     before = copy.deepcopy(model.state_dict())
     projection_statistics(model, first)
     assert all(module.training for module in model.modules())
-    for key, tensor in model.state_dict().items():
-        assert torch.equal(tensor, before[key]), key
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
 # ---- what is measured on frozen features ----------------------------------------------------------------------------
-
-
-class GivenFeatures:
-    """A labelled set of three classes whose features are given instead of pictures."""
-
-    class_names = ("a", "b", "c")
-
-    def __init__(self, name, features, labels):
-        self.name = self.fingerprint = name
-        self.features, self.labels = features, labels
-
-    def __len__(self):
-        return len(self.features)
-
-    def label(self, index):
-        return int(self.labels[index])
-
-
-class ReadsFeatures:
-    """As an Encoder of GivenFeatures."""
-
-    model, device, preprocessing = nn.Identity(), torch.device("cpu"), {}
-
-    def images(self, data_set):
-        return data_set.features, torch.ones(len(data_set), dtype=torch.bool)
 
 
 def test_the_evaluation_probes_directions_and_looks_for_collapse_on_the_test_set():
@@ -355,10 +319,8 @@ def test_training_pictures_vote_on_test_pictures_while_a_training_is_followed():
 def a_step_in_two_processes():
     """Queue, and running statistics before and after they are shared, of one step on the own half of a batch."""
     model = built("moco_v2")
-    first, second = (views[rank() * 4 : rank() * 4 + 4] for views in two_views())
     model.update_momentum_encoder(0.9)
-    _, keys = model(first, second, None, 5)
-    model.insert(keys)
+    model.insert(model(*(views.chunk(2)[rank()] for views in two_views()), None, 5).keys)
     before = model.encoder.backbone.stem[1].running_mean.clone()
     share_buffers(model)
     return model.contrast.pool.queue.features.clone(), before, model.encoder.backbone.stem[1].running_mean.clone()
@@ -368,16 +330,15 @@ def test_processes_keep_one_queue_and_share_their_statistics_when_asked():
     (queue, before, after), (other_queue, other_before, other_after) = in_processes(2, a_step_in_two_processes)
     assert torch.equal(queue, other_queue)
     assert not torch.equal(before, other_before)
-    assert torch.equal(after, before)  # the first process's
-    assert torch.equal(other_after, before)
+    torch.testing.assert_close([after, other_after], [before] * 2, rtol=0, atol=0)  # the first process's
 
 
 def test_what_needs_statistics_of_all_processes_is_refused_where_torch_has_none():
     several_cpus = SimpleNamespace(num_processes=2, device=torch.device("cpu"))
-    for name in ("simclr", "moco_v3", "simsiam"):
-        model = built(name)
-        with pytest.raises(ConfigError, match=r"over all processes, which torch can on GPUs only; expected one proc"):
-            _prepare(several_cpus, model, build_sgd(model, SgdConfig()))
+    message = r"over all processes, which torch can on GPUs only; expected one proc"
+    models = [built(name) for name in ("simclr", "moco_v3", "simsiam")]
+    calls = [partial(_prepare, several_cpus, model, build_sgd(model, SgdConfig())) for model in models]
+    refused(*((message, call) for call in calls), error=ConfigError)
 
 
 def test_synchronised_normalisation_keeps_the_optimisers_parameters_and_mocos_stays_per_process():

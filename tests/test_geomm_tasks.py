@@ -13,11 +13,11 @@ from PIL import Image
 from processes import in_processes
 from refusals import refused
 from scipy.stats import chisquare
+from torch.nn.parallel import DistributedDataParallel
 
-from common.base.config import ConfigError, load_row
+from common.base.config import ConfigError
 from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
-from common.base.settings import OptimConfig
 from common.data.scenes import annotation_task, scene_words
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
@@ -30,14 +30,11 @@ from common.reproduce.rows import Job, run_row
 from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
-from common.run.schedule import build_optimizer
 from geomm import evaluate as of_pairs
 from geomm.downstream.build import _doubled, start_
-from geomm.downstream.config import TaskConfig
 from geomm.downstream.data import (
     Altered,
     TaskView,
-    answer_weights,
     encoded_answers,
     open_task_training,
     open_test_sets,
@@ -86,12 +83,6 @@ def model_of(task, dropout=0.0):
     if task == "nlvr2":
         return Classification(FusedReader(image_tower, text_tower, fusion.doubled(), classifier(WIDTH, 2)))
     return TextAssignment(FusedReader(image_tower, text_tower, fusion.doubled(), torch.nn.Linear(WIDTH, 3)), WIDTH)
-
-
-def test_a_rate_of_the_temperature_which_no_task_has_changes_no_group():
-    model = model_of("nlvr2")
-    plain, other = (build_optimizer(model, OptimConfig(logit_scale_rate=rate)).param_groups for rate in (1.0, 20.0))
-    assert [len(group["params"]) for group in plain] == [len(group["params"]) for group in other]
 
 
 def texts(count, longest=LENGTH, seed=0):
@@ -203,15 +194,11 @@ def test_the_loss_of_answers_is_that_of_the_loop(alpha):
 
 
 def test_weights_of_answers_are_shares_of_the_annotators():
-    assert answer_weights(["red"] * 6 + ["blue"] * 3 + ["a red"]) == pytest.approx(
-        {"red": 0.6, "blue": 0.3, "a red": 0.1}
-    )
     tokenizer = WordTokenizer.from_words(["red", "blue", "what", "is", "it"])
     answers_of = [["red"] * 6 + ["blue"] * 4, ["blue"] * 10, ["it is red"] + ["red"] * 9]
     items = [{"question": "what is it", "answers": answers} for answers in answers_of]
-    view = TaskView(SimpleNamespace(tokenizer=tokenizer), "vqa")
-    ids, weights, rows = view._targets(items)
-    assert torch.zeros(3).index_add(0, rows, weights).tolist() == pytest.approx([1, 1, 1])
+    ids, weights, rows = TaskView(SimpleNamespace(tokenizer=tokenizer), "vqa")._targets(items)
+    assert weights.tolist() == pytest.approx([0.6, 0.4, 1, 0.1, 0.9])
     assert [tokenizer.decode(answer)[1] for answer in ids] == ["red", "blue", "blue", "it", "red"]
     assert rows.tolist() == [0, 0, 1, 2, 2]
 
@@ -275,21 +262,17 @@ def test_a_doubled_fusion_of_one_picture_begins_as_the_layers_it_was_made_of():
     *_, fusion, _ = albef()
     doubled = fusion.doubled()
     for number, block in enumerate(doubled.transformer.blocks):
-        for name, tensor in fusion.transformer.blocks[number // 2].state_dict().items():
-            assert torch.equal(tensor, block.state_dict()[name]), name
-    assert not {id(parameter) for parameter in fusion.parameters()} & {
-        id(parameter) for parameter in doubled.parameters()
-    }
-    stored, names = fusion.state_dict(prefix="encoders.fusion."), doubled.state_dict(prefix="encoders.fusion.")
-    started = _doubled(stored, 4, "a run")
-    assert started.keys() == names.keys()
-    assert all(torch.equal(tensor, names[name]) for name, tensor in started.items())
+        original = fusion.transformer.blocks[number // 2].state_dict()
+        torch.testing.assert_close(block.state_dict(), original, rtol=0, atol=0)
+    assert not {*map(id, fusion.parameters())} & {*map(id, doubled.parameters())}
+    stored, names = (module.state_dict(prefix="encoders.fusion.") for module in (fusion, doubled))
+    torch.testing.assert_close(_doubled(stored, 4, "a run"), dict(names), rtol=0, atol=0)
 
 
 def test_keys_and_values_stay_shared_after_a_step_and_nothing_else_does():
     model = model_of("nlvr2")
     optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.01)
-    assert model(*inputs_of("nlvr2"), 0.4).loss.backward() is None
+    model(*inputs_of("nlvr2"), 0.4).loss.backward()
     optimizer.step()
     model.update_momentum_encoders(0.5)
     for encoders in (model.encoders, model.momentum_encoders.encoder):
@@ -306,20 +289,16 @@ def test_the_picture_beside_a_captions_is_drawn_from_the_softmax_on_either_side(
     logits = torch.tensor([1.0, 0.0, -1.0])  # of pictures 1 to 3 for the caption of picture 0
     logits = torch.cat([torch.tensor([5.0]), logits]).expand(4, 4)
     share = logits[0, 1:].double().softmax(dim=0)  # .67, .24, .09
-    counts = {label: torch.zeros(4, 4) for label in range(3)}
+    counts, unlike = torch.zeros(3, 4, 4), ~torch.eye(3, dtype=torch.bool)
     for _ in range(6_000):
-        first, second, labels = (int(side[0]) for side in drawn_pictures(logits))
-        counts[labels][first, second] += 1
+        first, second, label = (int(side[0]) for side in drawn_pictures(logits))
+        counts[label, first, second] += 1
+    drawn = counts[0, 0, 1:], counts[1, 1:, 0], counts[2, 1:, 1:][unlike]
     pairs = share[:, None] * share / (1 - share[:, None])
-    expected = {0: share, 1: share, 2: pairs[~torch.eye(3, dtype=torch.bool)]}
-    drawn = {
-        0: counts[0][0, 1:], 1: counts[1][1:, 0], 2: counts[2][1:, 1:][~torch.eye(3, dtype=torch.bool)],
-    }  # fmt: skip
-    for label, observed in drawn.items():
+    for of_label, observed, expected in zip(counts, drawn, (share, share, pairs[unlike])):
         total = float(observed.sum())
-        assert total == counts[label].sum().item() == pytest.approx(2_000, abs=150)  # four standard deviations
-        _, p_value = chisquare(observed, expected[label] * total)
-        assert p_value > 0.001, (label, observed, p_value)
+        assert total == of_label.sum().item() == pytest.approx(2_000, abs=150)  # four standard deviations
+        assert chisquare(observed, expected * total).pvalue > 0.001
     with pytest.raises(ValueError, match=r"2 captions in a process; accepted for text assignment: at least 3, so"):
         drawn_pictures(logits[:2, :2])
 
@@ -328,12 +307,11 @@ def test_text_assignment_is_cross_entropy_on_the_drawn_pictures_and_the_projecti
     model = model_of("text_assignment").eval()
     images, ids = inputs_of("text_assignment")
     drawn = (torch.tensor([0, 2, 2, 1, 4, 0]), torch.tensor([3, 1, 5, 3, 2, 2]), torch.tensor([0, 1, 0, 1, 0, 2]))
-    result = model(images, ids, 0.0, drawn)
-    losses = []
-    for row, (first, second, label) in enumerate(zip(*drawn)):
-        logits = model.encoders(torch.cat([images[first], images[second]])[None], ids[row : row + 1])
-        losses.append(F.cross_entropy(logits, label[None]))
-    torch.testing.assert_close(result.loss, torch.stack(losses).mean())
+    logits = [
+        model.encoders(torch.cat([images[first], images[second]])[None], ids[row, None])
+        for row, (first, second, _) in enumerate(zip(*drawn))
+    ]
+    torch.testing.assert_close(model(images, ids, 0.0, drawn).loss, F.cross_entropy(torch.cat(logits), drawn[2]))
     model(images, ids, 0.0).loss.backward()
     for name, parameter in model.named_parameters():
         assert (parameter.grad is None) == name.startswith("encoders.image_projection"), name
@@ -366,23 +344,15 @@ def _gradients(task, rows, halved):
         kept = (question_of >= rows.start) & (question_of < rows.stop)
         targets = [answers[kept], shares[kept], question_of[kept] - rows.start]
     elif task == "text_assignment":  # each process draws among its own pictures
-        others = torch.tensor([1, 2, 0, 4, 5, 3])
-        first, labels = torch.arange(6), torch.tensor([0, 0, 2, 0, 2, 0])
-        first = torch.where(labels == 2, others[others], first)
-        drawn = [tensor[rows] for tensor in (first, others, labels)]
-        targets = [0.4, [drawn[0] - rows.start, drawn[1] - rows.start, drawn[2]]]
+        first, second, labels = torch.tensor([[0, 1, 1, 3, 3, 5], [1, 2, 0, 4, 5, 3], [0, 0, 2, 0, 2, 0]])[:, rows]
+        targets = [0.4, [first - rows.start, second - rows.start, labels]]
     else:
         targets = [targets[0][rows]]
     targets += [] if task == "text_assignment" else [0.4]
     torch.manual_seed(0)
-    if halved:
-        model = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
-    model(images[rows], ids[rows], *targets).loss.backward()
-    return {
-        name.removeprefix("module."): parameter.grad
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
+    wrapped = DistributedDataParallel(model, broadcast_buffers=False) if halved else model
+    wrapped(images[rows], ids[rows], *targets).loss.backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 class Lightness(torch.nn.Module):
@@ -421,8 +391,7 @@ def test_two_processes_give_the_gradients_and_the_predictions_of_one():
 
 
 def config_of(row, *overrides, scale="smoke"):
-    folder = ROOT / "geomm"
-    return load_row(TaskConfig, folder, folder / "configs" / f"{row}.yaml", scale, list(overrides))
+    return CODE.config(f"{row}.yaml", scale, overrides)
 
 
 @pytest.fixture(scope="module")
@@ -438,9 +407,9 @@ def encoder_of(run):
 
 
 def test_all_tasks_start_from_one_run_and_nlvr2_from_text_assignment(finished):
-    started = {row: run.config.start.run for row, run in finished.items()}
-    assert started["vqa_albef"] == started["visual_entailment_albef"]
-    assert "/assigned_albef-" in started["nlvr2_albef"]
+    of_vqa, of_entailment, of_pairs = (run.config.start.run for run in finished.values())
+    assert of_vqa == of_entailment
+    assert "/assigned_albef-" in of_pairs
     # what draws the training items makes a run stale when it changes
     files = json.loads((finished["vqa_albef"].files.folder / "dependencies.json").read_text())
     assert "common/data/scenes/tasks/questions.py" in files
@@ -452,8 +421,7 @@ def test_all_tasks_start_from_one_run_and_nlvr2_from_text_assignment(finished):
 
 
 def test_every_task_of_a_row_starts_from_that_rows_pretraining():
-    rows = read_repository_yaml(ROOT / "geomm" / "paper_tables.yaml")["tables"]["table3"]["rows"]
-    rows = [row for row in rows if "config" in row]
+    rows = [row for row in CODE.printed("table3")["rows"] if "config" in row]
     assert len(rows) == 6
     for row in rows:
         start, assigned = row["config"].removesuffix(".yaml"), f"assigned_{row['config']}"
@@ -476,11 +444,10 @@ def test_what_a_task_starts_with_are_the_weights_of_its_run(row, finished):
         if name.startswith(("encoders.image_tower", "encoders.text_tower", "encoders.fusion")):
             assert torch.equal(state[name], tensor), name
     if row == "vqa_albef":
-        head = model.encoders.head
-        for name, tensor in head.transformer.state_dict().items():
-            assert torch.equal(tensor, weights[f"encoders.fusion.transformer.{name}"])
-        assert torch.equal(head.token_embedding.weight, weights["encoders.text_tower.token_embedding.weight"])
-        assert torch.equal(head.word_head.dense.weight, weights["encoders.word_head.dense.weight"])
+        for ours, theirs in (("transformer", "fusion.transformer"), ("token_embedding", "text_tower.token_embedding"),
+                             ("word_head.dense", "word_head.dense")):  # fmt: skip
+            for name, tensor in model.encoders.head.get_submodule(ours).state_dict().items():
+                assert torch.equal(tensor, weights[f"encoders.{theirs}.{name}"]), name
 
 
 @pytest.mark.usefixtures("not_evaluated")
@@ -509,11 +476,10 @@ def test_batches_of_any_size_give_the_same_answers(row, finished):
     )
     assert answers == others
     accuracy = finished[row].evaluations[f"{task}_test"]["metrics"]["accuracy"]  # in batches of 64
-    rows = [items[index] for index in range(len(items))]
-    if task == "vqa":
-        hits = [vqa_score(items.answers[place], item["answers"]) for place, item in zip(answers, rows)]
-    else:
-        hits = [place == item["label"] for place, item in zip(answers, rows)]
+    hits = [
+        vqa_score(items.answers[place], item["answers"]) if task == "vqa" else place == item["label"]
+        for place, item in zip(answers, map(items.__getitem__, range(len(items))))
+    ]
     assert accuracy == pytest.approx(sum(hits) / len(hits))
 
 
@@ -521,8 +487,7 @@ def test_batches_of_any_size_give_the_same_answers(row, finished):
 def test_an_oracle_is_always_right_and_a_constant_scores_its_share(task, monkeypatch):
     config = config_of(f"{task}_albef", *FEW, "data.num_test=24")
     items = open_test_sets(config.data)[f"{task}_test"]
-    rows = [items[index] for index in range(len(items))]
-    right = [item["label"] for item in rows]
+    right = [items[index]["label"] for index in range(len(items))]
     encoder = SimpleNamespace(tokenizer=WordTokenizer.from_words(["red"]), device="cpu", preprocessing={})
     for answers in (right, [right[0]] * len(right)):
         monkeypatch.setattr("geomm.evaluate_tasks.predictions", lambda *_, answers=answers: answers)

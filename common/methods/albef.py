@@ -321,13 +321,17 @@ class Albef(QueueClip):
             num_words: masked ones of the batch; None = counted, for which the host waits for the device.
             momentum_images: another view of the images, for the momentum encoders; None = the same (ALBEF's code).
         Returns:
-            Losses: contrast, matching and words, the last 0 without masked words.
+            Losses: contrast (see `contrast`), matching and words, the last 0 without masked words.
         """
         step = self.encode_step(images, momentum_images, token_ids, ids)
-        *logits, contrast = self.cross_modal_contrast(step, alpha)
+        *logits, contrast = self.contrast(step, alpha)
         matching = self.matching_loss(step, *logits, generator)
         words = self.word_loss(step, masked_ids, word_targets, alpha, num_words)
         return step.losses(contrast=contrast, matching=matching, words=words)
+
+    def contrast(self, step: "EncodedStep", alpha: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The contrastive loss that trains, behind the logits of `cross_modal_contrast`."""
+        return self.cross_modal_contrast(step, alpha)
 
     def matching_loss(
         self,
@@ -454,8 +458,7 @@ def replaceable_words(vocabulary_size: int, no_words: tuple[int, ...], device: t
     Returns:
         (num_words,) int64, ascending.
     """
-    left_out = set(no_words)
-    return torch.tensor([word for word in range(vocabulary_size) if word not in left_out], device=device)
+    return torch.tensor([word for word in range(vocabulary_size) if word not in no_words], device=device)
 
 
 def mask_words(

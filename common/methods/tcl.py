@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from common.distributed import gather_without_gradient, rank
 from common.geometry import Geometry, at_least_float32, full_precision
 from common.logit_scale import LogitScale
-from common.methods.albef import Albef, EncodedStep, FusedEncoders, Losses
+from common.methods.albef import Albef, EncodedStep, FusedEncoders
 from common.pool import Pool, pool_info_nce
 
 
@@ -52,25 +52,10 @@ class Tcl(Albef):
             )
         self.pooled_grid = pooled_grid
 
-    def forward(
-        self,
-        images: torch.Tensor,
-        token_ids: torch.Tensor,
-        masked_ids: torch.Tensor | None,
-        word_targets: torch.Tensor | None,
-        alpha: float,
-        ids: torch.Tensor | None = None,
-        generator: torch.Generator | None = None,
-        num_words: int | None = None,
-        momentum_images: torch.Tensor | None = None,
-    ) -> Losses:
-        """As `Albef.forward`; `contrast` is the mean of the six terms."""
-        step = self.encode_step(images, momentum_images, token_ids, ids)
+    def contrast(self, step: EncodedStep, alpha: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As in `Albef`; the loss is the mean of the six terms."""
         *logits, cross_modal = self.cross_modal_contrast(step, alpha)
-        contrast = (2 * cross_modal + sum(self.in_modal_contrast(step))) / 6
-        matching = self.matching_loss(step, *logits, generator)
-        words = self.word_loss(step, masked_ids, word_targets, alpha, num_words)
-        return step.losses(contrast=contrast, matching=matching, words=words)
+        return *logits, (2 * cross_modal + sum(self.in_modal_contrast(step))) / 6
 
     def in_modal_contrast(self, step: EncodedStep) -> list[torch.Tensor]:
         """image-image, text-text, image-patches, caption-words; targets are hard, without the momentum model."""
