@@ -159,6 +159,8 @@ def _view_objective(
             return nt_xent(unit(encoder(first)), unit(encoder(second)), Sphere(), logit_scale())
 
         return loss_of_views, list(encoder.parameters())
+    if objective not in OBJECTIVES:
+        raise ValueError(f"objective {objective!r} is unknown; expected: {', '.join(OBJECTIVES)}")
     # SimSiam and its ablations, down to the mean cosine of positives without predictor and stopped gradient
     with_predictor = objective in ("simsiam", "no_stop_gradient")
     with_stop = objective in ("simsiam", "no_predictor")
@@ -265,6 +267,8 @@ def loss_with_few_negatives(logits: torch.Tensor, num_negatives: int, draws: tor
 
 def few_candidates(batch: int, num_negatives: int, draws: torch.Generator) -> torch.Tensor:
     """(batch, batch) bool: in each row the diagonal and `num_negatives` other columns, drawn without replacement."""
+    if not 1 <= num_negatives < batch:
+        raise ValueError(f"a batch of {batch} has 1 to {batch - 1} negatives a row, not {num_negatives}")
     order = torch.rand(batch, batch, generator=draws).fill_diagonal_(2.0)  # the positive always comes first
     chosen = order.topk(1 + num_negatives, dim=1).indices
     return torch.zeros(batch, batch, dtype=torch.bool).scatter(1, chosen, True)

@@ -90,6 +90,9 @@ def test_few_candidates_are_the_positive_and_as_many_others_all_alike():
     assert shares.min() > 2 / 5 - 0.05
     assert shares.max() < 2 / 5 + 0.05
     assert few_candidates(6, 5, draws).all()
+    for impossible in (0, 6):
+        with pytest.raises(ValueError, match=f"has 1 to 5 negatives a row, not {impossible}"):
+            few_candidates(6, impossible, draws)
 
 
 def test_the_loss_with_few_negatives_equals_loops_and_with_all_of_them_eq_8():
@@ -182,6 +185,11 @@ def test_statistics_of_pairs_equal_a_hand_made_case():
     assert statistics["negative_cosine"] == pytest.approx((cosine[20] + cosine[60]) / 2)
     # of the images: their channels are (1, 0.5) and (0, 0.866)
     assert statistics["channel_std"] == pytest.approx((0.5 + math.sqrt(0.75)) / (2 * math.sqrt(2)))
+
+
+def test_an_unknown_objective_names_the_known_ones():
+    with pytest.raises(ValueError, match="'byol' is unknown; expected: positives_only, simsiam"):
+        train_on_views(0, "byol", FEW_STEPS)
 
 
 def test_only_positives_collapse_and_negatives_or_whole_simsiam_prevent_it():

@@ -160,17 +160,19 @@ class MomentumContrastV3(nn.Module):
         self.momentum_encoder.update_(self.encoder, ema_momentum)
 
 
-def moco_loss(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def moco_loss(logits: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
     """InfoNCE of queries against their keys (MoCo, Eq. 1): mean_i [ log sum_j exp l_ij - l_i,c(i) ].
 
     Of a symmetric model it is the mean over both directions, half of the published sum.
 
     Args:
         logits: (num_queries, num_columns).
-        columns: (num_queries,) int64, where the positives are; 0 with a queue.
+        columns: (num_queries,) int64, where the positives are; None = column 0, as with a queue.
     Returns:
         Scalar in nats; equal logits give ln(num_columns). Its mean over processes is the loss of the global batch.
     """
+    if columns is None:
+        columns = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
     return info_nce(logits, columns)
 
 
@@ -262,9 +264,10 @@ def linear_head(width: int, dim: int = 128) -> nn.Module:
     return nn.Linear(width, dim)
 
 
-def mlp_head(width: int, dim: int = 128) -> nn.Module:
-    """MoCo v2's head, Linear-ReLU-Linear without normalisation; the hidden layer is as wide as the features."""
-    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, dim))
+def mlp_head(width: int, dim: int = 128, hidden_dim: int | None = None) -> nn.Module:
+    """MoCo v2's head, Linear-ReLU-Linear without normalisation; hidden_dim None = width (2048 for ResNet-50)."""
+    hidden_dim = width if hidden_dim is None else hidden_dim
+    return nn.Sequential(nn.Linear(width, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, dim))
 
 
 def batch_norm_mlp(
