@@ -69,7 +69,7 @@ def symmetric_info_nce(logits: torch.Tensor) -> torch.Tensor:
 def positives_from_ids(
     query_ids: torch.Tensor,
     candidate_ids: torch.Tensor,
-    partner_columns: torch.Tensor | None = None,
+    partner_columns: torch.Tensor,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Targets with equal mass on all candidates of the query's id: t_ij = [id_i = id_j] / sum_k [id_i = id_k].
@@ -78,25 +78,19 @@ def positives_from_ids(
 
     Args:
         query_ids, candidate_ids: (num_queries,) and (num_candidates,) int64.
-        partner_columns: (num_queries,) int64 column of each query's partner, a positive for any ids; None = only equal
-            ids.
+        partner_columns: (num_queries,) int64 column of each query's partner, a positive for any ids.
         dtype: of the result; float64 where the loss is.
     Returns:
         (num_queries, num_candidates), row-stochastic.
     Raises:
-        ValueError: ids that are not int64 vectors; on the CPU also a query without a positive, whose row is NaN
-            elsewhere.
+        ValueError: ids that are not int64 vectors.
     """
     for name, vector in (("query_ids", query_ids), ("candidate_ids", candidate_ids)):
         if vector.ndim != 1 or vector.dtype != torch.int64:
             raise ValueError(f"{name} must be a vector of int64, got {tuple(vector.shape)} {vector.dtype}")
     positive = (query_ids[:, None] == candidate_ids) & (query_ids[:, None] >= 0)
-    if partner_columns is not None:
-        positive = positive.scatter(1, partner_columns[:, None], True)
-    count = positive.sum(dim=1, keepdim=True)  # at least 1 with partners: only without them a row may be empty
-    if partner_columns is None:
-        _refuse_rows(count[:, 0] == 0, "no candidate has the id of the query", query_ids)
-    return positive.to(dtype) / count
+    positive = positive.scatter(1, partner_columns[:, None], True)
+    return positive.to(dtype) / positive.sum(dim=1, keepdim=True)
 
 
 def distilled_targets(pseudo_logits: torch.Tensor, targets: torch.Tensor, alpha: float) -> torch.Tensor:

@@ -154,19 +154,6 @@ def test_the_filter_computes_few_residuals_of_a_long_walk(monkeypatch):
     assert 0 < sum(pairs) < 50 * 3000 * 64 / 100
 
 
-@pytest.mark.parametrize("name", WITH_CONES)
-def test_on_a_ray_the_walk_passes_from_caption_to_caption_and_ties_go_to_the_first(name):
-    ray = torch.tensor([[2.0, 0, 0, 0], [1.0, 0, 0, 0]])
-    image, root = torch.tensor([3.0, 0, 0, 0]), torch.zeros(DIM)
-    geometry = GEOMETRIES[name]()
-    # points at 3, 2.75, ..., 0; on a ray distances are differences of norms in every one of these geometries
-    assert nearest_on_walk(geometry, image, ray, root, 13)[:6] == [0] * 6  # up to 1.75
-    assert nearest_on_walk(geometry, image, ray, root, 13)[7:10] == [1] * 3  # 1.25 to 0.75
-    assert nearest_on_walk(geometry, image, ray, root, 13)[11:] == [2] * 2  # 0.25 and 0
-    # a cone opens away from the origin: behind its apex a caption is out
-    assert nearest_on_walk(geometry, image, ray, root, 13, 0.01) == [0] * 5 + [1] * 4 + [2] * 4
-
-
 @pytest.mark.parametrize("name", ["sphere", "elliptic"])
 def test_the_root_of_a_sphere_is_the_mean_in_which_both_modalities_weigh_alike(name):
     images, texts = embeddings(name, 3, 1), embeddings(name, 15, 2)
