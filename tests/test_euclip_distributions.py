@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from euclip_encoders import DIM, GEOMETRIES, encoder_of
 from euclip_formulas import distance
 from matplotlib.image import imread
 from plotted import read_plotted
+from refusals import refused
 
 from common.data.scenes import SceneDataset
 from common.report.figures import Distributions, plot_distributions
@@ -175,8 +177,12 @@ def test_every_whole_number_has_its_bin(tmp_path):
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
 def test_a_histogram_of_nothing_or_of_no_number_is_refused(tmp_path, values):
-    with pytest.raises(ValueError, match="panel 'p', a: finite values are needed"):
-        plot_distributions([Distributions("p", "x", {"a": values})], tmp_path / "d.png", across=1)
-    with pytest.raises(ValueError, match="at least one panel"):
-        plot_distributions([], tmp_path / "d.png", across=1)
+    panel, drawn = (
+        Distributions("p", "x", {"a": values}),
+        partial(plot_distributions, path=tmp_path / "d.png", across=1),
+    )
+    refused(
+        ("panel 'p', a: finite values are needed", lambda: drawn([panel])),
+        ("at least one panel", lambda: drawn([])),
+    )
     assert not list(tmp_path.iterdir())
