@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from refusals import refused
+from test_oblique_topology_released import ReleasedBlock
 from torch import nn
 from transformers import CLIPConfig, CLIPModel
 
@@ -45,21 +46,6 @@ class TimmBlock(nn.Module):
         return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
 
 
-class TextBlock(nn.Module):
-    """A block of MERU's text tower, with its names."""
-
-    def __init__(self, width, heads):
-        super().__init__()
-        self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
-        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(width, 4 * width), "c_proj": nn.Linear(4 * width, width)})
-
-    def forward(self, x, mask):
-        normed = self.ln_1(x)
-        x = x + self.attn(normed, normed, normed, attn_mask=mask, need_weights=False)[0]
-        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x))))
-
-
 class Meru(nn.Module):
     """MERU's layout in our words: parameters under its names, and its forward pass up to the tangent vectors."""
 
@@ -73,7 +59,7 @@ class Meru(nn.Module):
         self.visual.norm = nn.LayerNorm(WIDTH)
         self.textual.token_embed = nn.Embedding(WORDS, TEXT_WIDTH)
         self.textual.posit_embed = nn.Parameter(torch.randn(LENGTH, TEXT_WIDTH))
-        self.textual.resblocks = nn.ModuleList(TextBlock(TEXT_WIDTH, 1) for _ in range(3))
+        self.textual.resblocks = nn.ModuleList(ReleasedBlock(TEXT_WIDTH, 1) for _ in range(3))
         self.textual.ln_final = nn.LayerNorm(TEXT_WIDTH)
         self.textual.register_buffer("attn_mask", torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1))
         self.visual_proj = nn.Linear(WIDTH, DIM, bias=False)
