@@ -107,6 +107,15 @@ def test_parameter_count_of_euclips_text_tower_and_of_alberts_fusion_layers():
         assert count(VisionTransformer(224, 16, 768, 12, 12, None, patch_bias=True, input_norm=False)) == 85_798_656
 
 
+def test_a_causal_tower_does_not_see_what_comes_after_the_end_token():
+    tower = CausalTextTransformer(50, 8, 16, 2, 2, 6, end_id=3).double()
+    ids = torch.tensor([[2, 7, 9, 3, 0, 0, 0, 0], [2, 7, 3, 9, 9, 9, 9, 9]])
+    changed = torch.tensor([[2, 7, 9, 3, 8, 8, 3, 8], [2, 7, 3, 0, 0, 0, 0, 0]])
+    torch.testing.assert_close(tower(ids), tower(changed), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(tower(ids[1:]), tower(ids[1:, :3]), rtol=1e-12, atol=1e-12)  # shorter input, same text
+    assert (tower(ids)[0] - tower(torch.tensor([[2, 9, 7, 3, 0, 0, 0, 0]]))[0]).abs().max() > 1e-4
+
+
 def padded_ids(batch, length=8):
     """Captions of 3 to `length` ids with their ends (id 3), and anything behind them."""
     ids = torch.randint(4, 50, (batch, length))
