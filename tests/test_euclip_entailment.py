@@ -143,11 +143,9 @@ def test_a_pair_that_coincides_and_a_text_at_the_origin_entail_without_gradient(
 
 
 def test_min_radius_0_closes_the_cone():
-    texts, images = golden(torch.float64)
+    texts, _ = golden(torch.float64)
     assert (euclidean_half_aperture(texts, 0.0) == 0).all()
     assert (lorentz_half_aperture(texts, 0.0, scalar(1.0)) == 0).all()
-    exterior = euclidean_exterior_angle(images=images, texts=texts)
-    assert torch.equal(euclidean_entailment_residual(images=images, texts=texts, min_radius=0.0), exterior)
 
 
 def test_leading_axes_broadcast_to_all_pairs():
