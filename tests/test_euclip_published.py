@@ -129,7 +129,7 @@ def test_their_clip_baseline_is_on_the_sphere():
     torch.testing.assert_close(ours.encode_image(images), unit(theirs.image_features(images)), rtol=1e-4, atol=1e-5)
 
 
-def open_clips(**changes):
+def open_clips():
     torch.manual_seed(0)
     image = open_clip.CLIPVisionCfg(image_size=32, patch_size=16, width=64, layers=2, head_width=64)
     text = open_clip.CLIPTextCfg(context_length=8, vocab_size=50, width=64, heads=1, layers=1)

@@ -321,7 +321,7 @@ def test_heat_in_the_box_is_that_of_every_other_scene_and_its_words(output):
             assert cells[f"{label}, whole score{name}"]["share_in_box"] == pytest.approx(np.mean(shares), abs=1e-5)
 
 
-def test_curves_come_to_rest_in_t_and_in_the_multiplier(output, tmp_path):
+def test_curves_come_to_rest_in_t_and_in_the_multiplier(tmp_path):
     steps = np.arange(300)
     t = 4 - 3 * np.exp(-steps / 20)
     log = RunFiles(tmp_path).log
