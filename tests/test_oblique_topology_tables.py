@@ -207,7 +207,8 @@ def test_memory_is_counted_for_twice_as_much_of_a_size(measured):
     broadcast = measured["Euclidean, l2, broadcast"]
     growth = [broadcast[f"memory_by_{what}"] for what in ("batch", "dim", "spheres")]
     assert growth == pytest.approx([4, 2, 1], abs=0.05)
-    assert (measured["Sphere, inner product"]["kept_per_pair"], broadcast["kept_per_pair"] >= 512) == (1, True)
+    assert measured["Sphere, inner product"]["kept_per_pair"] == 1  # nothing but the similarities
+    assert broadcast["kept_per_pair"] >= 512
 
 
 def test_the_count_of_kept_numbers_sees_a_copy():
