@@ -144,8 +144,8 @@ def test_what_is_no_stem_is_refused(tmp_path):
         (r"on the hub: .*; expected: .*WEIGHTS=<folder>\) with test_efficientnet/model.safe", lambda: stem.load_("")),
         error=StemError,
     )
-    with pytest.raises(ValueError, match=r"makes 2 x 2 places of 64 pixels, .*; expected: patches of 32"):
-        VisionTransformer(SIZE, 16, 24, 2, 2, projection_dim=16, stem=stem)
+    places = r"makes 2 x 2 places of 64 pixels, .*; expected: patches of 32"
+    refused((places, lambda: VisionTransformer(SIZE, 16, 24, 2, 2, projection_dim=16, stem=stem)))
 
 
 def hybrid_run(folder, weights, *overrides, resume=False, accelerator=None):

@@ -2,12 +2,15 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
 from euclip_encoders import DIM, GEOMETRIES, encoder_of
+from euclip_formulas import distance
 from matplotlib.image import imread
 from plotted import read_plotted
+from refusals import refused
 
 from common.data.scenes import SceneDataset
 from common.report.figures import Distributions, plot_distributions
@@ -43,30 +46,21 @@ def sample_of(name, num_images=6, chain=3):
 
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_distances_are_those_of_the_formulas(name):
-    geometry, sample = GEOMETRIES[name](), sample_of(name)
+    geometry, sample, is_sphere = GEOMETRIES[name](), sample_of(name), name in ("sphere", "elliptic")
     points = reference_points(geometry, sample)
     mean = (sample.images.mean(dim=0) + sample.texts.mean(dim=0)) / 2  # both modalities weigh alike: 6 and 18
     assert mean_norm(sample) == pytest.approx(mean.norm().item(), rel=1e-5)  # before any normalisation
-    distances = {reference: distances_from(geometry, sample, point) for reference, point in points.items()}
-    if name in ("sphere", "elliptic"):
-        assert list(points) == ["mean"]  # every embedding of a sphere is as far from its centre
-        cosines = [float(text @ mean / mean.norm()) for text in sample.texts]
-        expected = [(1 - c) / 2 if name == "sphere" else math.acos(c) for c in cosines]
-        assert distances["mean"].texts.tolist() == pytest.approx(expected, abs=1e-6)
-        return
-    assert list(points) == ["origin", "mean"]
-    # from the origin a distance is the norm in every geometry, whatever the curvature
-    assert distances["origin"].images.tolist() == pytest.approx(sample.images.norm(dim=1).tolist(), rel=1e-5)
-    assert distances["origin"].texts.tolist() == pytest.approx(sample.texts.norm(dim=1).tolist(), rel=1e-5)
-    if name.startswith("euclidean"):
-        assert distances["mean"].images.tolist() == pytest.approx((sample.images - mean).norm(dim=1).tolist(), rel=1e-5)
-        return
-    c = geometry.curvature().item()
-    for image, distance in zip(sample.images.double(), distances["mean"].images.tolist()):
-        (x, x_time), (y, y_time) = (
-            (torch.sinh(z := c**0.5 * u.norm()) / z * u, torch.cosh(z) / c**0.5) for u in (image, mean.double())
-        )
-        assert distance == pytest.approx(math.acosh(-c * float(x @ y - x_time * y_time)) / c**0.5, rel=1e-5)
+    # every embedding of a sphere is as far from its centre
+    of_points = {"mean": mean / mean.norm()} if is_sphere else {"origin": torch.zeros(DIM), "mean": mean}
+    assert list(points) == list(of_points)
+    curvature = geometry.curvature().item() if hasattr(geometry, "curvature") else 1.0
+    for reference, point in of_points.items():
+        actual = distances_from(geometry, sample, points[reference])
+        for distances, embeddings in ((actual.images, sample.images), (actual.texts, sample.texts)):
+            expected = [distance(name, row, point.tolist(), curvature) for row in embeddings.double().tolist()]
+            if name == "sphere":
+                expected = [(1 - math.cos(value)) / 2 for value in expected]
+            assert distances.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_a_summary_made_by_hand():
@@ -183,8 +177,12 @@ def test_every_whole_number_has_its_bin(tmp_path):
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
 def test_a_histogram_of_nothing_or_of_no_number_is_refused(tmp_path, values):
-    with pytest.raises(ValueError, match="panel 'p', a: finite values are needed"):
-        plot_distributions([Distributions("p", "x", {"a": values})], tmp_path / "d.png", across=1)
-    with pytest.raises(ValueError, match="at least one panel"):
-        plot_distributions([], tmp_path / "d.png", across=1)
+    panel, drawn = (
+        Distributions("p", "x", {"a": values}),
+        partial(plot_distributions, path=tmp_path / "d.png", across=1),
+    )
+    refused(
+        ("panel 'p', a: finite values are needed", lambda: drawn([panel])),
+        ("at least one panel", lambda: drawn([])),
+    )
     assert not list(tmp_path.iterdir())

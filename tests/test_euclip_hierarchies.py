@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import SmokeParts
+from refusals import refused
 from test_euclip_claims import columns_of_claims
 
 from common.base.config import ConfigError
@@ -79,23 +80,11 @@ def test_size_spreads_over_the_table_and_circles_end(table):
     assert words_of(noun_pool(table, all_but())) == [["one", "two", "three"]]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("synset\tlemmas\n1\ta\n", "nouns.tsv has no column 'hypernyms'; expected: a header with synset, lemmas"),
-        ("", "nouns.tsv has no column 'synset'"),
-    ],
-)
-def test_a_table_that_does_not_serve_is_named(tmp_path, text, words):
-    path = tmp_path / "nouns.tsv"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=words):
-        noun_pool(path, all_but())
-
-
-def test_a_vocabulary_without_nouns_has_no_pool(table):
-    assert noun_pool(table, lambda words: [False] * len(words)) is None
+def test_a_table_that_does_not_serve_is_named_and_a_vocabulary_without_nouns_has_no_pool(table):
     assert noun_pool(table, all_but("thing", "being", "living thing", "pet", "dog", "domestic dog")) is None
+    for text, message in (("synset\tlemmas\n1\ta\n", "'hypernyms'; expected: a header with synset"), ("", "'synset'")):
+        table.write_text(text, encoding="utf-8")
+        refused((f"nouns.tsv has no column {message}", lambda: noun_pool(table, all_but())))
 
 
 def test_case_makes_no_other_word(table):

@@ -2,7 +2,7 @@
 
 import io
 import itertools
-from math import comb
+from functools import partial
 from types import SimpleNamespace
 
 import datasets
@@ -189,8 +189,8 @@ def test_datacomps_averages_without_one_of_its_sets_are_an_error_before_training
     message = (
         "data.averages = datacomp: 3 of DataComp's 38 tasks are missing, .*: vtab/pets, retrieval/mscoco_2014_.*, "
     )
-    with pytest.raises(ValueError, match=message + "misc/winogavil; or take data.averages=present"):
-        suite_of(kept, "datacomp", monkeypatch)
+    end = "misc/winogavil; or take data.averages=present"
+    refused((message + end, lambda: suite_of(kept, "datacomp", monkeypatch)))
     means = suite_of(kept, "present", monkeypatch).means
     assert {name: len(mean.sets) for name, mean in means.items()} == {
         "mean_imagenet": 1, "mean_shifts": 6, "mean_vtab": 12, "mean_retrieval": 1, "mean_all": 35
@@ -223,12 +223,9 @@ def test_a_folder_named_after_a_set_of_datacomp_counts_in_its_group_by_its_metri
 
 @pytest.mark.parametrize("role", ["wilds-fmow", "geode", "fairness-dollar_street"])
 def test_a_set_that_lacks_the_metadata_of_its_metric_is_refused_when_the_suite_is_opened(role, monkeypatch):
-    for task in (
-        SimpleNamespace(name=role, fingerprint=role),
-        SimpleNamespace(name=role, fingerprint=role, metadata=lambda index: None),
-    ):
-        with pytest.raises(ValueError, match=f"{role}, picture 0: no metadata"):
-            suite_of({role: task}, "present", monkeypatch)
+    for more in ({}, {"metadata": lambda index: None}):
+        task = SimpleNamespace(name=role, fingerprint=role, **more)
+        refused((f"{role}, picture 0: no metadata", partial(suite_of, {role: task}, "present", monkeypatch)))
 
 
 def test_sets_of_fairness_go_by_their_folders_or_their_keys_and_two_without_a_score_are_left_out(monkeypatch):
@@ -243,8 +240,9 @@ def test_sets_of_fairness_go_by_their_folders_or_their_keys_and_two_without_a_sc
     metrics = suite.means["mean_all"].metrics
     assert len(metrics) == 6
     assert (metrics["geode"], metrics["dollar_street"]) == ("acc_wg", "acc_top5_wg")
-    with pytest.raises(ValueError, match="geode and fairness-geode are two folders of one DataComp task"):
-        suite_of(sets | {"fairness-geode": sets["geode"]}, "present", monkeypatch)
+    twice = sets | {"fairness-geode": sets["geode"]}
+    message = "geode and fairness-geode are two folders of one DataComp task"
+    refused((message, lambda: suite_of(twice, "present", monkeypatch)))
 
 
 # DataComp's own metrics
@@ -356,7 +354,6 @@ def test_the_jaccard_index_of_a_guess_is_the_mean_over_all_choices():
         values = [
             len(gold & set(chosen)) / len(gold | set(chosen)) for chosen in itertools.combinations(range(candidates), k)
         ]
-        assert len(values) == comb(candidates, k)
         assert chance_jaccard(candidates, k) == pytest.approx(np.mean(values))
 
 
@@ -408,9 +405,9 @@ def test_a_right_name_that_occurs_twice_is_right_at_both_places_as_in_datacomps_
     rows = winogavil_rows().to_list()
     rows[0] |= {"candidates": names, "associations": ["a", "c"]}
     opened = RowAssociations(datasets.Dataset.from_list(rows, features=winogavil_rows().features), "rows")
-    assert opened.gold[0] == np.flatnonzero(np.isin(names, ["a", "c"])).tolist() == [0, 2, 3]
+    assert opened.gold[0] == [0, 2, 3]
     scores = np.array([0.9, 0.8, 0.1, 0.7, 0.2])
-    y_true = np.isin(names, ["a", "c"])
+    y_true = np.isin(names, rows[0]["associations"])
     y_pred = np.isin(np.arange(5), np.argsort(scores)[-y_true.sum() :])
     assert winogavil_jaccard(scores, opened.gold[0]) == jaccard_score(y_true, y_pred) == 0.5
 

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from common.base.config import load_row
+from runs import row_config
+
 from common.data.pairs import open_training_pairs
 from common.evaluation.embed import CaptionRule, Encoder, embed_pairs
 from common.run.evaluation import zero_shot_and_retrieval
@@ -48,8 +49,7 @@ def freeze(model):
 
 def measured(paper, row):
     """Similarities of the first test pictures with the first captions, and every metric."""
-    config_class = importlib.import_module(f"{paper}.config").Config
-    config = load_row(config_class, ROOT / paper, ROOT / paper / "configs" / f"{row}.yaml", "smoke", [])
+    config = row_config(paper, row)
     training = open_training_data(config, open_training_pairs(config.data, 0), None)
     model = importlib.import_module(f"{paper}.model").build_model(config, training.tokenizer)
     freeze(model)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from refusals import refused
 from torch import nn
 
@@ -22,19 +23,18 @@ class ReleasedText(nn.Module):
 
 
 class ReleasedBlock(nn.Module):
+    """A block of OpenAI's towers, with its names; MERU's text tower has it too."""
+
     def __init__(self, width, heads):
         super().__init__()
         self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.mlp = nn.Sequential()
-        self.mlp.add_module("c_fc", nn.Linear(width, 4 * width))
-        self.mlp.add_module("gelu", nn.GELU())
-        self.mlp.add_module("c_proj", nn.Linear(4 * width, width))
+        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(width, 4 * width), "c_proj": nn.Linear(4 * width, width)})
 
-    def forward(self, x):
+    def forward(self, x, mask=None):
         y = self.ln_1(x)
-        x = x + self.attn(y, y, y, need_weights=False)[0]
-        return x + self.mlp(self.ln_2(x))
+        x = x + self.attn(y, y, y, attn_mask=mask, need_weights=False)[0]
+        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x))))
 
 
 class ReleasedImage(nn.Module):

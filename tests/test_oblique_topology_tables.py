@@ -203,12 +203,11 @@ def measured(oblique):
 
 
 def test_memory_is_counted_for_twice_as_much_of_a_size(measured):
-    broadcast, geodesic = measured["Euclidean, l2, broadcast"], measured["Ob(64, 8), geodesic"]
+    """Of every topology: tests/test_oblique_topology_claims.py."""
+    broadcast = measured["Euclidean, l2, broadcast"]
     growth = [broadcast[f"memory_by_{what}"] for what in ("batch", "dim", "spheres")]
     assert growth == pytest.approx([4, 2, 1], abs=0.05)
-    assert 1.7 < geodesic["memory_by_spheres"] < 2.05  # a cosine for each sphere, and a few numbers more
-    for name in ("Sphere, inner product", "Ob(64, 8), inner product"):
-        assert measured[name]["kept_per_pair"] == 1  # nothing but the similarities
+    assert measured["Sphere, inner product"]["kept_per_pair"] == 1  # nothing but the similarities
     assert broadcast["kept_per_pair"] >= 512
 
 
