@@ -12,7 +12,7 @@ def info_nce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     Args:
         logits: (num_queries, num_candidates); half precision is cast up. -inf = the candidate is missing.
         targets: (num_queries,) int64 index of each row's positive, or (num_queries, num_candidates) row-stochastic,
-            whose sums are not checked.
+            whose sums only `check_row_stochastic` checks.
     Returns:
         Scalar in nats, >= 0 for index targets. Equal logits give ln(num_candidates).
     Raises:
@@ -69,7 +69,7 @@ def symmetric_info_nce(logits: torch.Tensor) -> torch.Tensor:
 def positives_from_ids(
     query_ids: torch.Tensor,
     candidate_ids: torch.Tensor,
-    partner_columns: torch.Tensor,
+    partner_columns: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Targets with equal mass on all candidates of the query's id: t_ij = [id_i = id_j] / sum_k [id_i = id_k].
@@ -78,19 +78,25 @@ def positives_from_ids(
 
     Args:
         query_ids, candidate_ids: (num_queries,) and (num_candidates,) int64.
-        partner_columns: (num_queries,) int64 column of each query's partner, a positive for any ids.
+        partner_columns: (num_queries,) int64 column of each query's partner, a positive for any ids; None = only equal
+            ids.
         dtype: of the result; float64 where the loss is.
     Returns:
         (num_queries, num_candidates), row-stochastic.
     Raises:
-        ValueError: ids that are not int64 vectors.
+        ValueError: ids that are not int64 vectors; on the CPU also a query without a positive, whose row is NaN
+            elsewhere.
     """
     for name, vector in (("query_ids", query_ids), ("candidate_ids", candidate_ids)):
         if vector.ndim != 1 or vector.dtype != torch.int64:
             raise ValueError(f"{name} must be a vector of int64, got {tuple(vector.shape)} {vector.dtype}")
     positive = (query_ids[:, None] == candidate_ids) & (query_ids[:, None] >= 0)
-    positive = positive.scatter(1, partner_columns[:, None], True)
-    return positive.to(dtype) / positive.sum(dim=1, keepdim=True)
+    if partner_columns is not None:
+        positive = positive.scatter(1, partner_columns[:, None], True)
+    count = positive.sum(dim=1, keepdim=True)  # at least 1 with partners: only without them a row may be empty
+    if partner_columns is None:
+        _refuse_rows(count[:, 0] == 0, "no candidate has the id of the query", query_ids)
+    return positive.to(dtype) / count
 
 
 def distilled_targets(pseudo_logits: torch.Tensor, targets: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -132,11 +138,18 @@ def mask_absent(logits: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
     return logits.masked_fill(~present, -torch.inf)
 
 
-def _refuse_rows(bad: torch.Tensor, problem: str) -> None:
+def check_row_stochastic(targets: torch.Tensor, tolerance: float = 1e-5) -> None:
+    """Raises ValueError, naming the rows, unless entries are >= 0 and every row sums to 1. Reads the whole matrix."""
+    sums = targets.double().sum(dim=1)
+    wrong = ~((sums - 1).abs() <= tolerance) | (targets < 0).any(dim=1)  # a NaN is wrong too
+    _refuse_rows(wrong.cpu(), "targets must be >= 0 and sum to 1 in each row", sums)
+
+
+def _refuse_rows(bad: torch.Tensor, problem: str, values: torch.Tensor | None = None) -> None:
     # only on the CPU: elsewhere the host would wait for the device
     if bad.device.type == "cpu" and bad.any():
         rows = bad.nonzero()[:, 0].tolist()
-        shown = ", ".join(map(str, rows[:4]))
+        shown = ", ".join(str(row) if values is None else f"{row} ({values[row].item()})" for row in rows[:4])
         raise ValueError(f"{problem}: {len(rows)} of {len(bad)} rows: {shown}{', ...' if len(rows) > 4 else ''}")
 
 

@@ -15,6 +15,7 @@ import torch
 
 from common.cross_entropy import (  # noqa: F401
     check_alpha,
+    check_row_stochastic,
     cross_entropy,
     distilled_targets,
     info_nce,

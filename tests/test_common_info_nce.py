@@ -15,6 +15,7 @@ from common.geometry import Sphere, inner_product_similarity, unit
 from common.info_nce import (
     Distillation,
     QueuedPairs,
+    check_row_stochastic,
     contrastive_loss,
     distilled_targets,
     info_nce,
@@ -32,10 +33,6 @@ from euclip.geometry import Euclidean
 
 def double(*shape):
     return torch.randn(*shape, dtype=torch.float64)
-
-
-def scale_of(value):
-    return torch.tensor(value, dtype=torch.float64, requires_grad=True)
 
 
 def test_order_of_pairs_and_of_sides_is_nothing_to_the_loss():
@@ -58,6 +55,13 @@ def test_loss_and_gradients_equal_open_clip():
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
 
 
+def test_gradient_passes_gradcheck():
+    images = unit(torch.randn(4, 3, dtype=torch.float64)).requires_grad_()
+    texts = unit(torch.randn(4, 3, dtype=torch.float64)).requires_grad_()
+    scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, y, s: contrastive_loss(x, y, Sphere(), s), (images, texts, scale))
+
+
 def test_large_logits_stay_finite():
     embeddings = unit(torch.randn(16, 8)).requires_grad_()
     loss = contrastive_loss(embeddings, -embeddings, Sphere(), torch.tensor(1e4))
@@ -73,9 +77,10 @@ def test_row_stochastic_targets_equal_cross_entropy_and_one_hot_rows_an_index():
     logits, targets, index = 3 * double(6, 9), double(6, 9).softmax(dim=1), torch.randint(9, (6,))
     expected = torch.nn.functional.cross_entropy(logits, targets)
     torch.testing.assert_close(info_nce(logits, targets), expected, rtol=1e-13, atol=0)
-    for same in (index, torch.nn.functional.one_hot(index, 9).double()):
-        expected = torch.nn.functional.cross_entropy(logits, index)
-        torch.testing.assert_close(info_nce(logits, same), expected, rtol=1e-13, atol=0)
+    one_hot = torch.nn.functional.one_hot(index, 9).double()
+    torch.testing.assert_close(info_nce(logits, one_hot), info_nce(logits, index), rtol=1e-13, atol=0)
+    by_hand = [math.log(sum(math.exp(v) for v in row)) - row[k] for row, k in zip(logits.tolist(), index.tolist())]
+    assert float(info_nce(logits, index)) == pytest.approx(sum(by_hand) / 6, rel=1e-13)
 
 
 def test_soft_targets_pass_gradcheck_with_masked_candidates():
@@ -99,6 +104,15 @@ def test_half_precision_logits_are_cast_up_under_autocast_too(dtype, soft):
     assert loss.dtype == torch.float32
     expected = torch.nn.functional.cross_entropy(logits.double(), torch.arange(8))
     assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_positives_share_the_mass_of_all_candidates_of_the_same_id():
+    targets = positives_from_ids(torch.tensor([7, 8, 5]), torch.tensor([7, 8, 5, 7, -1, 7]))
+    third = 1 / 3
+    expected = torch.tensor([[third, 0, 0, third, 0, third], [0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]])
+    torch.testing.assert_close(targets, expected)
+    assert targets.dtype == torch.float32
+    check_row_stochastic(positives_from_ids(torch.arange(3), torch.arange(3).repeat(7), dtype=torch.float64), 1e-15)
 
 
 def test_unknown_ids_equal_nothing_but_the_partner_is_always_a_positive():
@@ -173,8 +187,14 @@ def test_targets_that_do_not_fit_are_refused(logits, targets, message):
 
 
 def test_other_mistakes_are_named():
+    sums = torch.tensor([[0.5, 0.5], [0.5, 0.4], [1.5, -0.5], [math.nan, 1.0]])
     refused(
         (r"\(3, 4\)", lambda: symmetric_info_nce(torch.zeros(3, 4))),
+        (
+            r"no candidate has the id of the query: 2 of 3 rows: 0 \(9\), 2 \(-1\)",
+            lambda: positives_from_ids(torch.tensor([9, 4, -1]), torch.tensor([4, -1])),
+        ),
+        (r"3 of 4 rows: 1 \(0\.9.*\), 2 \(1\.0\), 3 \(nan\)", lambda: check_row_stochastic(sums)),
         (r"alpha must lie in \[0, 1\], got 1\.5", lambda: distilled_targets(torch.zeros(2, 2), torch.arange(2), 1.5)),
         (
             r"targets \(3,\) do not fit pseudo-logits \(2, 2\)",
@@ -182,7 +202,7 @@ def test_other_mistakes_are_named():
         ),
         (
             r"query_ids must be a vector of int64, got \(2, 1\)",
-            lambda: positives_from_ids(torch.zeros(2, 1, dtype=torch.int64), torch.arange(2), torch.arange(2)),
+            lambda: positives_from_ids(torch.zeros(2, 1, dtype=torch.int64), torch.arange(2)),
         ),
         (
             r"equal shapes, got \(2, 3\) and \(3, 3\)",
@@ -205,6 +225,15 @@ def test_a_constant_representation_is_at_chance_at_any_temperature(scale):
     assert float(loss) == pytest.approx(math.log(356), abs=1e-12)
 
 
+@pytest.mark.parametrize(("batch", "temperature"), [(2, 1.0), (16, 0.07), (64, 1.0)])
+def test_the_simplex_reaches_the_optimum(batch, temperature):
+    simplex = unit(torch.eye(batch, dtype=torch.float64) - 1 / batch)
+    scale = torch.tensor(1 / temperature, dtype=torch.float64)
+    loss = contrastive_loss(simplex, simplex, Sphere(), scale)
+    expected = math.log(1 + (batch - 1) * math.exp(-(1 + 1 / (batch - 1)) / temperature))
+    assert float(loss) == pytest.approx(expected, abs=1e-12)
+
+
 # SimCLR
 
 
@@ -217,10 +246,19 @@ def loops_nt_xent(first, second, scale):
     return total / (2 * count)
 
 
-def test_nt_xent_equals_loops_written_from_the_formula_and_passes_gradcheck():
-    sides, scale = [unit(double(4, 4)).requires_grad_() for _ in range(2)], scale_of(5.0)
-    assert float(nt_xent(*sides, Sphere(), scale)) == pytest.approx(loops_nt_xent(*sides, 5.0), rel=1e-13)
-    assert torch.autograd.gradcheck(lambda x, y, s: nt_xent(x, y, Sphere(), s), (*sides, scale))
+def test_nt_xent_equals_loops_written_from_the_formula():
+    first, second = unit(double(6, 4)), unit(double(6, 4))
+    loss = nt_xent(first, second, Sphere(), torch.tensor(5.0, dtype=torch.float64))
+    assert float(loss) == pytest.approx(loops_nt_xent(first, second, 5.0), rel=1e-13)
+
+
+def test_nt_xent_is_symmetric_and_passes_gradcheck():
+    first, second = unit(double(3, 4)).requires_grad_(), unit(double(3, 4)).requires_grad_()
+    scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    one = nt_xent(first, second, Sphere(), scale)
+    other = nt_xent(second, first, Sphere(), scale)
+    torch.testing.assert_close(one, other, rtol=1e-13, atol=0)
+    assert torch.autograd.gradcheck(lambda x, y, s: nt_xent(x, y, Sphere(), s), (first, second, scale))
 
 
 # in-batch loss with ids and a queue
@@ -253,9 +291,10 @@ def pairs_and_queue(batch=6, rows=5):
 
 def test_ids_and_queue_equal_loops_written_from_the_formula():
     images, texts, ids, queue = pairs_and_queue()
-    unknown, nothing = torch.full((6,), -1), QueuedPairs(images[:0], texts[:0], ids[:0])
+    scale, nothing = torch.tensor(4.0, dtype=torch.float64), QueuedPairs(images[:0], texts[:0], ids[:0])
+    unknown = torch.full((6,), -1)
     for given_ids, given_queue in ((None, None), (ids, None), (None, queue), (ids, queue)):
-        loss = contrastive_loss(images, texts, Sphere(), scale_of(4.0), given_ids, given_queue)
+        loss = contrastive_loss(images, texts, Sphere(), scale, given_ids, given_queue)
         expected = loops_contrastive(
             images, texts, 4.0, unknown if given_ids is None else ids, nothing if given_queue is None else queue
         )
@@ -344,7 +383,6 @@ def test_distances_that_overflow_are_a_divergence_and_no_mask(tile):
     [
         (torch.eye(3), torch.eye(3), Sphere, 2.0, "a loss takes a geometry, such as Sphere.. of .*, not <class"),
         (torch.eye(3), torch.eye(3), "sphere", 2.0, "a loss takes a geometry, such as Sphere.. of .*, not 'sphere'"),
-        (torch.eye(3), torch.eye(3), inner_product_similarity, 2.0, "a loss takes a geometry, .*, not <function inner"),
         (torch.eye(3), torch.eye(3), Sphere(), LogitScale(), r"logit_scale is a LogitScale; .*, logit_scale\(\)"),
         (np.eye(3), torch.eye(3), Sphere(), 2.0, r"image_embeddings is a ndarray of shape \(3, 3\); expected a tensor"),
         (torch.eye(3), torch.ones(3), Sphere(), 2.0, r"text_embeddings is a Tensor of shape \(3,\); expected a tensor"),
@@ -361,3 +399,11 @@ def test_a_number_is_a_multiplier_too():
     expected = contrastive_loss(*sides, Sphere(), torch.tensor(3.0))
     for loss in (contrastive_loss, partial(tiled_contrastive_loss, tile=4)):
         torch.testing.assert_close(loss(*sides, Sphere(), 3.0), expected)
+
+
+def test_every_loss_takes_a_geometry_and_says_so_to_a_bare_similarity():
+    """A function of all pairs cannot give partners the digits that differences keep."""
+    message = "a loss takes a geometry, such as Sphere.*inner_product_similarity"
+    arguments = torch.eye(3), torch.eye(3), inner_product_similarity, torch.tensor(2.0)
+    losses = (contrastive_loss, nt_xent, geometry_loss, tiled_contrastive_loss)
+    refused(*((message, partial(loss, *arguments)) for loss in losses))

@@ -14,7 +14,7 @@ from refusals import refused
 from test_info_nce_matrix import GEOMETRIES
 
 from common import tile_comparison, tiled
-from common.geometry import Sphere, squared_arccos, unit
+from common.geometry import ChordGeometry, Sphere, squared_arccos, unit
 from common.info_nce import Distillation, QueuedPairs, contrastive_loss
 from common.oblique import Oblique
 from common.tiled import geometry_loss, tiled_contrastive_loss
@@ -103,6 +103,28 @@ INNER = {"sphere": Sphere, "oblique": lambda: Oblique(4)}
 def by_autograd(geometry, scalars, *_):
     """In place of `comparison_of`: the tiled loss differentiates every geometry by autograd."""
     return tiled.Comparison(tile_comparison._Methods(geometry), scalars)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_the_distance_of_chords_is_the_similarity_of_the_embeddings(name):
+    geometry = CLOSED[name]().double()
+    assert isinstance(geometry, ChordGeometry)
+    x, y = geometry.embed_image(torch.randn(9, DIM).double()), geometry.embed_text(torch.randn(7, DIM).double())
+    (vectors, a), (others, b) = geometry.chord_factors(x), geometry.chord_factors(y)
+    chords = a[:, None] + b + geometry.coupling * a[:, None] * b - vectors @ others.T
+    distances, inverse_slopes = geometry.distance_of_chords(chords, False)
+    assert inverse_slopes is None
+    torch.testing.assert_close(-geometry.distance_unit() * distances, geometry.similarity(x, y))
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_inverse_slopes_are_difference_quotients_of_distances(name):
+    geometry, step = CLOSED[name]().double(), 1e-6
+    chords = torch.tensor([1e-3, 0.05, 0.4, 1.0, 1.7, 1.99], dtype=torch.float64)
+    values, inverse_slopes = geometry.distance_of_chords(chords.clone(), True)
+    above, below = (geometry.distance_of_chords(chords * factor, False)[0] for factor in (1 + step, 1 - step))
+    torch.testing.assert_close(1 / inverse_slopes, (above - below) / (2 * step * chords), rtol=1e-7, atol=0.0)
+    torch.testing.assert_close(values, geometry.distance_of_chords(chords.clone(), False)[0])
 
 
 @pytest.mark.parametrize("name", CLOSED)

@@ -101,6 +101,17 @@ def test_lorentz_residual_equals_loops_from_the_paper(c):
         assert residuals[k].item() == pytest.approx(max(0.0, excess("hyperbolic", text, image, 0.3, c)), abs=1e-8)
 
 
+def test_hyperbolic_cone_tends_to_the_euclidean_one_of_radius_2k_over_root_c():
+    """Deviations on the parity data: 2.4e-2, 2.4e-3, 2.4e-5, 2.4e-7, linear in c."""
+    texts, images = golden(torch.float64)
+    euclidean = euclidean_entailment_residual(images=images, texts=texts, min_radius=0.3)
+    for c in (1e-1, 1e-2, 1e-4, 1e-6):
+        hyperbolic = lorentz_entailment_residual(
+            images=images, texts=texts, min_radius=0.3 * c**0.5 / 2, curvature=scalar(c)
+        )
+        assert (hyperbolic - euclidean).abs().max().item() == pytest.approx(0.24 * c, rel=0.05)
+
+
 # laws
 
 
@@ -143,9 +154,11 @@ def test_a_pair_that_coincides_and_a_text_at_the_origin_entail_without_gradient(
 
 
 def test_min_radius_0_closes_the_cone():
-    texts, _ = golden(torch.float64)
+    texts, images = golden(torch.float64)
     assert (euclidean_half_aperture(texts, 0.0) == 0).all()
     assert (lorentz_half_aperture(texts, 0.0, scalar(1.0)) == 0).all()
+    exterior = euclidean_exterior_angle(images=images, texts=texts)
+    assert torch.equal(euclidean_entailment_residual(images=images, texts=texts, min_radius=0.0), exterior)
 
 
 def test_leading_axes_broadcast_to_all_pairs():

@@ -24,6 +24,7 @@ from euclip.lorentz import (
     sinh_over,
     squared_lorentz_distance,
     time_component,
+    triangle_of,
 )
 from scripts.lorentz_errors import CURVATURES, errors, markdown
 
@@ -64,6 +65,14 @@ def test_maps_of_zero_are_zero_with_the_identity_as_gradient():
         assert (mapped == 0).all()
         mapped.sum().backward()
         assert tangent.grad.tolist() == [1, 1, 1]
+
+
+def test_maps_work_on_any_leading_axes():
+    tangent = vectors(4, 3, 5)
+    mapped = exp_map0(tangent, scalar(2.5))
+    for row in range(4):
+        torch.testing.assert_close(mapped[row], exp_map0(tangent[row], scalar(2.5)))
+    torch.testing.assert_close(log_map0(mapped, scalar(2.5)), tangent)
 
 
 def test_gradients_of_the_maps_are_right():
@@ -107,6 +116,14 @@ def test_distance_from_the_origin_is_the_norm_of_the_tangent_vector(c, length):
 
 
 @pytest.mark.parametrize("c", CURVATURES)
+def test_distance_along_a_ray_is_the_difference_of_the_norms(c):
+    direction = unit(vectors(20, 5))
+    for forth, back in ((3.0, 1.0), (3.0, -1.0), (1.0, 1.0 + 1e-6)):
+        distance = paired_lorentz_distance(forth * direction, back * direction, scalar(c))
+        assert distance.tolist() == pytest.approx([abs(forth - back)] * 20, rel=1e-8)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
 def test_boosts_and_rotations_are_isometries(c):
     """A Lorentz transformation of the points leaves their distances alone; the formula knows nothing of it."""
     first, second = vectors(20, 4), vectors(20, 4)
@@ -125,6 +142,15 @@ def test_boosts_and_rotations_are_isometries(c):
     after = paired_lorentz_distance(moved(first), moved(second), scalar(c))
     assert (moved(first) - first).abs().max() > 0.5
     torch.testing.assert_close(after, before, rtol=1e-10, atol=1e-10)
+
+
+def test_distance_tends_to_the_euclidean_one_linearly_in_the_curvature():
+    """Deviations on the parity data: 1.5e-2, 1.5e-3, 1.5e-5, 1.5e-7."""
+    images = torch.tensor([[1.2, 0.3, 0.0, 0.0], [0.0, 1.0, 0.8, -0.2], [0.1, 0.1, 0.9, 1.5]], dtype=torch.float64)
+    euclidean = torch.cdist(images, TEXTS)
+    for c in (1e-1, 1e-2, 1e-4, 1e-6):
+        deviation = (lorentz_distance(images, TEXTS, scalar(c)) - euclidean).abs().max().item()
+        assert deviation == pytest.approx(0.15 * c, rel=0.05)
 
 
 def test_gradients_are_right_also_at_coincidence_at_the_antipode_and_at_the_origin():
@@ -231,6 +257,18 @@ def test_sinh_over_equals_mpmath_on_both_sides_of_its_border():
     ours = sinh_over(scalar(radii)).tolist()
     expected = [1.0] + [float(mpmath.sinh(r) / mpmath.mpf(r)) for r in radii[1:]]
     assert ours == pytest.approx(expected, rel=1e-14)
+
+
+def test_parts_of_vectors_without_a_direction_are_0():
+    zero, one = torch.zeros(1, 3), torch.tensor([[1.0, 0.0, 0.0]])
+    for first, second in ((zero, zero), (zero, one), (one, one)):
+        longer_by = second.norm() - first.norm()
+        assert [part.item() for part in triangle_of(first, second, first.norm(dim=1), second.norm(dim=1))] == [
+            longer_by,
+            0,
+            0,
+        ]
+    assert [part.item() for part in triangle_of(one, -one, one.norm(dim=1), one.norm(dim=1))] == [0, 0, 2]
 
 
 # the committed table

@@ -118,6 +118,12 @@ def test_values_and_gradients_are_those_of_plain_autograd(attach, local, count, 
     torch.testing.assert_close(queries.grad.double(), ours.grad, rtol=1e-4, atol=1e-3)
 
 
+def test_gradcheck():
+    pool = full_pool("knn_local", dim=4)
+    candidates, queries = pool.open(draw(4, BATCH, 4)), draw(5, BATCH, 4).requires_grad_()
+    assert torch.autograd.gradcheck(candidates.similarity, (queries,))
+
+
 @pytest.mark.parametrize("tile", [2, BATCH])
 @pytest.mark.parametrize("kind", ["columns", "ids", "distilled", "distilled ids"])
 @pytest.mark.parametrize("attach", ["knn_local", "knn_local_st", "cosine"])

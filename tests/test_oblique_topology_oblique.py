@@ -1,9 +1,11 @@
 """Products of spheres: golden vectors, laws, accuracy, finite gradients everywhere."""
 
+import math
+
+import mpmath
 import pytest
 import torch
 from refusals import refused
-from test_common_geometry import mpmath_angle
 
 from common.geometry import Sphere, euclidean_distance, unit
 from common.info_nce import contrastive_loss, symmetric_info_nce
@@ -43,6 +45,19 @@ def test_golden_vectors():
     assert euclidean_distance(U, V).item() == pytest.approx(7.2111026, abs=1e-7)
 
 
+def test_golden_loss_and_its_gradient():
+    spheres = to_spheres(torch.cat([U, V]), 4)
+    similarity = oblique_similarity(spheres, spheres.flip(0))
+    torch.testing.assert_close(similarity, torch.tensor([[8 / 9, 2], [2, 8 / 9]], dtype=torch.float64))
+    for log_logit_scale, expected in ((0.0, 1.3956831), (-math.log(0.07), 15.8730160)):
+        log_logit_scale = torch.tensor(log_logit_scale, dtype=torch.float64, requires_grad=True)
+        loss = symmetric_info_nce(log_logit_scale.exp() * similarity)
+        assert loss.item() == pytest.approx(expected, abs=1e-7)
+        if log_logit_scale == 0:
+            loss.backward()
+            assert log_logit_scale.grad.item() == pytest.approx(0.8359291, abs=1e-7)
+
+
 # the manifold
 
 
@@ -51,6 +66,43 @@ def test_a_class_token_gives_a_sphere():
     for geometry in (build("oblique"), build("oblique_geodesic")):
         torch.testing.assert_close(geometry.embed_image(tokens), unit(tokens))
         assert torch.equal(geometry.embed_text(tokens), geometry.embed_text(tokens.flatten(1)))
+
+
+def test_similarity_is_the_chordal_distance_turned_round():
+    """|U - V|^2 = 2m - 2 tr(U^T V), and m times the cosine of the flattened points."""
+    images, texts = on_spheres(7, 8, 4), on_spheres(7, 8, 4)
+    ours = paired_oblique_similarity(images, texts)
+    torch.testing.assert_close((images - texts).square().sum(dim=(1, 2)), 16 - 2 * ours)
+    torch.testing.assert_close(ours, 8 * torch.cosine_similarity(images.flatten(1), texts.flatten(1)))
+
+
+def test_inner_product_obeys_only_the_relaxed_triangle_inequality():
+    """Per sphere, with x.z = p and z.y = q: x.y >= p q - sqrt((1 - p^2)(1 - q^2)), and summed over spheres."""
+    x, y, z = (on_spheres(3_000, 4, 3) for _ in range(3))
+    p, q = (x * z).sum(dim=-1), (z * y).sum(dim=-1)
+    slack = ((1 - p**2).clamp(min=0) * (1 - q**2).clamp(min=0)).sqrt()
+    similarity = paired_oblique_similarity(x, y)
+    assert (similarity >= (p * q - slack).sum(dim=1) - 1e-9).all()
+    assert (similarity <= (p * q + slack).sum(dim=1) + 1e-9).all()
+    distances = [4 - paired_oblique_similarity(*pair) for pair in ((x, y), (x, z), (z, y))]
+    assert (distances[0] > distances[1] + distances[2]).any()  # as a distance it breaks the ordinary one
+
+
+def test_random_directions_have_the_statistics_of_the_paper():
+    """Sphere: 0 +- 1 / sqrt(d); tr: 0 +- m / sqrt(d); Geo: (pi / 2) sqrt(m) +- 1 / sqrt(n); l2, variance 1: 32 +- 1."""
+    features, others = torch.randn(1_000, 512), torch.randn(1_000, 512)
+
+    def scores(geometry):
+        return geometry.similarity(geometry.embed_image(features), geometry.embed_text(others))
+
+    for values, mean, within, std in (
+        (scores(Sphere()), 0, 0.0025, 0.044),
+        (scores(build("oblique", 64)), 0, 0.02, 0.354),
+        (-scores(build("oblique_geodesic", 64)), 4.44, 0.05 * 4.44, 0.126),
+        (-scores(L2()), 32.0, 0.05 * 32, 1.0),
+    ):
+        assert values.mean().item() == pytest.approx(mean, abs=within)
+        assert values.std().item() == pytest.approx(std, rel=0.05)
 
 
 def test_what_cannot_be_cut_or_compared_is_refused_with_its_shapes():
@@ -97,6 +149,17 @@ def test_free_embeddings_reach_a_floor_that_the_range_of_the_similarity_sets():
 # digits in float32
 
 
+def exact_geodesic(first, second):
+    """With 40 digits, of the float32 vectors as they are, normalised exactly."""
+    with mpmath.workdps(40):
+        total = mpmath.mpf(0)
+        for x, y in zip(first.tolist(), second.tolist()):
+            x, y = [mpmath.mpf(value) for value in x], [mpmath.mpf(value) for value in y]
+            cosine = mpmath.fdot(x, y) / mpmath.sqrt(mpmath.fdot(x, x) * mpmath.fdot(y, y))
+            total += mpmath.acos(cosine) ** 2
+        return float(mpmath.sqrt(total))
+
+
 def errors(distance, num=30, num_spheres=8, sphere_dim=64):
     """Largest relative errors of the geodesic distance: matched pairs, all pairs, and the clamped arccos."""
     first = on_spheres(num, num_spheres, sphere_dim, torch.float32)
@@ -104,8 +167,7 @@ def errors(distance, num=30, num_spheres=8, sphere_dim=64):
     step = unit(step - (step * first).sum(dim=-1, keepdim=True) * first).double()
     angle = torch.tensor(distance / num_spheres**0.5, dtype=torch.float64)
     second = (angle.cos() * first + angle.sin() * step).float()
-    angles = [[mpmath_angle(*pair) for pair in zip(*points)] for points in zip(first, second)]
-    expected = torch.tensor(angles, dtype=torch.float64).norm(dim=1)
+    expected = torch.tensor([exact_geodesic(*pair) for pair in zip(first, second)], dtype=torch.float64)
     cosines = (first * second).sum(dim=-1)
     distances = (
         paired_oblique_geodesic_distance(first, second),
