@@ -97,9 +97,10 @@ def verdict_table(path: Path, ids: list[str]) -> str:
 
 def conclusion_list(folder: Path, with_details: bool = False) -> str:
     """The conclusions of a paper folder as a numbered list, each in one line that is ended."""
+    claims = f"../../{folder.name}/claims.yaml" if with_details else "claims.yaml"  # as seen from the page
     lines = []
     for number, conclusion in enumerate(load_conclusions(folder, ROOT / "results"), start=1):
-        verdicts = f"*({conclusion.verdicts})*" if conclusion.verdicts else ""
+        verdicts = f"*([{conclusion.verdicts}]({claims}))*" if conclusion.verdicts else ""
         details = conclusion.details if with_details else ""
         parts = (f"{number}. **{conclusion.short}**", conclusion.rest, details, verdicts)
         lines.append(" ".join(filter(None, parts)) + "\n")

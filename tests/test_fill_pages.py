@@ -130,7 +130,7 @@ def test_sentences_take_their_numbers_and_their_verdicts_from_the_results(root):
         "- {text: 'It is {table1/demo/table1 | ours | acc} %.', claims: {C1: undecided}, scale: demo}\n- text: B.\n"
     )
     page = "<!-- conclusions: p -->\n\n1. stale\n2. stale\n3. stale\n\nafter\n"
-    now = "1. **It is 50.0 %.** *(C1: undecided; scale demo)*\n2. **B.**\n"
+    now = "1. **It is 50.0 %.** *([C1: undecided; scale demo](claims.yaml))*\n2. **B.**\n"
     assert filled(page, "page") == f"<!-- conclusions: p -->\n\n{now}\nafter\n"
     for cell_named, message in (
         ("our | acc", r"p/conclusions.yaml: \{table1/demo/table1 \| our \| acc\}: no 'our'; expected one of: ours"),
