@@ -100,9 +100,10 @@ def conclusion_list(folder: Path, with_details: bool = False) -> str:
     claims = f"../../{folder.name}/claims.yaml" if with_details else "claims.yaml"  # as seen from the page
     lines = []
     for number, conclusion in enumerate(load_conclusions(folder, ROOT / "results"), start=1):
-        verdicts = f"*([{conclusion.verdicts}]({claims}))*" if conclusion.verdicts else ""
+        verdicts = f"[{conclusion.verdicts}]({claims})" if conclusion.verdicts else ""
+        evidence = "; ".join(filter(None, (verdicts, conclusion.measured)))
         details = conclusion.details if with_details else ""
-        parts = (f"{number}. **{conclusion.short}**", conclusion.rest, details, verdicts)
+        parts = (f"{number}. **{conclusion.short}**", conclusion.rest, details, evidence and f"*({evidence})*")
         lines.append(" ".join(filter(None, parts)) + "\n")
     return "".join(lines)
 

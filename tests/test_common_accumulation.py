@@ -84,6 +84,7 @@ def worst_error(actual, expected):
 def test_micro_batches_give_loss_and_every_gradient_of_one_batch(size):
     loss, expected = loss_and_gradients(Towers(), None, *inputs())
     actual_loss, actual = loss_and_gradients(Towers(), size, *inputs())
+    assert len(actual) == 10
     assert float(actual_loss - loss) == pytest.approx(0.0, abs=1e-12)
     assert worst_error(actual, expected) <= 1e-12
 

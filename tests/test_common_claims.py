@@ -145,6 +145,19 @@ def test_an_answer_of_three_values_is_right_however_the_open_parts_turn_out(text
         assert answer is (outcomes.pop() if len(outcomes) == 1 else None)
 
 
+def test_the_error_is_shared_where_one_part_would_be_enough():
+    seen = {}
+
+    def settle(comparison, error_holds, error_fails):
+        seen[comparison.cells[0].row] = (error_holds, error_fails)
+        return None, None
+
+    decide(Logic("and", (margin("a"), Logic("or", (margin("b"), margin("c"))))), settle)
+    assert seen["a"] == pytest.approx((0.05, 0.025))
+    # one of b and c is enough to hold the whole, as far as they can; both must fail to refute it
+    assert seen["b"] == seen["c"] == pytest.approx((0.05 / 2, 0.025))
+
+
 @pytest.mark.parametrize(
     ("kind", "answers", "deciding"),
     [
@@ -267,6 +280,17 @@ def test_a_spread_becomes_the_comparisons_of_all_pairs():
     comparisons = list(margins(condition))
     assert len(comparisons) == 6  # of nine pairs three are of a cell with itself
     assert comparisons[0].text == 't["a"]["x"] - t["b"]["x"] < 2'
+
+
+def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
+    (comparison,) = margins(
+        parse("t['a']['x'] * t['b']['x'] - 2 * t['a']['x'] > mean(t['c']['x'], 3) + 0 * t['d']['x']")
+    )
+    at = {Cell("t", row, "x"): number for row, number in zip("abcd", (2.0, 3.0, 4.0, 5.0))}
+    assert [cell.row for cell in comparison.cells] == ["a", "b", "c"]
+    for one, slope in comparison.slopes(at).items():
+        moved = [comparison.value(at | {one: at[one] + step}) for step in (-1e-5, 1e-5)]
+        assert slope == pytest.approx((moved[1] - moved[0]) / 2e-5, rel=1e-6)
 
 
 # ---- reading a file -------------------------------------------------------------------------------------------------
@@ -677,6 +701,7 @@ def test_a_sentence_takes_an_experiments_mean_a_cell_as_its_table_shows_it_and_v
     assert value.text == "1.1 GB"
     assert f"| {shown.text}" in page.read_text()
     assert (judged_.short, judged_.rest, judged_.details) == ("A.", "B.", "3.05")
+    assert (value.measured, judged_.measured) == ("numbers: demo, 2 seeds", "")  # of the text alone
     assert judged_.verdicts == ("C1: holds; C2, C4: undecided, on the mean holds; C3: undecided; scale demo")
 
 

@@ -100,6 +100,22 @@ def test_a_text_is_cut_before_it_is_cleaned(clip, reference):
         assert time.process_time() - start < 3
 
 
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("it\u2019s", "it's"),
+        ("o\ufb03ce", "office"),
+        ("sch\u00c3\u00b6n", "sch\u00f6n"),
+        ("\uff21\uff22", "ab"),
+        ("cafe\u0301", "caf\u00e9"),
+        ("AT&amp;amp;T \n X", "at&t x"),
+        ("\ud83d a", "\ufffd a"),
+    ],
+)
+def test_cleaning(text, clean):
+    assert clean_text(text) == clean
+
+
 def test_special_ids_and_sizes_are_clips(clip):
     assert (clip.vocabulary_size, clip.pad_id, clip.cls_id, clip.end_id) == (49_408, 0, 49_406, 49_407)
     row = clip.encode(["a photo of a cat"], 9)[0]

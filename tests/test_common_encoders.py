@@ -88,6 +88,16 @@ def test_the_last_block_works_on_class_tokens_only_and_gives_what_it_gives_among
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
+def test_swapping_position_rows_of_two_text_class_tokens_swaps_their_blocks():
+    tower = BidirectionalTextTransformer(10, 4, 16, 2, 2, 6, num_class_tokens=2).double()
+    nn.init.normal_(tower.position_embedding)
+    token_ids = torch.tensor([[2, 5, 6, 3]])
+    before = tower(token_ids).view(2, 6)
+    with torch.no_grad():
+        tower.position_embedding[:2] = tower.position_embedding[:2].flip(0)
+    torch.testing.assert_close(tower(token_ids).view(2, 6), before.flip(0), rtol=1e-10, atol=1e-12)
+
+
 def test_patches_that_leave_a_rim_and_positions_that_are_no_square_are_refused_with_their_numbers():
     refused(
         ("50 is not a multiple of patch_size 8", lambda: VisionTransformer(50, 8, 16, 1, 2, 8)),

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import math
 
 import pytest
@@ -139,4 +140,5 @@ def test_constant_schedule_is_constant_and_half_cosine_rises_to_one():
     assert values == pytest.approx(
         [1 - 0.01 * (1 + math.cos(math.pi * step / 100)) / 2 for step in range(101)], abs=1e-15
     )
+    assert all(earlier < later for earlier, later in itertools.pairwise(values))
     assert values[100] == ema_momentum_at(150, 100, 0.99, "half_cosine") == 1.0

@@ -267,6 +267,7 @@ def test_the_page_is_one_file_without_network_and_shows_every_text_as_text(tmp_p
     path = write_made_up_map(tmp_path / "map.html", texts=texts)
     page = path.read_text()
     assert [file.name for file in tmp_path.iterdir()] == ["map.html"]
+    assert path.stat().st_size < 3_000_000
     assert not re.search(r"https?:|//www|url\(|@import|<link|src=\"(?!data:)", page)
     # the only script ends where the page's own ends, and the text arrives whole
     assert page.count("<script") == page.count("</script") == 1

@@ -110,7 +110,7 @@ def test_a_run_that_waits_for_data_warns_once_and_names_the_settings(tmp_path, m
     few = ("optim.steps=3", "optim.warmup_steps=0", "optim.global_batch_size=8", "run.log_every=1")
     files = trained(PAPER, row_config(PAPER, "table2_clip", *few, "run.evaluate_every=0"), tmp_path)
     (wait,) = (line["text"] for line in read_log(files.log) if "waits for data" in line.get("text", ""))
-    assert "to wait less: more loader processes (run.num_workers, now " in wait
+    assert re.search(r"for 50% of the time, more than 25% .*; to wait less: more .* \(run\.num_workers, now ", wait)
     assert wait in capsys.readouterr().err
 
 

@@ -174,7 +174,7 @@ def test_a_logit_bias_goes_out_to_open_clip_and_comes_back(tmp_path):
     ours = our_clip()
     ours.logit_bias = LogitBias(-7.5)
     theirs = as_open_clip(ours, tmp_path)
-    for model in (ours, load_clip(tmp_path)):
+    for model in (ours, load_clip(tmp_path), read_source(str(tmp_path)).clip()):
         similarity = model.geometry.similarity(model.encode_image(IMAGES), model.encode_text(IDS))
         logits = model.logit_scale() * similarity + model.logit_bias()
         torch.testing.assert_close(logits, theirs.get_logits(IMAGES, IDS)[0], **TOLERANCE)
@@ -245,7 +245,10 @@ def test_files_that_hold_no_weights_are_named(tmp_path):
         ("list.pt", "no state dict"),
         ("cut.safetensors", "is not a complete safetensors file"),
     ):
-        refused((rf"{tmp_path / name}.*{message}", partial(read_weights, tmp_path / name)), error=WeightsError)
+        with pytest.raises(WeightsError, match=message) as caught:
+            read_weights(tmp_path / name)
+        assert str(tmp_path / name) in str(caught.value)
+        assert str(caught.value).isprintable()
     refused((r"open_clip_config\.json: not valid JSON", lambda: load_clip(tmp_path)))
 
 
@@ -440,14 +443,11 @@ def test_a_bert_that_does_not_fit_is_refused():
 
 @pytest.mark.parametrize("layout", ["transformers", "open_clip"])
 def test_the_export_script_prints_the_parity_figure(tmp_path, layout, monkeypatch, capsys):
-    def export(layout, name):
-        arguments = ["--model", tmp_path / "in", "--to", layout, "--output", tmp_path / name]
-        monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
-        export_weights.main()
-
     ours = our_clip("quick_gelu")
     clip_to_transformers(ours).save_pretrained(tmp_path / "in")
-    export(layout, "out")
+    arguments = ["--model", tmp_path / "in", "--to", layout, "--output", tmp_path / "out"]
+    monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
+    export_weights.main()
     printed = capsys.readouterr().out
     figures = rf"read again by {layout}; .*: ([\d.e+-]+) \(8 random pictures\), ([\d.e+-]+) \(8 random"
     ((pictures, captions),) = re.findall(figures, printed)
@@ -461,11 +461,13 @@ def test_the_export_script_prints_the_parity_figure(tmp_path, layout, monkeypatc
     )
     # a folder with the files of both layouts is read as open_clip's, whichever model was written last
     other = {"transformers": "open_clip", "open_clip": "transformers"}[layout]
-    refused(
-        ("out exists already; expected --output with a new folder", lambda: export(other, "out")), error=ConfigError
-    )
+    arguments = ["--model", tmp_path / "in", "--to", other, "--output", tmp_path / "out"]
+    monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
+    refused(("out exists already; expected --output with a new folder", export_weights.main), error=ConfigError)
     # what open_clip's configuration cannot state is refused before a file is written
     sizes = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}
     transformers.CLIPImageProcessor(**sizes).save_pretrained(tmp_path / "in")
-    refused(("open_clip has one size only", lambda: export("open_clip", "none")), error=WeightsError)
+    arguments = ["--model", tmp_path / "in", "--to", "open_clip", "--output", tmp_path / "none"]
+    monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
+    refused(("open_clip has one size only", export_weights.main), error=WeightsError)
     assert not (tmp_path / "none").exists()

@@ -36,7 +36,7 @@ from common.data.shards import open_shards
 from common.data.tar_index import index_shard
 
 BLOCK = 512
-SECONDS = 300.0  # for the cases of a test, each of which takes milliseconds
+SECONDS = 60.0  # for the cases of a test, each of which takes milliseconds
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
 pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

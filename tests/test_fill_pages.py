@@ -127,11 +127,14 @@ def test_sentences_take_their_numbers_and_their_verdicts_from_the_results(root):
     conclusions = root / "p" / "conclusions.yaml"
     conclusions.parent.mkdir()
     conclusions.write_text(
-        "- {text: 'It is {table1/demo/table1 | ours | acc} %.', claims: {C1: undecided}, scale: demo}\n- text: B.\n"
+        "- {text: 'It is {table1/demo/table1 | ours | acc} %.', claims: {C1: undecided}, scale: demo}\n"
+        "- {text: B., details: C.}\n"
     )
     page = "<!-- conclusions: p -->\n\n1. stale\n2. stale\n3. stale\n\nafter\n"
-    now = "1. **It is 50.0 %.** *([C1: undecided; scale demo](claims.yaml))*\n2. **B.**\n"
+    now = "1. **It is 50.0 %.** *([C1: undecided; scale demo](claims.yaml); numbers: demo, 2 seeds)*\n2. **B.**\n"
     assert filled(page, "page") == f"<!-- conclusions: p -->\n\n{now}\nafter\n"
+    of_results = now.replace("(claims.yaml)", "(../../p/claims.yaml)").replace("**B.**", "**B.** C.")
+    assert fill_pages.conclusion_list(conclusions.parent, with_details=True) == of_results
     for cell_named, message in (
         ("our | acc", r"p/conclusions.yaml: \{table1/demo/table1 \| our \| acc\}: no 'our'; expected one of: ours"),
         ("ours | other", r"no 'other'; expected one of: acc, mean"),

@@ -10,7 +10,6 @@ import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from scipy.sparse.csgraph import shortest_path as scipy_shortest_path
-from test_geomm_pool import draw
 
 from common.geometry import paired_angles, unit
 from geomm.geodesic import (
@@ -22,6 +21,7 @@ from geomm.geodesic import (
     attach_queries,
     center_graph,
     components,
+    first_k,
     geodesic_distance,
     geodesic_similarity,
     nearest_centers,
@@ -32,6 +32,10 @@ from geomm.geodesic import (
     spherical_kmeans,
     threshold_graph,
 )
+
+
+def draw(seed, *shape, dtype=torch.float64):
+    return unit(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype))
 
 
 def random_edges(seed, nodes, share):
@@ -69,12 +73,25 @@ def test_paths_are_those_of_scipy_and_networkx_in_pieces_too(seed):
     np.testing.assert_array_equal(np.isfinite(paths), labels[:, None] == labels)
 
 
+def test_paths_are_the_minimum_over_all_simple_paths():
+    edges = random_edges(3, 7, 0.4)
+    paths = shortest_paths(torch.from_numpy(edges))
+    for start, end in itertools.permutations(range(7), 2):
+        others = [node for node in range(7) if node not in (start, end)]
+        ways = [
+            sum(edges[a, b] for a, b in itertools.pairwise((start, *between, end)))
+            for count in range(6)
+            for between in itertools.permutations(others, count)
+        ]
+        assert paths[start, end].item() == pytest.approx(min(ways), abs=1e-12)
+
+
 def test_a_graph_of_few_centres_is_complete_and_its_paths_are_the_angles():
     centers = draw(0, 9, 5)
     expected = paired_angles(centers.repeat_interleave(9, dim=0), centers.repeat(9, 1)).view(9, 9)
     for num_neighbors in (8, 20):
         torch.testing.assert_close(neighbor_graph(centers, num_neighbors), expected, rtol=0, atol=1e-14)
-    torch.testing.assert_close(shortest_paths(expected), expected, rtol=0, atol=1e-14)
+        torch.testing.assert_close(shortest_paths(expected), expected, rtol=0, atol=1e-14)
     assert neighbor_graph(centers[:1], 8).tolist() == [[0.0]]
 
 
@@ -112,16 +129,26 @@ def test_a_threshold_joins_the_closest_pairs_and_may_leave_pieces(num_neighbors)
         radius = edges[torch.isfinite(edges)].max()
         assert ((angles(centers, centers) <= radius - 1e-9) <= torch.isfinite(edges)).all()
         assert torch.equal(edges, center_graph(centers, num_neighbors, "threshold"))
-    # tight groups are joined within, and no path leads from one to another
-    assert len(components(shortest_paths(edges)).unique()) > 1
+        pieces = networkx.Graph(list(joined))
+        pieces.add_nodes_from(range(30))
+        groups = components(shortest_paths(edges))
+        assert len(groups.unique()) == networkx.number_connected_components(pieces)
+    assert len(groups.unique()) > 1  # tight groups are joined within, and no path leads from one to another
     assert threshold_graph(centers[:1], num_neighbors).tolist() == [[0.0]]
 
 
-@pytest.mark.parametrize("count", [1, 6])
-def test_neighbours_and_ways_among_equal_centres_are_the_first_ones(count):
+@pytest.mark.parametrize("k", [1, 3, 8, 40])
+def test_ties_go_to_the_lower_index(k):
+    scores = torch.randint(0, 4, (60, 40), generator=torch.Generator().manual_seed(k)).double()
+    scores[0], scores[1] = 0, torch.arange(40)
+    expected = [sorted(range(40), key=lambda column: (-row[column], column))[:k] for row in scores.tolist()]
+    assert first_k(scores, k).tolist() == expected
+
+
+def test_neighbours_and_ways_among_equal_centres_are_the_first_ones():
     """Centres and queries on few places, so that nearly all angles tie; by brute force over (angle, index)."""
     places = torch.eye(5, dtype=torch.float64)
-    centers, queries = places.repeat(8, 1), places.repeat(4, 1)
+    centers, queries, count = places.repeat(8, 1), places.repeat(4, 1), 6
     cosines = (centers @ centers.T).fill_diagonal_(-2)
     nearest = [sorted(range(40), key=lambda other: (-row[other], other))[:count] for row in cosines.tolist()]
     _, tails, _ = neighbor_edges(centers, count)
@@ -176,7 +203,13 @@ def test_clusters_are_separated_and_a_lost_one_starts_at_the_farthest_point():
     start = points[[0, 20, 40, 60, 60]]  # two in one place, and none in the fifth group
     centers = spherical_kmeans(points, start, 5)
     assert (angles(means, centers).min(dim=1).values < 0.1).all()
-    torch.testing.assert_close(spherical_kmeans(points.repeat(200, 1), start, 5), centers)  # in more than one chunk
+    nearest, offset = nearest_centers(points, centers)
+    members = [points[nearest == cluster] for cluster in range(5)]
+    assert [len(cluster) for cluster in members] == [20] * 5
+    torch.testing.assert_close(centers, unit(torch.stack([cluster.mean(dim=0) for cluster in members])))
+    torch.testing.assert_close(offset, paired_angles(points, centers[nearest.long()]))
+    again = spherical_kmeans(points.repeat(200, 1), start, 5)  # in more than one chunk
+    torch.testing.assert_close(again, centers)
     start = torch.cat([points[[0, 20, 60]], -unit(points.mean(dim=0)).repeat(2, 1)])  # which nobody is near to
     assert ((points @ start.T).argmax(dim=1) < 3).all()
     far = (points @ start.T).amax(dim=1).argsort()[:2]
@@ -246,8 +279,11 @@ def test_one_attached_centre_is_eq_3_and_all_of_them_the_angle():
     torch.testing.assert_close(everything, expected, rtol=1e-12, atol=0)
     no_graph = geodesic_distance(queries, rows, graph, "knn_local", 99, "attached")  # what tells graph and angle apart
     torch.testing.assert_close(no_graph, angles(queries, rows), rtol=0, atol=0)
-    rising = [geodesic_distance(queries, rows, graph, "knn", count) for count in (8, 4, 2)]
-    assert all((more <= fewer).all() for more, fewer in itertools.pairwise([*rising, one]))
+    last = one
+    for count in (2, 4, 8):
+        now = geodesic_distance(queries, rows, graph, "knn", count)
+        assert (now <= last).all()
+        last = now
 
 
 def test_eq_3_pulls_along_the_line_to_the_nearest_centre_whatever_the_positive():
@@ -306,7 +342,8 @@ def test_gradients_are_finite_at_a_centre_at_a_row_and_without_a_path(attach):
 def test_the_exact_geodesic_of_samples_is_dijkstras_on_their_dense_graph():
     rows, queries = draw(19, 40, 4)[[*range(39), 3]], draw(20, 5, 4)  # two rows in one place, joined by an edge of 0
     exact = sample_distance(queries, rows, 3)
-    paths = shortest_paths(neighbor_graph(rows, 3))
+    edges = neighbor_graph(rows, 3)
+    paths = shortest_paths(edges)
     assert paths[3, 39] == 0
     first = (queries @ rows.T).topk(3, dim=1).indices
     steps = paired_angles(queries.repeat_interleave(3, 0), rows[first.flatten()]).view(5, 3)

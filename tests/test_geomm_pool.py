@@ -10,8 +10,9 @@ import pytest
 import torch
 from processes import in_processes
 from refusals import refused
+from test_common_albef import as_tcl, tiny_albef, tiny_batch
 
-from common.distributed import rank, world_size
+from common.distributed import rank
 from common.geometry import unit
 from common.info_nce import distilled_targets, info_nce, positives_from_ids
 from common.pool import pool_info_nce
@@ -181,6 +182,42 @@ def test_no_more_than_the_logits_of_a_batch_are_held_at_once(attach):
     assert 0.05 < held.max() / (4 * batch * capacity) < most
 
 
+@pytest.mark.parametrize("distance", ["geodesic", "cosine"])
+def test_albef_and_tcl_take_the_pool_with_no_word_about_it(distance):
+    model, (images, token_ids), ids = tiny_albef(), tiny_batch(), torch.tensor([7, 8, 7, 50])
+    pools = [full_pool(dim=6, distance=distance) for _ in range(2)]
+    pools[1].insert(draw(70, 5, 6))  # images and texts are not the same
+    model.image_pool, model.text_pool = pools
+    step = model.encode_step(images, images, token_ids, ids)
+    *of_batch, loss = model.cross_modal_contrast(step, 0.4)
+    terms = []
+    for embeddings, keys, others, pool, actual in (
+        (step.image_embeddings, step.image_keys, step.text_keys, pools[1], of_batch[0]),
+        (step.text_embeddings, step.text_keys, step.image_keys, pools[0], of_batch[1]),
+    ):
+        rows, graph, slots = after(pool, others)
+        ring = pool.queue.ids.index_copy(0, slots, ids)
+
+        def logits(queries, rows=rows, graph=graph):
+            if graph is None:
+                return model.logit_scale() * queries @ rows.T
+            return model.logit_scale() * geodesic_similarity(queries, rows, graph, num_attached=2)
+
+        hard = positives_from_ids(ids, ring, slots, torch.float64)
+        terms.append(info_nce(logits(embeddings), distilled_targets(logits(keys), hard, 0.4)))
+        torch.testing.assert_close(actual, logits(embeddings)[:, slots].detach(), rtol=1e-9, atol=1e-9)
+    assert loss.item() == pytest.approx(sum(terms).item() / 2, rel=1e-9)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    ours, plain = (
+        torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True) for value in (loss, sum(terms) / 2)
+    )
+    for actual, expected in zip(ours, plain):
+        assert (actual is None) == (expected is None)
+        if actual is not None:
+            torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-10)
+    assert torch.isfinite(as_tcl(model)(images, token_ids, None, None, 0.4, ids).parts["contrast"])
+
+
 def test_geodesic_from_step_and_the_interval_decide_when_a_graph_is_built():
     pool = GeodesicPool(CAPACITY, DIM, branching=(6,), geodesic_from_step=9, graph_update_interval=4)
     built = []
@@ -232,15 +269,10 @@ def test_statistics_are_those_of_the_distances():
     assert full_pool("angle_st").open(keys).statistics(queries, 14.0)["positive_local"] == 1
 
 
-def share(rows):
-    """This process's rows."""
-    return rows.chunk(world_size())[rank()]
-
-
-def three_steps():
+def two_processes(global_batch):
     """What a process sees of three steps; rank 1's own arithmetic must not decide about the graph."""
     pool = GeodesicPool(CAPACITY, DIM, branching=(3, 2), num_neighbors=2, graph_update_interval=2).double()
-    pool.insert(share(draw(20, CAPACITY, DIM)))
+    pool.insert(draw(20 + rank(), CAPACITY // global_batch * len(share_of_process(global_batch)), DIM))
     steps = []
     for step in range(3):
         if rank():
@@ -248,28 +280,63 @@ def three_steps():
         pool.rebuild(step)
         if rank():
             pool.queue.features[0] -= 1e-3
-        keys, ids = share(draw(30 + step, 8, DIM)), share(torch.arange(8) + 100 * step)
-        queries, scale = share(draw(40 + step, 8, DIM)).requires_grad_(), torch.tensor(14.0, dtype=torch.float64)
+        mine = share_of_process(global_batch)
+        keys, queries = draw(30 + step, global_batch, DIM)[mine], draw(40 + step, global_batch, DIM)[mine]
+        ids = (torch.arange(global_batch) + 100 * step)[mine]
+        queries, scale = queries.requires_grad_(), torch.tensor(14.0, dtype=torch.float64)
         candidates = pool.open(keys, ids)
         loss, _ = pool_info_nce(candidates, queries, scale, candidates.columns)
-        (gradient,) = torch.autograd.grad(loss, queries)
+        loss.backward()
         slots = pool.insert(keys, ids)
         state = copy.deepcopy(pool.state_dict()).values()
-        steps.append((loss.detach(), gradient, candidates.columns, candidates.ids, slots, *state))
+        steps.append((loss.detach(), queries.grad, candidates.columns, candidates.ids, slots, *state))
     pool.queue.features[3] = math.nan
-    refused(("the first of them key 3", lambda: pool.rebuild(4)))  # on all, and nobody waits for a graph
-    return steps
+    try:
+        pool.rebuild(4)
+    except ValueError as error:
+        return steps, str(error)
+
+
+def share_of_process(global_batch):
+    count = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    return range(rank() * global_batch // count, (rank() + 1) * global_batch // count)
 
 
 def test_two_processes_equal_one():
     """Half of the batch each: one pool, one graph, and each its rows of the loss."""
-    for whole, *parts in zip(three_steps(), *in_processes(2, three_steps)):
-        assert sum(part[0] for part in parts).item() / 2 == pytest.approx(whole[0].item(), rel=1e-12)
-        torch.testing.assert_close(torch.cat([part[1] for part in parts]) / 2, whole[1], rtol=1e-9, atol=1e-13)
-        assert torch.equal(torch.cat([part[2] for part in parts]), whole[2])
-        for part in parts:
-            for tensor, expected in zip(part[3:], whole[3:]):
+    single = GeodesicPool(CAPACITY, DIM, branching=(3, 2), num_neighbors=2, graph_update_interval=2).double()
+    single.insert(torch.cat([draw(20, CAPACITY // 2, DIM), draw(21, CAPACITY // 2, DIM)]))
+    both = in_processes(2, two_processes, 8)
+    for step in range(3):
+        single.rebuild(step)
+        keys, queries = draw(30 + step, 8, DIM), draw(40 + step, 8, DIM).requires_grad_()
+        ids = torch.arange(8) + 100 * step
+        candidates = single.open(keys, ids)
+        loss, _ = pool_info_nce(candidates, queries, torch.tensor(14.0, dtype=torch.float64), candidates.columns)
+        loss.backward()
+        slots = single.insert(keys, ids)
+        first, second = both[0][0][step], both[1][0][step]
+        assert (first[0] + second[0]).item() / 2 == pytest.approx(loss.item(), rel=1e-12)
+        torch.testing.assert_close(torch.cat([first[1], second[1]]) / 2, queries.grad, rtol=1e-9, atol=1e-13)
+        assert torch.equal(torch.cat([first[2], second[2]]), candidates.columns)
+        for place in (first, second):
+            assert torch.equal(place[3], candidates.ids)
+            assert torch.equal(place[4], slots)
+            for tensor, expected in zip(place[5:], single.state_dict().values()):
                 torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-12 if expected.is_floating_point() else 0)
+    assert all("the first of them key 3" in refusal for _, refusal in both)  # and nobody waits for a graph
+
+
+def test_more_clusters_than_one_byte_can_name():
+    pool = GeodesicPool(500, 6, branching=(24, 16), num_neighbors=4)
+    pool.insert(draw(50, 500, 6, dtype=torch.float32))
+    pool.rebuild(0)
+    keys = draw(51, 20, 6, dtype=torch.float32)
+    candidates = pool.open(keys)
+    assert pool.nearest_center.max() > 255
+    pool.insert(keys)
+    assert torch.equal(pool.nearest_center, candidates.graph.nearest_center)
+    assert torch.equal(pool.nearest_center, nearest_centers(pool.queue.features, pool.cluster_centers)[0])
 
 
 def test_a_cast_to_half_precision_does_not_round_the_graph():

@@ -386,14 +386,15 @@ def test_an_error_of_the_disk_names_the_setting_of_its_file(arguments, error, me
     assert message_of(main, *arguments).startswith(f"error: {message.format(outputs=tmp_path / 'outputs')}")
 
 
-def test_a_custom_row_of_another_paper_is_refused_though_it_has_no_header(tmp_path):
+def test_a_row_of_another_paper_is_refused_with_or_without_its_header(tmp_path):
     for paper in ("euclip", "oblique_topology"):
         shutil.copytree(ROOT / paper / "configs", tmp_path / paper / "configs")
     script, configs = tmp_path / "euclip" / "train.py", tmp_path / "oblique_topology" / "configs"
     (configs / "mine.yaml").write_text("method: {structure: Multi(2, 16)}\n")
-    right = f"accelerate launch oblique_topology/train.py --config {configs / 'mine.yaml'}"
-    with pytest.raises(ConfigError, match=re.escape(f"euclip/train.py does not train it; run: {right}")):
-        _check_script("--config x", configs / "mine.yaml", script)
+    command = "accelerate launch oblique_topology/train.py --config"
+    for name, config in (("table2_clip", "oblique_topology/configs/table2_clip.yaml"), ("mine", configs / "mine.yaml")):
+        with pytest.raises(ConfigError, match=re.escape(f"euclip/train.py does not train it; run: {command} {config}")):
+            _check_script("--config x", configs / f"{name}.yaml", script)
     # rows of this paper, rows of a user, and a script that no row names
     (tmp_path / "euclip/configs/mine.yaml").touch()
     (tmp_path / "mine.yaml").touch()

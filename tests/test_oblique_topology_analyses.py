@@ -146,6 +146,8 @@ def test_noise_raises_the_balance_and_lowers_the_multiplier_of_the_lowest_loss()
     lowest = [loss_minimising(similarity) for similarity in noisy]
     assert medians == pytest.approx([47, 51, 55, 79], rel=0.1)  # measured for the specification, with other draws
     assert lowest == pytest.approx([60, 46, 40, 34], rel=0.1)
+    by_batch = [balance(whole[:batch, :batch], "median") for batch in (32, 128, 512)]
+    assert by_batch == sorted(by_batch)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -234,6 +236,7 @@ def test_the_measures_of_a_row_are_at_the_multiplier_that_they_are_named_after()
             gradients["pull"],
             gradients["felt"],
         )
+    assert measures["share_1"] < 0.1 < 0.4 < measures["share_100"]
     assert {name: measures[f"balance_{name}"] for name in READINGS} == {
         name: balance(similarity, name) for name in READINGS
     }
@@ -247,13 +250,16 @@ def test_directions_are_orthogonal_and_as_long_as_the_weights():
     model = small_model(Sphere())
     model.image_tower.final_norm.bias.data.zero_()
     weights = movable_weights(model)
-    assert weights.keys() == {name for name, _ in model.named_parameters()} - {"logit_scale.log_logit_scale"}
+    assert not any("logit_scale" in name for name in weights)
+    assert len(weights) == len(list(model.parameters())) - 1
     first, second = random_directions(weights, draws())
     for name, weight in weights.items():
         assert float(first[name].norm()) == pytest.approx(float(weight.norm()))
         assert float(second[name].norm()) == pytest.approx(float(weight.norm()))
         assert abs(float((first[name] * second[name]).sum())) < 1e-9 * max(1, float(weight.norm()) ** 2)
     assert not first["image_tower.final_norm.bias"].any()
+    again = random_directions(weights, draws())[1]
+    assert all(torch.equal(again[name], second[name]) for name in weights)
     of_one = {"scalar": torch.tensor([2.0])}
     assert float(random_directions(of_one, draws())[0]["scalar"].abs()) == pytest.approx(2.0)
     assert not random_directions(of_one, draws())[1]["scalar"].any()
@@ -346,6 +352,7 @@ def test_the_chance_to_be_closer_counts_pairs_and_ties_half():
     closer, farther = torch.tensor([0.0, 1.0, 2.0, 2.0]), torch.tensor([1.0, 2.0, 5.0])
     counted_by_hand = sum((a < b) + 0.5 * (a == b) for a in closer.tolist() for b in farther.tolist()) / 12
     assert chance_to_be_closer(closer, farther) == pytest.approx(counted_by_hand)
+    assert chance_to_be_closer(torch.tensor([-3.0, -2.0]), torch.tensor([-1.0])) == 1.0
     assert chance_to_be_closer(farther, closer) == pytest.approx(1 - counted_by_hand)
 
 
@@ -369,6 +376,9 @@ def test_statistics_of_hand_made_distances():
 def test_scores_and_heat_of_token_pairs_add_up_to_those_of_the_whole_score():
     model, (images, token_ids) = small_model(Oblique(SPHERE_DIM), tokens=SPHERES), small_batch()
     maps = token_maps(model, images, token_ids)
+    assert maps.scores.shape == (5, 1 + SPHERES)
+    assert maps.pixels.shape == (5, 1 + SPHERES, 4, 4)
+    assert maps.words.shape == (5, 1 + SPHERES, LENGTH)
     for values in (maps.scores, maps.pixels, maps.words):
         torch.testing.assert_close(values[:, 1:].sum(dim=1), values[:, 0])
         assert values[:, 1].abs().max() > 1e-6
@@ -396,8 +406,6 @@ def test_the_map_of_the_whole_score_is_grad_cam_on_the_patches_that_enter_the_la
 
 def test_words_are_words_whatever_stands_in_front_of_them_and_behind():
     images, token_ids = small_batch()
-    token_ids[1] = 0
-    token_ids[1, :2] = torch.tensor([2, END])  # a caption without words: heat of none, not NaN
     for geometry, tokens in ((Oblique(SPHERE_DIM), SPHERES), (Sphere(), 1)):
         model = small_model(geometry, tokens)
         maps = token_maps(model, images, token_ids)
@@ -431,6 +439,16 @@ def test_a_score_without_spheres_has_no_pairs():
         assert maps.pixels.abs().max() > 0
         embeddings = model.encode_image(images), model.encode_text(token_ids)
         torch.testing.assert_close(scores_of_pairs(model, *embeddings)[0], maps.scores[:, 0])
+
+
+def test_a_caption_without_words_has_no_heat_and_no_nan():
+    model, (images, token_ids) = small_model(Oblique(SPHERE_DIM), tokens=SPHERES), small_batch()
+    token_ids[1] = 0
+    token_ids[1, :2] = torch.tensor([2, END])
+    maps = token_maps(model, images, token_ids)
+    assert not maps.is_word[1].any()
+    assert not maps.words[1].any()
+    assert torch.isfinite(maps.words).all()
 
 
 def test_the_share_in_a_box_is_that_of_fine_pixels():

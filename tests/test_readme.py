@@ -181,11 +181,10 @@ def test_verdicts_that_the_pages_tell_are_those_of_the_report(committed_claims):
 
 
 @pytest.mark.parametrize("paper", sorted(path.parent.name for path in ROOT.glob("*/conclusions.yaml")))
-def test_the_finding_on_the_first_page_is_a_conclusion_of_the_paper(paper):
-    shown = re.search(
-        rf"\[([^\]]+)\]\({paper}/README.md#what-we-found\)", (ROOT / "README.md").read_text(encoding="utf-8")
-    )
-    assert shown[1] in {conclusion.short for conclusion in load_conclusions(ROOT / paper)}
+def test_the_finding_on_the_first_page_is_a_conclusion_of_the_paper_with_its_scales_and_seeds(paper):
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    short, seeds = re.search(rf"\[([^\]]+)\]\({paper}/README.md#what-we-found\) \(([^)]+)\)", page).groups()
+    assert (short, f"numbers: {seeds}") in {(one.short, one.measured) for one in load_conclusions(ROOT / paper)}
 
 
 def test_the_multipliers_of_the_first_page_are_those_of_the_committed_experiment():

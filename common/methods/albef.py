@@ -458,7 +458,8 @@ def replaceable_words(vocabulary_size: int, no_words: tuple[int, ...], device: t
     Returns:
         (num_words,) int64, ascending.
     """
-    return torch.tensor([word for word in range(vocabulary_size) if word not in no_words], device=device)
+    left_out = set(no_words)
+    return torch.tensor([word for word in range(vocabulary_size) if word not in left_out], device=device)
 
 
 def mask_words(

@@ -14,9 +14,9 @@ and the report have the details, too. A test compares the verdicts.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,16 @@ from common.report.table import Table, read_table
 
 @dataclass(frozen=True)
 class Conclusion:
-    """`claims`: id -> verdict; `scale`: of these verdicts; `text` and `details` with their numbers."""
+    """`claims`: id -> verdict; `scale`: of these verdicts; `text` and `details` with their numbers.
+
+    seeds: of the numbers in `text`, by their scale.
+    """
 
     text: str
     details: str = ""
     claims: Mapping[str, str] = field(default_factory=dict)
     scale: str = ""
+    seeds: Mapping[str, Collection[int]] = field(default_factory=dict)
 
     @property
     def verdicts(self) -> str:
@@ -45,6 +49,13 @@ class Conclusion:
             by_verdict.setdefault(f"{whole}, on the mean {mean}" if mean else whole, []).append(claim)
         scale = [f"scale {self.scale}"] if self.claims else []
         return "; ".join([*(f"{', '.join(ids)}: {verdict}" for verdict, ids in by_verdict.items()), *scale])
+
+    @property
+    def measured(self) -> str:
+        """ "numbers: demo, 3 seeds; photos, 5 to 10 seeds"; empty without numbers."""
+        counts = {scale: " to ".join(map(str, sorted({min(of), max(of)}))) for scale, of in sorted(self.seeds.items())}
+        shown = "; ".join(f"{scale}, {count} seed{'s' * (count != '1')}" for scale, count in counts.items())
+        return f"numbers: {shown}" if shown else ""
 
     @property
     def short(self) -> str:
@@ -69,33 +80,40 @@ def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results")
     of_paper = Path(results) / path.parent.resolve().name
     table = cache(lambda source: read_table(of_paper / f"{source}.json"))  # of which many numbers come
 
-    def number(match: re.Match) -> str:
+    def number(match: re.Match, seeds: dict[str, set[int]]) -> str:
         try:
-            return _number(of_paper, table, [part.strip() for part in match[1].split("|")])
+            shown, scale, count = _number(of_paper, table, [part.strip() for part in match[1].split("|")])
+            seeds.setdefault(scale, set()).add(count)
+            return shown
         except (KeyError, OSError, ValueError) as error:
             raise ValueError(f"{path.parent.name}/conclusions.yaml: {{{match[1]}}}: {error}") from None
 
-    entries = read_repository_yaml(path)
-    filled = [
-        {key: re.sub(r"\{(.*?)\}", number, entry[key]) for key in ("text", "details") if key in entry}
-        for entry in entries
-    ]
-    return [Conclusion(**{**entry, **texts}) for entry, texts in zip(entries, filled, strict=True)]
+    def filled(entry: dict[str, Any]) -> Conclusion:
+        seeds = {"text": {}, "details": {}}
+        texts = {
+            key: re.sub(r"\{(.*?)\}", partial(number, seeds=seeds[key]), entry[key]) for key in seeds.keys() & entry
+        }
+        return Conclusion(**{**entry, **texts}, seeds=seeds["text"])
+
+    return [filled(entry) for entry in read_repository_yaml(path)]
 
 
-def _number(results: Path, read: Callable[[str], Table], parts: list[str]) -> str:
+def _number(results: Path, read: Callable[[str], Table], parts: list[str]) -> tuple[str, str, int]:
+    # The number as it is shown, its scale and its seeds
     source, row, *place = parts
     if not place:
-        values = _named(row, read_experiment(results / f"{source}.json").values)
-        return f"{math.fsum(values) / len(values):.3g}"
+        experiment = read_experiment(results / f"{source}.json")
+        values = _named(row, experiment.values)
+        return f"{math.fsum(values) / len(values):.3g}", experiment.scale, len(values)
     table = read(source)
     rows = {entry.method: {key: cell for key, cell in entry.ours.items() if cell} for entry in table.rows}
     column, *form = place
     measured = _named(column, _named(row, {method: cells for method, cells in rows.items() if cells}))
     unit = next(entry.unit for entry in table.columns if entry.key == column)
+    shown = format_value(measured.mean, unit) if unit in ("percent", "fraction") else f"{measured.mean:.3g}"
     if form:
-        return _named(" | ".join(form), {"±": format_measured(measured, unit, with_seeds=False)})
-    return format_value(measured.mean, unit) if unit in ("percent", "fraction") else f"{measured.mean:.3g}"
+        shown = _named(" | ".join(form), {"±": format_measured(measured, unit, with_seeds=False)})
+    return shown, table.scale, len(measured.values)
 
 
 def _named(key: str, values: Mapping[str, Any]) -> Any:

@@ -152,7 +152,8 @@ def this_device() -> torch.device:
 def zero_shot_and_retrieval(config: Any, encoder: Encoder, sets: EvaluationSets) -> dict[str, Evaluation]:
     """Evaluates every set by role; config.method.prompt_average combines the prompts of a class."""
     average, gallery = config.method.prompt_average, config.data.gallery
-    return {name: evaluate_zero_shot(encoder, task, average) for name, task in sets.zero_shot.items()} | {
+    results = {name: evaluate_zero_shot(encoder, task, average) for name, task in sets.zero_shot.items()}
+    return results | {
         role: evaluate_retrieval(encoder, pairs, gallery=gallery) for role, pairs in sets.retrieval.items()
     }
 

@@ -174,9 +174,10 @@ def interrupted_with_saved_step(files: RunFiles) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         step = saved_step(files.checkpoints)
-        nothing = what_is_saved(0, 0, files.folder)
-        last = f"the last checkpoint is step {step} in {files.folder}; {how_to_resume(files.command)}"
-        raise KeyboardInterrupt(nothing if step is None else last) from None
+        saved = what_is_saved(0, 0, files.folder)
+        if step is not None:
+            saved = f"the last checkpoint is step {step} in {files.folder}; {how_to_resume(files.command)}"
+        raise KeyboardInterrupt(saved) from None
 
 
 def command_to_resume(option: str = "--resume") -> str:
