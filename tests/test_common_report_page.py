@@ -15,7 +15,7 @@ from test_common_report_tables import HOSTILE, cell, made_up_table
 from common.base import drawing
 from common.report import figures
 from common.report.claims.read import FAILS
-from common.report.conclusions import Conclusion
+from common.report.conclusions import Conclusion, load_conclusions
 from common.report.figures import MOST_ROWS, plot_distributions, plot_table
 from common.report.formats import title_in_words, to_markdown, write_table
 from common.report.page import Entry, Picture, collect_page, main, write_page
@@ -109,6 +109,13 @@ def test_hostile_texts_arrive_on_the_page_as_text(tmp_path, picture):
     assert page.texts.count(HOSTILE) >= 8
 
 
+def test_a_conclusion_stands_on_the_page_with_its_numbers_details_verdicts_and_seeds(tmp_path):
+    conclusion = Conclusion("A is B. It has 3.", "C has 4.", {"C1": "holds"}, "demo", {"demo": {3, 5}})
+    _, page = read(write_page([], tmp_path / "page.html", title="t", conclusions=[conclusion]))
+    shown = " ".join(" ".join(page.texts).split())
+    assert "A is B. It has 3. (C1: holds; scale demo; numbers: demo, 3 to 5 seeds) details C has 4." in shown
+
+
 def test_command_line_collects_tables_with_their_pictures_and_names_the_root_of_doubles(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     table = made_up_table()
@@ -158,6 +165,8 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
     ):
         assert re.search(answer, text), answer
     claims = {claims.paper: claims for claims in committed_claims}
+    conclusions = [one for paper in claims for one in load_conclusions(ROOT / paper)]
+    assert all(part in text for one in conclusions for part in (one.short, one.rest, one.details) if "`" not in part)
     squares = [link["href"].split("#") for link in page.find("a") if "#" in link["href"]]
     judged = [one for entry in claims.values() for one in entry.judged]
     refuted = [one.claim.claim for one in judged if one.audit.verdict == FAILS]  # by the paper's numbers
