@@ -191,13 +191,13 @@ def grounding_sheet() -> Image.Image:
     return arranged(cells, 5)
 
 
-def below(picture: Image.Image, text: str, width: int, colour=INK) -> Image.Image:
+def below(picture: Image.Image, text: str, width: int) -> Image.Image:
     """A picture at its own size with wrapped text below it."""
     lines = wrapped(text, width - 4)
     sheet = Image.new("RGB", (width, picture.height + 6 + 15 * len(lines)), "white")
     sheet.paste(picture, (0, 0))
     for k, line in enumerate(lines):
-        ImageDraw.Draw(sheet).text((2, picture.height + 2 + 15 * k), line, fill=colour, font=FONT)
+        ImageDraw.Draw(sheet).text((2, picture.height + 2 + 15 * k), line, fill=INK, font=FONT)
     return sheet
 
 

@@ -487,7 +487,7 @@ def test_scenes_are_drawn_by_the_trainer_on_a_cpu_and_by_other_processes_beside_
 def test_the_texts_of_a_folder_of_pictures_lie_beside_them_whatever_their_encoding_and_line_ends(tmp_path, role):
     texts = [
         b"one\n",
-        b"two\r\nand more\r\n\r\n",
+        b"two\r\nand\rmore\r\n\r\n",
         "drei \u00fc".encode("utf-16"),
         b" \n",
         "caf\u00e9".encode("latin-1"),
@@ -504,7 +504,7 @@ def test_the_texts_of_a_folder_of_pictures_lie_beside_them_whatever_their_encodi
     for name in ("0.png", "._2.JPG", ".thumbnails/2.JPG"):  # of one name with 0.JPG, and of the system
         write(tmp_path / name, jpeg(0))
     pairs = open_folder(tmp_path, role=role, max_broken_share=1.0)
-    expected = {"0.JPG": ["one"], "2.JPG": ["drei \u00fc"], "a/b/1.JPG": ["two", "and more"], "a/b/3.JPG": [""]}
+    expected = {"0.JPG": ["one"], "2.JPG": ["drei \u00fc"], "a/b/1.JPG": ["two", "and", "more"], "a/b/3.JPG": [""]}
     faults = {
         "0.png": "caption is that of another image: 0.JPG",
         "4.JPG": "caption cannot be decoded: .* is no text in UTF-8",

@@ -46,7 +46,8 @@ def captions_beside(image: Path) -> list[str]:
     text = image.with_suffix(".txt")
     if not os.path.lexists(text):
         raise FileNotFoundError(f"no file {text.name} beside it")
-    return [line for line in map(str.strip, read_text(text).split("\n")) if line]
+    lines = read_text(text).replace("\r", "\n").split("\n")  # \r alone ended lines of old Mac OS
+    return [line for line in map(str.strip, lines) if line]
 
 
 def _row(folder: Path, name: Path, first: Path) -> Row:
