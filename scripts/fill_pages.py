@@ -4,8 +4,8 @@
     python scripts/fill_pages.py --check    prints which file differs, and ends with status 1
     python scripts/fill_pages.py --plots    also draws the plot of each table
 
-First come the files beside the committed results: each table in Markdown, from its JSON, and the verdicts in
-results/<paper>/<part>/<scale>/<part>_claims.md, which later results and changed claims can change.
+First come the files beside the committed results: each table in Markdown, from its JSON, and the verdicts, which later
+results and changed claims can change: results/<paper>/claims.md and <part>/<scale>/<part>_claims.md.
 
 A page holds, above each such table, a comment that names a result and, where not all are wanted, its columns by key:
 
@@ -34,10 +34,11 @@ if not __package__:
 
 from common.base.arguments import Parser
 from common.base.provenance import ROOT
+from common.report.claims.show import to_page
 from common.report.conclusions import load_conclusions
 from common.report.figures import plot_table
 from common.report.formats import DASH, lay_out, line_below, markdown_text, to_markdown
-from common.report.page import collect, refreshed_claims
+from common.report.page import collect, collect_claims, refreshed_claims
 from common.report.table import Column, Table, read_table
 from common.reproduce.rows import words_of_plot
 
@@ -97,10 +98,14 @@ def verdict_table(path: Path, ids: list[str]) -> str:
 
 def conclusion_list(folder: Path, with_details: bool = False) -> str:
     """The conclusions of a paper folder as a numbered list, each in one line that is ended."""
-    claims = f"../../{folder.name}/claims.yaml" if with_details else "claims.yaml"  # as seen from the page
+    claims = "claims.md" if with_details else f"../results/{folder.name}/claims.md"  # as seen from the page
+
+    def linked(match: re.Match) -> str:
+        return f"[{match[0]}]({claims}#{match[0].lower()})"
+
     lines = []
     for number, conclusion in enumerate(load_conclusions(folder, ROOT / "results"), start=1):
-        verdicts = f"[{conclusion.verdicts}]({claims})" if conclusion.verdicts else ""
+        verdicts = re.sub(r"\bC\d[^,:]*", linked, conclusion.verdicts)
         evidence = "; ".join(filter(None, (verdicts, conclusion.measured)))
         details = conclusion.details if with_details else ""
         parts = (f"{number}. **{conclusion.short}**", conclusion.rest, details, evidence and f"*({evidence})*")
@@ -116,7 +121,8 @@ def results_page(paper: str) -> str:
         "Made by `python scripts/fill_pages.py` from the JSON files beside this page. "
         f"[{paper}/README.md](../../{paper}/README.md) introduces the paper. A line of the paper is copied from it. A "
         "line of ours is a mean over seeds with its 95 % interval. Below paper scale ours are measured on other data "
-        "than the paper's, named in the table, and reproduce none of its cells.",
+        "than the paper's, named in the table, and reproduce none of its cells. All claims with their "
+        "verdicts: [claims.md](claims.md).",
         f"## What we found\n\n{conclusion_list(ROOT / paper, with_details=True).rstrip()}",
     ]
     seen = ""
@@ -187,7 +193,10 @@ def main() -> None:
             if not check:
                 path.write_text(new, encoding="utf-8")
 
-    for entry in collect([ROOT / "results"]):
+    entries = collect([ROOT / "results"])
+    for claims in collect_claims([ROOT / "results"], entries, ROOT):
+        put(ROOT / "results" / claims.paper / "claims.md", to_page(claims))
+    for entry in entries:
         put(entry.path.with_suffix(".md"), to_markdown(entry.table))
         if given.plots:
             table = entry.table

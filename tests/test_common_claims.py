@@ -30,6 +30,7 @@ from common.report.claims.show import (
     headline,
     judge,
     to_markdown,
+    to_page,
     to_text,
     touching,
     with_q,
@@ -842,3 +843,20 @@ def test_markdown_has_a_line_for_every_claim_and_is_not_broken_by_a_sentence(jud
     assert len(lines) == 2 + 7
     assert "<b>" not in text
     assert f"Decided by `{A_X} > {B_X}`. A note." in text
+
+
+def test_the_page_of_all_claims_leads_from_a_few_words_to_what_decides_each(judged):
+    head, *sections = re.split(r"^## (?=C\d+$)", to_page(judged), flags=re.MULTILINE)
+    lines = re.findall(r"^\| \[(C\d)\]\(#(c\d)\) \| (.*) \|$", head, re.MULTILINE)
+    assert [line[0] for line in lines] == [f"C{number}" for number in range(1, 8)]
+    assert all(line[1] == line[0].lower() for line in lines)
+    words = {line[0]: re.split(r"(?<!\\) \| ", line[2]) for line in lines}
+    assert words["C1"] == ["Sentence C1.", "holds", "holds (demo)"]
+    assert words["C5"][1:] == ["holds", "needs published weights"]
+    assert words["C6"][1:] == ["cannot be checked", "holds by test"]
+    whole = to_markdown(judged)
+    for (name, *_), one, section in zip(lines, judged.judged, sections, strict=True):
+        title, sentence, verdicts, rule = section.strip().split("\n\n")
+        assert (title, len(verdicts.splitlines())) == (name, 1 + len(one.measured))
+        assert sentence.endswith(")*")
+        assert f" {rule}" in whole

@@ -5,11 +5,14 @@ import importlib
 import pytest
 from runs import called
 
+from common.base.provenance import ROOT
+from common.report.claims.show import to_page
 from common.report.formats import write_table
 from common.report.table import MEASURED, Column, Measured, Row, Table
 from scripts import fill_pages
 from scripts.fill_pages import PAGES, PageError, filled
 
+RESULTS = ROOT / "results"
 MARK = "<!-- table: results/p/table1/demo/table1.json{} -->"
 FILLED = """| | acc | mean |
 |---|---|---|
@@ -92,11 +95,19 @@ def test_no_table_differs_from_its_json(committed_tables):
 
 @pytest.mark.usefixtures("read_once")
 def test_no_verdict_differs_from_the_committed_results_and_claims():
-    results = fill_pages.ROOT / "results"
-    texts = fill_pages.refreshed_claims(results)
-    assert texts.keys() == set(results.glob("*/*/*/*_claims.md"))
+    texts = fill_pages.refreshed_claims(RESULTS)
+    assert texts.keys() == set(RESULTS.glob("*/*/*/*_claims.md"))
     assert len(texts) > 20
     for path, text in texts.items():
+        assert text == path.read_text(encoding="utf-8"), f"{path} differs: python scripts/fill_pages.py"
+
+
+@pytest.mark.usefixtures("read_once")
+def test_no_page_of_claims_differs_from_the_committed_results_and_claims(committed_tables):
+    pages = {claims.paper: to_page(claims) for claims in fill_pages.collect_claims([RESULTS], committed_tables)}
+    assert pages.keys() == set(fill_pages.PAPERS)
+    for paper, text in pages.items():
+        path = RESULTS / paper / "claims.md"
         assert text == path.read_text(encoding="utf-8"), f"{path} differs: python scripts/fill_pages.py"
 
 
@@ -131,9 +142,10 @@ def test_sentences_take_their_numbers_and_their_verdicts_from_the_results(root):
         "- {text: B., details: C.}\n"
     )
     page = "<!-- conclusions: p -->\n\n1. stale\n2. stale\n3. stale\n\nafter\n"
-    now = "1. **It is 50.0 %.** *([C1: undecided; scale demo](claims.yaml); numbers: demo, 2 seeds)*\n2. **B.**\n"
+    verdict = "*([C1](../results/p/claims.md#c1): undecided; scale demo; numbers: demo, 2 seeds)*"
+    now = f"1. **It is 50.0 %.** {verdict}\n2. **B.**\n"
     assert filled(page, "page") == f"<!-- conclusions: p -->\n\n{now}\nafter\n"
-    of_results = now.replace("(claims.yaml)", "(../../p/claims.yaml)").replace("**B.**", "**B.** C.")
+    of_results = now.replace("../results/p/", "").replace("**B.**", "**B.** C.")
     assert fill_pages.conclusion_list(conclusions.parent, with_details=True) == of_results
     for cell_named, message in (
         ("our | acc", r"p/conclusions.yaml: \{table1/demo/table1 \| our \| acc\}: no 'our'; expected one of: ours"),

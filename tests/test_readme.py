@@ -6,6 +6,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from scripts.parts import parts_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path for path in ROOT.rglob("*.md") if not {".venv", "outputs", "results"} & set(path.parts))
-RESULTS = sorted(ROOT.glob("results/*/README.md"))
+RESULTS = sorted(ROOT.glob("results/*/*.md"))
 CONFIGS = sorted(ROOT.glob("*/configs/*.yaml"))
 ROWS = [path for path in CONFIGS if not path.name.startswith("scale_")]
 
@@ -62,12 +63,21 @@ def test_make_commands_of_a_page_have_their_target(page):
                 assert part in parts_of(paper) or says_so, f"{page.name}: {one}"
 
 
+@cache
+def anchors(page):
+    """Of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES + RESULTS, ids=ids(PAGES + RESULTS))
 def test_scripts_configs_and_links_of_a_page_exist(page):
     lines, inline = code(page)
-    for link in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
+    for link, section in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
         if "://" not in link:
-            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+            target = page.parent / link if link else page
+            assert target.exists(), f"{page.name} links to {link}"
+            assert not section or section in anchors(target), f"{page.name} links to {link}#{section}"
     folders = "common|oblique_topology|geomm|euclip|contrastive_basics|scripts|tests|docs"
     for text in lines + inline:
         for name in re.findall(rf"(?<![\w/.-])(?:{folders})/[\w./-]*\w\.(?:py|yaml|sh|md|png)", text):

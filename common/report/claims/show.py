@@ -281,19 +281,47 @@ def to_markdown(claims: PaperClaims) -> str:
         cells = [f"{judged.claim.id}. {judged.claim.claim}", _with_evidence(judged.audit), measured_cell]
         lines.append("| " + " | ".join(map(markdown_text, cells)) + " |")
     parts.append("\n".join(lines))
+    for claim in (judged.claim for judged in claims.judged):
+        parts.append(f"{claim.id} ({markdown_text(claim.where)}). {_rule(claim)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def to_page(claims: PaperClaims) -> str:
+    """GitHub Markdown: all claims in a table of a few words each, then a section for each, which its id leads to."""
+    audits, measured = counts(claims)
+    lines = ["| claim | sentence | audit | measured |", "| --- | --- | --- | --- |"]
+    sections = ["## How to read the verdicts", READING]
     for judged in claims.judged:
         claim = judged.claim
-        decided = [f"`{text}`" for text in (*claim.measured_text, *claim.tests)] or [claim.needs]
-        control = f" A control of ours beside {claim.control_of}." if claim.control_of else ""
-        stands = f"{claim.id} ({markdown_text(claim.where)}).{control} Decided by {'; '.join(decided)}."
-        if claim.later:
-            stands += f" Chosen after the data: {'; '.join(f'`{text}`' for text in claim.later_text)}."
-        if claim.regime:
-            stands += f" Only of runs with {'; '.join(f'`{text}`' for text in claim.regime_text)}."
-        if claim.threshold:
-            stands += f" Threshold as of revision {claim.threshold}."
-        parts.append(f"{stands} {markdown_text(claim.note)}".rstrip())
-    return "\n\n".join(parts) + "\n"
+        sentence = markdown_text(claim.claim)
+        words = (judged.audit.verdict, _in_short(judged.measured[0]))
+        lines.append(f"| [{claim.id}](#{claim.id.lower()}) | {sentence} | {' | '.join(map(markdown_text, words))} |")
+        verdicts = [("audit", judged.audit), *(("measured", verdict) for verdict in judged.measured)]
+        stated = (f"- {side}: {markdown_text(_with_evidence(verdict))}" for side, verdict in verdicts)
+        sections += [f"## {claim.id}", f"{sentence} *({markdown_text(claim.where)})*", "\n".join(stated), _rule(claim)]
+    head = [f"# Claims: {claims.title}", f"Audit: {audits}. Measured: {measured}.", "\n".join(lines)]
+    return "\n\n".join([*head, *sections]) + "\n"
+
+
+def _in_short(verdict: Verdict) -> str:
+    if verdict.verdict == NEEDS:
+        return headline(verdict)
+    mean = f"; on the mean {_kind(verdict.mean)}" if verdict.mean else ""
+    scale = f" ({verdict.scale})" if verdict.scale else ""
+    return f"{_kind(verdict)}{f' {verdict.how}' * bool(verdict.how)}{mean}{scale}"
+
+
+def _rule(claim: Claim) -> str:
+    decided = [f"`{text}`" for text in (*claim.measured_text, *claim.tests)] or [claim.needs]
+    control = f"A control of ours beside {claim.control_of}. " if claim.control_of else ""
+    rule = f"{control}Decided by {'; '.join(decided)}."
+    if claim.later:
+        rule += f" Chosen after the data: {'; '.join(f'`{text}`' for text in claim.later_text)}."
+    if claim.regime:
+        rule += f" Only of runs with {'; '.join(f'`{text}`' for text in claim.regime_text)}."
+    if claim.threshold:
+        rule += f" Threshold as of revision {claim.threshold}."
+    return f"{rule} {markdown_text(claim.note)}".rstrip()
 
 
 def style_of(verdict: Verdict) -> str:
