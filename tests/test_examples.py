@@ -228,7 +228,9 @@ def test_user_photographs_are_searched_with_captions_and_without(weights, tmp_pa
     (photos / "captions.tsv").write_text("\n".join(lines) + "\n")
     Image.fromarray(np.full((40, 48, 3), COLOURS["green"], np.uint8)).save(photos / "30-green.gif")
     (photos / "31.gif").write_bytes(b"GIF89a")
+    (photos / "32.HEIC").write_bytes(b"of a telephone")
     beside = search.captioned(photos)
+    assert "not searched: 1 .heic; expected: JPEG" in capsys.readouterr().out
     assert search.captioned(photos / "captions.tsv") == beside
     assert sorted(map(len, beside.values())) == [0] * 8 + [2] * 24
 
