@@ -18,7 +18,7 @@ class MethodConfig:
 
     # one vector a side (Eq. 6-8); token by token (FILIP); one vector a side, every pair classified on its own (SigLIP)
     loss: Literal["in_batch", "late_interaction", "sigmoid"] = "in_batch"
-    # class_token: the class tokens of the last layers (Eq. 2 to 5); projection: CLIP's, of class and end token (N4)
+    # class_token: the class tokens of the last layers (Eq. 2 to 5); projection: CLIP's, of class and end token
     embedding: Literal["projection", "class_token"] = "projection"
     targets: Literal["diagonal", "ids"] = "diagonal"  # ids: an image that is twice in a batch is no negative of itself
     queue_size: int = setting(0, at_least=0)  # pairs of past steps as further negatives, 0 = none

@@ -2,8 +2,8 @@
 
 What differs from the chapter's text:
     1. the caption's vector is that of the end token, the image's that of the class token, and both pass a learned
-       projection before the normalisation (N4); method.embedding=class_token compares both class tokens themselves;
-    2. a logit scale 1/T multiplies the cosines (N1); Eq. 6 and 7 as printed have a fixed 1.
+       projection before the normalisation; method.embedding=class_token compares both class tokens themselves;
+    2. a logit scale 1/T multiplies the cosines; Eq. 6 and 7 as printed have a fixed 1.
 """
 
 import torch
