@@ -29,7 +29,7 @@ from common.base.files import printable, shown, write_atomically
 from common.base.places import ROOT, outputs
 from common.data.folder import captions_beside
 from common.data.pairs import open_training_pairs
-from common.data.shard_paths import images_below, visible_below
+from common.data.shard_paths import PICTURE_EXTENSIONS, visible_below
 from common.data.tsv import open_tsv
 from common.run.folder import only_run_in, run_files
 from common.run.inputs import feature_cache
@@ -52,11 +52,12 @@ def captioned(source: Path) -> dict[Path, list[str]]:
         if pairs.broken_at_open:
             print(f"rows that cannot be used: {len(pairs.broken_at_open)}; the first: {pairs.broken_at_open[0]}")
         folder, captions = pairs.images, {pairs.path(row).resolve(): pairs.captions(row) for row in range(len(pairs))}
-    left_out = Counter(suffix for path in visible_below(folder) if (suffix := path.suffix.lower()) in NOT_READ)
+    files = visible_below(folder.resolve())
+    left_out = Counter(suffix for path in files if (suffix := path.suffix.lower()) in NOT_READ)
     if left_out:
         counts = ", ".join(f"{count} {suffix}" for suffix, count in left_out.items())
         print(f"not searched: {counts}; expected: JPEG, PNG, WebP, ...")
-    for path in images_below(folder.resolve()):
+    for path in (path for path in files if path.suffix.lower() in PICTURE_EXTENSIONS):
         with suppress(FileNotFoundError):
             captions.setdefault(path, captions_beside(path))
         captions.setdefault(path, [])

@@ -30,11 +30,6 @@ def visible_below(folder: Path) -> list[Path]:
     return [file for file in files_below(folder) if not any(p.startswith(".") for p in file.relative_to(folder).parts)]
 
 
-def images_below(folder: Path) -> list[Path]:
-    """Those of `visible_below` with an image's extension."""
-    return [file for file in visible_below(folder) if file.suffix.lower() in PICTURE_EXTENSIONS]
-
-
 _BRACES = re.compile(r"\{([^{}]*)\}")  # innermost pair
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
