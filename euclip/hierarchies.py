@@ -10,7 +10,7 @@ no numbers:
     cone    do subjects of which a text is true lie nearer to the axis of its cone (the ray away from the origin) than
             other subjects? Subjects are images, and the most specific texts.
 The second compares subjects under the same text, so a model gains nothing by placing all generic texts near the root.
-Whether EuCLIP is in the state that the paper prints is measured on the same runs (`regime`).
+Whether EuCLIP is in the paper's regime is measured on the same runs (`regime`).
 Beside them stand walks from the images to the root without a filter, as the paper counts their captions (Table 6).
 Claims refer to these as experiment["hierarchies"]["<model>_<captions, nouns or regime>_<number>"].
 """

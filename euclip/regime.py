@@ -1,11 +1,11 @@
-"""Do trained rows reach the state that the paper prints? Geometries, starts and rates of the logit scale, and steps.
+"""Do trained rows reach the paper's regime? Geometries, starts and rates of the logit scale, and steps.
 
     make reproduce-regime PAPER=euclip SCALE=photos DATA=/data/flickr8k WEIGHTS=/data/weights SEEDS=5
     make reproduce-regime ... SET="regime.longer=false"                       only the steps of the scale
 
 The paper prints the norm of the mean embedding, 0.302 without and 1.235 with entailment (Figure 7), that entailment
 moves texts inwards and images outwards (Figure 4), and that the entailment loss ends above 0 (appendix). `misses`
-compares rows with this. Claims on tables ask for "in_regime": runs in another state cannot decide them.
+compares rows with this. Claims on tables ask for "in_regime": runs in another regime cannot decide them.
 
 At demo scale only corners of the grid run: the smallest and the largest start, and the steps of the scale.
 """
@@ -128,7 +128,7 @@ def grid(steps: int, rate: float, longer: bool, only_corners: bool) -> list[Cell
 def misses(
     entailed: Mapping[str, float], plain: Mapping[str, float] | None = None, cosine: Mapping[str, float] | None = None
 ) -> list[str]:
-    """What keeps a model with entailment from the state that the paper prints; empty = it is in it.
+    """What keeps a model with entailment from the paper's regime; empty = it is in it.
 
     Args:
         entailed: numbers of COLUMNS, trained with entailment.

@@ -18,7 +18,7 @@ from euclip.geometry import Euclidean
 from euclip.regime import Cell, grid, misses, placement
 from euclip.reproduce import CODE
 
-# the trial of the paper's state on photographs: a start at 1/0.07, 400 steps
+# the trial of the paper's regime on photographs: a start at 1/0.07, 400 steps
 ENTAILED = {
     "root_norm": 1.18, "image_distance": 2.0, "text_distance": 0.9, "entailment_start": 1.6, "entailment_end": 0.4,
 }  # fmt: skip
@@ -26,7 +26,7 @@ PLAIN = {"root_norm": 0.42, "image_distance": 1.4, "text_distance": 1.2, "recall
 COSINE = {"recall": 14.3}
 
 
-def test_rows_in_the_state_that_the_paper_prints_miss_nothing():
+def test_rows_in_the_regime_of_the_paper_miss_nothing():
     assert misses(ENTAILED, PLAIN, COSINE) == []
     assert misses(ENTAILED) == []
     assert misses(ENTAILED | {"root_norm": 1.235}, PLAIN | {"root_norm": 0.3022}) == []
