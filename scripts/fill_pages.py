@@ -11,7 +11,7 @@ A page holds, above each such table, a comment that names a result and, where no
 
     <!-- table: results/euclip/table4/demo/table4.json; columns: imagenet, retrieval -->
 
-The table below it is replaced: rows of the paper for methods that were measured, our test sets, our numbers,
+The table below it is replaced: rows of the paper for methods that were measured, our data, our numbers,
 and the chance level. Verdicts on claims, all of a file or some by id:
 
     <!-- claims: results/euclip/table4/demo/table4_claims.md; ids: C5, C6 -->

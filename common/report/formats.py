@@ -30,7 +30,7 @@ from common.report.table import (
 )
 
 DASH = "—"
-TEST_SET, CHANCE = "test set (ours)", "chance level"  # the lines above and below the methods
+MEASURED_ON, CHANCE = "measured on (ours)", "chance level"  # the lines above and below the methods
 _GLOSSARY = (
     (r"R@\d|_r\d|recall_at", "R@K", "share of queries with a correct match among the K best candidates"),
     (r"i2t", "i2t", "image query, captions ranked (any caption of the image counts)"),
@@ -53,7 +53,7 @@ class Line:
 
 
 def lay_out(table: Table, compact: bool = False) -> list[list[Line]]:
-    """Groups of lines: our test sets (where needed), one group per method, the chance level (where known).
+    """Groups of lines: our data (where needed), one group per method, the chance level (where known).
 
     `compact` leaves the number of seeds out of the cells where all share it; `reading` gives it.
     """
@@ -61,7 +61,7 @@ def lay_out(table: Table, compact: bool = False) -> list[list[Line]]:
     groups = []
     stand_ins = tuple(stand_in(table, column) or DASH for column in table.columns)
     if any(cell != DASH for cell in stand_ins):
-        groups.append([Line("stand_in", TEST_SET, "", stand_ins)])
+        groups.append([Line("stand_in", MEASURED_ON, "", stand_ins)])
     groups += [_method_lines(table, row, with_seeds) for row in table.rows]
     chances = tuple(_chance(table, column) for column in table.columns)
     if any(cell != DASH for cell in chances):
@@ -76,7 +76,7 @@ def chance_level(columns: Sequence[Column]) -> str:
 
 
 def stand_in(table: Table, column: Column) -> str | None:
-    """Our test set of a column; None when it is the paper's."""
+    """The data of our numbers in a column; None when they are the paper's."""
     if column.stands_in_for is not None or table.scale == PAPER_SCALE:
         return column.stands_in_for
     cells = table.measured(column.key)
@@ -143,11 +143,11 @@ def warning(table: Table) -> str:
         return ""
     if table.scale != PAPER_SCALE:
         return (
-            f"Scale {table.scale}: our numbers are measured on other data than the paper's (line “{TEST_SET}”). "
+            f"Scale {table.scale}: our numbers are measured on other data than the paper's (line “{MEASURED_ON}”). "
             "They reproduce no cell of the paper, and no difference is printed."
         )
     if any(column.stands_in_for is not None for column in table.columns):
-        return f"Columns with a stand-in (line “{TEST_SET}”) do not reproduce the paper's column: no difference."
+        return f"Columns with a stand-in (line “{MEASURED_ON}”) do not reproduce the paper's column: no difference."
     return ""
 
 
@@ -483,9 +483,9 @@ def to_text(table: Table, width: int = 100) -> str:
     facts = dict(provenance(table))
     run = [f"{name} {text}" for name, text in facts.items() if name not in ("paper", "table", "command")]
     head = [f"{table.table_id} of {facts['paper']}", table.caption, " | ".join(run), f"command: {facts['command']}"]
-    test_sets = [f"{column.label}: {source}" for column in table.columns if (source := stand_in(table, column))]
-    test_sets = f"{TEST_SET}: {'; '.join(test_sets)}" if test_sets else ""
-    above = [_filled(text, width) for text in [*head, warning(table), reading(table), test_sets] if text]
+    measured_on = [f"{column.label}: {source}" for column in table.columns if (source := stand_in(table, column))]
+    measured_on = f"{MEASURED_ON}: {'; '.join(measured_on)}" if measured_on else ""
+    above = [_filled(text, width) for text in [*head, warning(table), reading(table), measured_on] if text]
     below = [_filled(line_below(table), width)] if line_below(table) else []
     below += [_filled(f"{label}: {text}", width) for label, text in remarks(table, with_status=True)]
     below += [_filled("; ".join(f"{term}: {text}" for term, text in glossary(table)), width)]
