@@ -44,7 +44,6 @@ class Setting:
     key: str
     row: str
     start: str
-    overrides: tuple[str, ...] = ()
 
 
 SETTINGS = {
@@ -65,17 +64,10 @@ SETTINGS = {
 def stability(command: Command, code: PaperCode) -> list[Table]:
     """Trains every setting and reports which runs were unstable."""
     command.refuse_search()
-    command.refuse_set(text for setting in SETTINGS.values() for text in (start_at(setting.start), *setting.overrides))
+    command.refuse_set(start_at(setting.start) for setting in SETTINGS.values())
     jobs = {
         method: [
-            Job(
-                code,
-                setting.row,
-                command.scale,
-                seed,
-                (*command.overrides, start_at(setting.start), *setting.overrides),
-                command.runs,
-            )
+            Job(code, setting.row, command.scale, seed, (*command.overrides, start_at(setting.start)), command.runs)
             for seed in command.seeds
         ]
         for method, setting in SETTINGS.items()
@@ -92,9 +84,7 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
         caption=__doc__.split("\n\n")[1].replace("\n", " "),
         data=data,
         protocol="training log",
-        settings={
-            method: [setting.row, start_at(setting.start), *setting.overrides] for method, setting in SETTINGS.items()
-        },
+        settings={method: [setting.row, start_at(setting.start)] for method, setting in SETTINGS.items()},
         rows={setting.key: method for method, setting in SETTINGS.items()},
         columns={
             "unstable": ("unstable", "share of runs", "lower"),

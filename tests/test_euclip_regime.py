@@ -72,7 +72,7 @@ def test_settings_of_the_stability_part_are_runs_of_the_grid_where_both_have_the
     assert len(by_folder) == 60
     shared = {}
     for setting in stability.SETTINGS.values():
-        of_setting = folder(setting.row, stability.start_at(setting.start), *setting.overrides)
+        of_setting = folder(setting.row, stability.start_at(setting.start))
         if of_setting in by_folder:
             shared[setting.key] = by_folder[of_setting]
     assert shared == {

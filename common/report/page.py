@@ -179,7 +179,7 @@ def maps_beside(roots: Sequence[str | Path], page: str | Path) -> list[tuple[str
     ]
 
 
-def refreshed_claims(results: str | Path, papers: str | Path = _PAPERS) -> dict[Path, str]:
+def refreshed_claims(results: str | Path) -> dict[Path, str]:
     """Path -> current text of every `<paper>/<part>/<scale>/<part>_claims.md` below a folder of results.
 
     A part writes its verdicts once; later results of other parts, and changed claims, can change them.
@@ -197,7 +197,7 @@ def refreshed_claims(results: str | Path, papers: str | Path = _PAPERS) -> dict[
             [result for result in kind if (result.paper, result.scale) == (paper, scale)]
             for kind in (tables, experiments)
         ]
-        return of_scale, judge(Path(papers) / paper, *of_scale)
+        return of_scale, judge(_PAPERS / paper, *of_scale)
 
     texts = {}
     for path in sorted(results.glob("*/*/*/*_claims.md")):

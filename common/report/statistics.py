@@ -240,9 +240,9 @@ def bounded_interval(
 
 
 def interval_of_hits(
-    hits_per_query: Sequence[Sequence[float]], level: float = 0.95
+    hits_per_query: Sequence[Sequence[float]],
 ) -> tuple[tuple[float, float], Literal["bootstrap", "Wilson"]]:
-    """Interval of a share of hits over the queries of one seed, and its kind.
+    """95 % interval of a share of hits over the queries of one seed, and its kind.
 
     Where all queries are hits, or none is, Wilson's interval over the images (0 of 40) takes the place of the
     bootstrap.
@@ -250,11 +250,11 @@ def interval_of_hits(
     Raises:
         ValueError: as `bootstrap_interval`.
     """
-    interval = bootstrap_interval(hits_per_query, level)
+    interval = bootstrap_interval(hits_per_query)
     if interval not in ((0.0, 0.0), (1.0, 1.0)):
         return interval, "bootstrap"
     images = sum(len(hits) > 0 for hits in hits_per_query)
-    wilson = stats.binomtest(round(interval[0]) * images, images).proportion_ci(level, method="wilson")
+    wilson = stats.binomtest(round(interval[0]) * images, images).proportion_ci(method="wilson")
     return (float(wilson.low), float(wilson.high)), "Wilson"
 
 
@@ -309,7 +309,7 @@ def bootstrap_means(sums: np.ndarray, counts: np.ndarray, num_resamples: int = 2
     return means
 
 
-def sign_flip_p_value(differences: np.ndarray, num_draws: int = 10_000, seed: int = 0) -> float:
+def sign_flip_p_value(differences: np.ndarray, num_draws: int = 10_000) -> float:
     """Two-sided p value of "the two models do equally well on such images", paired by test image.
 
     If they do, each image's difference could have either sign. Where all differences have one size, as with one hit or
@@ -329,7 +329,7 @@ def sign_flip_p_value(differences: np.ndarray, num_draws: int = 10_000, seed: in
     sizes = np.abs(differences)
     if np.allclose(sizes, sizes[0]):
         return float(stats.binomtest(int((differences > 0).sum()), len(differences), 0.5).pvalue)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     observed, block, extreme = abs(differences.sum()), max(1, _RESAMPLED_CLUSTERS_AT_ONCE // len(differences)), 0
     for start in range(0, num_draws, block):
         signs = generator.integers(2, size=(min(block, num_draws - start), len(differences))) * 2 - 1
