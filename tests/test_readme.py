@@ -65,9 +65,18 @@ def test_make_commands_of_a_page_have_their_target(page):
 
 @cache
 def anchors(page):
-    """Of the headings of a page, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """Of the headings of a page, as GitHub makes them: a repeated one ends in -1, -2, ..."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    before = [slugs[:place].count(slug) for place, slug in enumerate(slugs)]
+    return {f"{slug}-{count}" if count else slug for slug, count in zip(slugs, before)}
+
+
+def test_a_repeated_heading_has_an_anchor_of_its_own_and_a_comment_of_code_has_none(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A b\n```sh\n# c\n```\n## A b!\n# d\n### a b\n")
+    assert anchors(page) == {"a-b", "a-b-1", "a-b-2", "d"}
 
 
 @pytest.mark.parametrize("page", PAGES + RESULTS, ids=ids(PAGES + RESULTS))
