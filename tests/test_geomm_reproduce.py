@@ -270,14 +270,15 @@ def test_grounding_stands_beside_guesses_and_its_pictures_show_every_model(geomm
             flat = accuracies["a flat map"][f"{name}_accuracy"]
             assert cell.chance == flat.chance == pytest.approx(max(12.5, flat.mean))  # one of eight boxes, the largest
             assert flat.data.startswith(f"scenes/referring_{name.split('_')[0]} (")  # its own set alone
-    lost = [  # of one seed only what is better counts as learnt
+    lost = [  # of one seed what is not better, summed over the models, is not learnt
         name
         for name in ("val", "test_a", "test_b")
-        if all(
+        if sum(
             accuracies[method][f"{name}_accuracy"].mean
-            <= accuracies[f"{method}, words of another thing"][f"{name}_accuracy"].mean
+            - accuracies[f"{method}, words of another thing"][f"{name}_accuracy"].mean
             for method in ("ALBEF", "Geo-ALBEF")
         )
+        <= 1e-9
     ]
     assert {name for row in table.rows for name, cell in row.ours.items() if cell.undecided} == set(lost)
     oracle = accuracies["an oracle, heat in the right box alone"]
