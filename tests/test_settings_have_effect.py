@@ -29,6 +29,7 @@ from common.data.part import Part
 from common.data.partners import Partners
 from common.evaluation import rerank
 from common.methods import self_supervised
+from common.report.formats import heading
 from common.report.table import Column
 from common.reproduce import tables
 from common.reproduce.command import Command, _near, reproduce_main
@@ -85,6 +86,8 @@ def test_a_command_with_signs_of_a_shell_can_be_pasted(name):
     words = subprocess.run(["sh", "-c", f"printf '%s\\n' {text}"], capture_output=True, text=True).stdout.splitlines()
     (setting,) = (word for word in words if word.startswith("SET="))
     assert shlex.split(setting.removeprefix("SET=")) == [f"data.train={name}"]
+    assert heading("p", "table2", "photos", text).endswith(f', SET="data.train={name}"')  # as typed
+    assert heading("p", "compare", "demo", f'make compare RUNS="{name}"') == "p, compare, scale demo"
 
 
 def test_other_data_than_scenes_are_a_change_and_where_photographs_lie_is_none():

@@ -7,6 +7,7 @@ of the paper in a line of ours.
 
 import math
 import re
+import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -106,8 +107,10 @@ def _shared_data(table: Table) -> str:
 
 
 def heading(paper: str, table_id: str, scale: str, command: str = "", settings: Sequence[str] = ()) -> str:
-    """Paper, table, scale, the changed rows and settings that a command names, and settings near the best."""
-    changes = re.findall(r'\b(?:ROWS|SET)=(?:"[^"]*"|\S+)', command)
+    """Paper, table, scale, rows and settings that a command names, as without a shell, and settings near the best."""
+    end = re.split(r" (?=(?:ROWS|SET)=)", command, maxsplit=1)[1:]  # RUNS of `make compare` may hold any sign
+    options = (word.partition("=") for text in end for word in shlex.split(text))
+    changes = [f'{name}="{" ".join(shlex.split(value))}"' for name, _, value in options if name in ("ROWS", "SET")]
     return ", ".join([paper, table_id, f"scale {scale}", *changes, *settings])
 
 
