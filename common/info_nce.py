@@ -172,9 +172,10 @@ def nt_xent(
     Returns:
         Scalar in nats: this process's share. Equal logits give ln(2N - 1).
     Raises:
-        ValueError: a function in place of a geometry; shapes that differ.
+        ValueError: a function in place of a geometry, a module in place of the multiplier; shapes that differ.
     """
     check_geometry(geometry)
+    logit_scale = as_scale(logit_scale, first_embeddings)
     if first_embeddings.shape != second_embeddings.shape:
         raise ValueError(
             f"two views of the same images need equal shapes, got {tuple(first_embeddings.shape)} and "

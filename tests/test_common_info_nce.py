@@ -208,6 +208,10 @@ def test_other_mistakes_are_named():
             r"equal shapes, got \(2, 3\) and \(3, 3\)",
             lambda: nt_xent(torch.zeros(2, 3), torch.zeros(3, 3), Sphere(), torch.tensor(1.0)),
         ),
+        (
+            r"logit_scale is a LogitScale; expected its value, logit_scale\(\)",
+            lambda: nt_xent(torch.zeros(2, 3), torch.zeros(2, 3), Sphere(), LogitScale()),
+        ),
     )
 
 
