@@ -101,7 +101,7 @@ def measure(run: RowRun) -> dict[str, dict[str, float]]:
 
 @torch.no_grad()
 def of_epoch(model: Mafa, training: TrainingData, epoch: int) -> dict[str, float]:
-    """`shares` of the first batches of an epoch.
+    """`shares` of the first batches of an epoch, and their number.
 
     Args:
         model: in evaluation mode.
@@ -123,7 +123,7 @@ def of_epoch(model: Mafa, training: TrainingData, epoch: int) -> dict[str, float
         hardest += [of_images.hardest.numpy(), of_texts.hardest.numpy()]
         called += [of_images.is_positive.numpy(), of_texts.is_positive.numpy()]
         probability += [match(rows, of_images.hardest).numpy(), match(of_texts.hardest, rows).numpy()]
-    return shares(truth, hardest, called, probability)
+    return shares(truth, hardest, called, probability) | {"batches": len(truth)}
 
 
 def truth_of(pairs: Any, seed: int, drawn_at: np.ndarray, sources: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -154,6 +154,7 @@ def mining(command: Command, code: PaperCode) -> list[Table]:
         name: [measured_once(run, Path(__file__), settings, lambda run=run: measure(run)) for run in of_seeds]
         for name, of_seeds in runs.items()
     }
+    settings["batches"] = next(iter(measured.values()))[0]["before"]["batches"]  # that there were
     # a column needs a value of every seed: a run that mines nothing has no precision
     values = {}
     for name, of_seeds in measured.items():
@@ -167,7 +168,7 @@ def mining(command: Command, code: PaperCode) -> list[Table]:
         caption="MAFA's positives beside the truth of scenes: before its first step, and by the trained model in "
         "shuffled and in grouped batches.",
         data=next(iter(runs.values()))[0].training_data,
-        protocol=f"{BATCHES} batches, both directions",
+        protocol=f"{settings['batches']} batches, both directions",
         settings={"rows": {name: f"{name}.yaml" for name in MODELS}, **settings},
         rows={f"{name}_{kind}": f"{label}, {text}" for name, label in MODELS.items() for kind, text in KINDS.items()},
         columns=COLUMNS,

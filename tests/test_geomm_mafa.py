@@ -273,6 +273,7 @@ def test_the_truth_is_that_of_the_captions_that_training_takes(noise):
     )
     found = of_epoch(oracle, training, 0)
     assert found["precision"] == found["recall"] == found["precision_at_recall"] == 100
+    assert found["batches"] == 1  # 24 pictures in batches of 16
     assert found["alike"] == 100 * others[0].mean()
     assert found["hardest_true"] == pytest.approx(100 * np.mean(others))
 

@@ -347,6 +347,7 @@ def test_what_a_discriminator_finds_is_reported_for_shuffled_and_grouped_batches
         "Geo-MAFA, grouped",
     ]
     assert all(0 < row.ours["alike"].mean < 100 and 0 <= row.ours["mined"].mean <= 100 for row in table.rows)
+    assert {row.ours["mined"].protocol for row in table.rows} == {"4 batches, both directions"}  # 64 pairs by 16
 
 
 def test_a_row_of_mafa_is_named_by_what_it_is_on_scenes():
