@@ -1,6 +1,7 @@
 """COCO 5K, 1K, CxC and ECCV Caption against loops, the files of both annotation sets, and the package of the latter."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.coco import Relation, coco_results, evaluate_coco, read_cxc, read_eccv, read_id_lists
 from common.evaluation.embed import CaptionRule, Encoder
+from common.evaluation.protocol import first_difference
 from common.evaluation.retrieval import retrieval_metrics, retrieval_ranks
 from common.geometry import Sphere, unit
 from common.logit_scale import LogitScale
@@ -101,6 +103,19 @@ def test_all_protocols_equal_loops_over_ids():
 
 def _both(result, metric):
     return result.metrics[f"i2t_{metric}"], result.metrics[f"t2i_{metric}"]
+
+
+def test_other_positives_are_another_protocol():
+    scores, image_ids, caption_ids, owners = small_set()
+    first = relation(image_ids, caption_ids)
+    image, captions = next(iter(first.captions_of_image.items()))
+
+    def protocol(captions):
+        other = replace(first, captions_of_image=first.captions_of_image | {image: captions})
+        return coco_results(scores, image_ids, caption_ids, owners, [other], fold_size=4)["eccv"].protocol
+
+    assert first_difference(protocol(captions), protocol(captions[::-1])) is None
+    assert first_difference(protocol(captions), protocol(captions[1:]))[0] == "positives_hash"
 
 
 def test_a_sixth_caption_counts_only_in_5k():

@@ -14,13 +14,14 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from common.base.provenance import hash_of
 from common.data.pairs import Pairs
 from common.data.text_files import read_json_object, read_text
 from common.evaluation.arrays import labels_of
@@ -231,9 +232,11 @@ def results_of_parts(
     evaluate = {"recall": _by_recall, "precision": _by_precision}
     for relation in relations:
         positives = _positives(relation, images, captions)
-        results[relation.key] = evaluate[relation.metrics](
-            parts, shared, positives, text_to_image, protocol | {"positives": relation.title}
-        )
+        stated = {
+            "positives": relation.title,
+            "positives_hash": hash_of([array.tolist() for array in astuple(positives)]),
+        }
+        results[relation.key] = evaluate[relation.metrics](parts, shared, positives, text_to_image, protocol | stated)
     return results
 
 
