@@ -29,7 +29,7 @@ from common.evaluation.protocol import as_json
 from common.geometry import Sphere
 from common.run.evaluation import command_line, read_with, save_answer, this_device
 from common.run.folder import provenance_of
-from common.run.launch import run_or_explain
+from common.run.launch import join_processes, run_or_explain
 from common.run.sources import weights_fingerprint
 from contrastive_basics.config import Config
 from contrastive_basics.evaluate import PAPER
@@ -160,6 +160,7 @@ def main() -> None:
     parser = command_line(__doc__, "folder written by transformers, or hub name", published=True)
     parser.add_argument("--prefix", default="", help='before every caption, e.g. "a photo of "')
     arguments = parser.parse_intermixed_args()
+    join_processes()
 
     config = load_beside_weights(Config, arguments.overrides)
     encoder = open_public(arguments.checkpoint, config.run, this_device())

@@ -57,7 +57,7 @@ from common.run.evaluation import (
     published_encoder,
     this_device,
 )
-from common.run.launch import run_or_explain
+from common.run.launch import join_processes, run_or_explain
 from euclip.config import Config, GeometryName, MethodConfig
 from euclip.evaluate import MODELS, PAPER
 from euclip.model import build_geometry
@@ -262,6 +262,7 @@ def main() -> None:
     parser.add_argument("--layout", help=f"{', '.join(LAYOUTS)}; default: transformers")
     parser.add_argument("--geometry", help="layout open_clip: the geometry of its training, default sphere")
     arguments = parser.parse_intermixed_args()
+    join_processes()
     if evaluate_if_run(MODELS, arguments):  # a checkpoint of this repository records its settings
         return
 

@@ -33,7 +33,7 @@ from common.run.evaluation import (
     published_encoder,
     this_device,
 )
-from common.run.launch import run_or_explain
+from common.run.launch import join_processes, run_or_explain
 from oblique_topology.coco_table import CocoConfig, open_coco
 from oblique_topology.config import Config
 from oblique_topology.evaluate import MODELS, PAPER, evaluate_all
@@ -80,6 +80,7 @@ def main() -> None:
     parser = command_line(__doc__, "file of weights; layout clip: also a folder or hub name", published=True)
     parser.add_argument("--layout", help="released, clip; default: released")
     options = parser.parse_intermixed_args()
+    join_processes()
     if evaluate_if_run(MODELS, options):  # a checkpoint of this repository records its settings
         return
 

@@ -100,6 +100,7 @@ def test_every_entry_script_named_anywhere_answers_help(monkeypatch, capsys):
             scripts |= set(re.findall(r"[\w]+/[\w]+\.py", command))
     scripts = sorted(name for name in scripts if (ROOT / name).is_file())
     assert "oblique_topology/train.py" in scripts
+    monkeypatch.setenv("WORLD_SIZE", "2")  # of a launch, whose processes are not joined for that
     for name in scripts:  # in this process, which has the imports: as `python name --help` sets it up
         monkeypatch.setattr(sys, "path", [str((ROOT / name).parent), *sys.path[1:]])
         monkeypatch.setattr(sys, "argv", [name, "--help"])

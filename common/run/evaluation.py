@@ -176,12 +176,11 @@ def evaluate_and_save(
 
 
 def command_line(description: str, checkpoint: str, published: bool = False) -> Parser:
-    """Arguments of every command that evaluates; joins the processes of a launch, which share the evaluation.
+    """Arguments of every command that evaluates; the processes of a launch share the evaluation, see `join_processes`.
 
     Args:
         published: adds --activation and --heads, for weights from elsewhere.
     """
-    join_processes()
     parser = Parser(description)
     parser.add_argument("--checkpoint", required=True, type=expanded, help=checkpoint)
     if published:
@@ -202,6 +201,7 @@ def evaluate_main(description: str, models: TrainedModels) -> None:
     """The command line of an evaluate.py, see `command_line`."""
     checkpoint = "a run, step-XXXXXXXX in it, a published model, or its name on the hub"
     options = command_line(description, checkpoint).parse_intermixed_args()
+    join_processes()
     _evaluate_named(models, named_checkpoint(Path(options.checkpoint)), options)
 
 
