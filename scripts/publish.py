@@ -22,7 +22,8 @@ import yaml
 
 from common.base.arguments import Parser
 from common.base.config import ConfigError
-from common.base.files import write_atomically
+from common.base.files import read_json, write_atomically
+from common.base.provenance import hash_of
 from common.data.text import tokenizer_from_json
 from common.evaluation.protocol import HEADLINES
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint, write_published
@@ -97,6 +98,8 @@ def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], lice
         start = f"\npython {paper}/train.py --config {row.row} --scale {row.scale} model.init={name}"
     what = f"row {row.row} at {row.scale} scale" if row.scale else "settings of its own"
     made_of = "".join(f"\n- started from {key}: {value}" for key, value in state.get("initial_weights", {}).items())
+    files = read_json(RunFiles(run).dependencies)  # of an installed package the revision is the version alone
+    code = f", hash of its files {hash_of(files)}" if files else ""
     recipe = yaml.safe_dump({part: config[part] for part in ("method", "model", "optim")}, sort_keys=False)
     lines = []
     for role, one in (measured[0]["evaluations"] if measured else {}).items():
@@ -133,7 +136,7 @@ python {paper}/evaluate.py --checkpoint {name}{data}{start}
 
 ## Recipe
 
-Code at revision {state["training_revision"]}; all settings are in `config.yaml`.
+Code: {state["training_revision"]}{code}; all settings are in `config.yaml`.
 
 ```yaml
 {recipe}```

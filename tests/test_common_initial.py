@@ -19,7 +19,7 @@ from tars import good_tar
 from test_common_weights import shaken
 
 from common.base.config import ConfigError, load_row
-from common.base.provenance import ROOT
+from common.base.provenance import ROOT, git_revision, hash_of
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_training_pairs
 from common.data.text import build_tokenizer
@@ -432,6 +432,8 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     card = (folder / "README.md").read_text()
     assert all(text in card for text in ("license: cc-by-4.0", "row table1_ours at smoke scale", "Seeds: 2"))
     assert "python contrastive_basics/train.py --config table1_ours --scale smoke model.init=mine\n" in card
+    code = hash_of(json.loads((run_folder / "dependencies.json").read_text()))
+    assert f"Code: {git_revision()}, hash of its files {code}; all settings" in card
     measured = json.loads((run_folder / "evaluation.json").read_text())["evaluations"]
     assert f"| test | {measured['test']['protocol']['data']} | i2t_recall_at_1 | " in card
     assert (folder / "vocabulary.txt").read_text().split("\n")[:-1] == list(WORDS.vocabulary)
