@@ -170,6 +170,17 @@ def test_intervals_stand_where_pages_are_filled_from_the_results():
         assert not by_hand, f"{page.name}: {by_hand[0]}"
 
 
+def test_a_page_that_calls_a_choice_inferred_or_recalled_says_what_it_means():
+    meanings = {
+        r" Inferred[.;]": r"Inferred\b.*: [^.]*our conclusion",
+        r"\(recalled\)": r"Recalled: .*not checked here",
+    }
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\n", " ")
+        for used, meaning in meanings.items():
+            assert not re.search(used, text) or re.search(meaning, text), f"{page}: {used}"
+
+
 def test_committed_results_name_no_folder_of_a_machine():
     for file in (ROOT / "results").rglob("*"):
         if file.suffix in (".json", ".md"):
