@@ -221,7 +221,10 @@ def rankings(scores: torch.Tensor, is_right: torch.Tensor, queries: Sequence[int
 
 
 def figure3(command: Command, code: PaperCode) -> list[Table]:
-    """Queries in equal steps through the test set, so that none is chosen by its result."""
+    """Queries in equal steps through the test set, so that none is chosen by its result.
+
+    The median of an even number of ranks is the lower of the two middle ones, a rank that occurs.
+    """
     runs = train_rows(command, code, {"learned": TEMPERATURES["learned"][1]})
     values: dict[tuple[str, str], list[float]] = {}
     for number, run in enumerate(runs["learned"]):
@@ -265,6 +268,7 @@ def figure3(command: Command, code: PaperCode) -> list[Table]:
         values=values,
         notes=[
             "Ranks are among the whole test set; Table 1 takes galleries of data.gallery pictures.",
+            "The median of an even number of ranks is the lower of the two middle ones.",
             "The picture is of the first seed. Photographs in it are those of the data set, with its licence.",
         ],
     )
