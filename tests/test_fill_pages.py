@@ -17,7 +17,7 @@ MARK = "<!-- table: results/p/table1/demo/table1.json{} -->"
 FILLED = """| | acc | mean |
 |---|---|---|
 | *paper, ours* | *76.4* | *—* |
-| *measured on (ours)* | `scenes/test` | `scenes/test` |
+| *data (ours)* | `scenes/test` | `scenes/test` |
 | ours, ours | 50.0 ± 12.4 | 0.500 ± 0.124 |
 | chance level | 1.6 | — |
 

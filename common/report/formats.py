@@ -31,7 +31,7 @@ from common.report.table import (
 )
 
 DASH = "—"
-MEASURED_ON, CHANCE = "measured on (ours)", "chance level"  # the lines above and below the methods
+OUR_DATA, CHANCE = "data (ours)", "chance level"  # the lines above and below the methods
 _GLOSSARY = (
     (r"R@\d|_r\d|recall_at", "R@K", "share of queries with a correct match among the K best candidates"),
     (r"i2t", "i2t", "image query, captions ranked (any caption of the image counts)"),
@@ -62,7 +62,7 @@ def lay_out(table: Table, compact: bool = False) -> list[list[Line]]:
     groups = []
     stand_ins = tuple(stand_in(table, column) or DASH for column in table.columns)
     if any(cell != DASH for cell in stand_ins):
-        groups.append([Line("stand_in", MEASURED_ON, "", stand_ins)])
+        groups.append([Line("stand_in", OUR_DATA, "", stand_ins)])
     groups += [_method_lines(table, row, with_seeds) for row in table.rows]
     chances = tuple(_chance(table, column) for column in table.columns)
     if any(cell != DASH for cell in chances):
@@ -146,11 +146,11 @@ def warning(table: Table) -> str:
         return ""
     if table.scale != PAPER_SCALE:
         return (
-            f"Scale {table.scale}: our numbers are measured on other data than the paper's (line “{MEASURED_ON}”). "
+            f"Scale {table.scale}: our numbers are measured on other data than the paper's (line “{OUR_DATA}”). "
             "They reproduce no cell of the paper, and no difference is printed."
         )
     if any(column.stands_in_for is not None for column in table.columns):
-        return f"Columns with a stand-in (line “{MEASURED_ON}”) do not reproduce the paper's column: no difference."
+        return f"Columns with a stand-in (line “{OUR_DATA}”) do not reproduce the paper's column: no difference."
     return ""
 
 
@@ -487,7 +487,7 @@ def to_text(table: Table, width: int = 100) -> str:
     run = [f"{name} {text}" for name, text in facts.items() if name not in ("paper", "table", "command")]
     head = [f"{table.table_id} of {facts['paper']}", table.caption, " | ".join(run), f"command: {facts['command']}"]
     measured_on = [f"{column.label}: {source}" for column in table.columns if (source := stand_in(table, column))]
-    measured_on = f"{MEASURED_ON}: {'; '.join(measured_on)}" if measured_on else ""
+    measured_on = f"{OUR_DATA}: {'; '.join(measured_on)}" if measured_on else ""
     above = [_filled(text, width) for text in [*head, warning(table), reading(table), measured_on] if text]
     below = [_filled(line_below(table), width)] if line_below(table) else []
     below += [_filled(f"{label}: {text}", width) for label, text in remarks(table, with_status=True)]
