@@ -11,6 +11,8 @@ from common.data.rows import Row, pictures_of
 from common.data.shard_paths import PICTURE_EXTENSIONS, visible_below
 from common.data.text_files import read_text
 
+_TEXTS = (".txt", ".TXT", ".Txt")  # the first of them that lies beside an image is read
+
 
 def open_folder(folder: Path, *, split: str | None = None, role: str = "train", **options: Any) -> Pictures:
     """The images below a folder, without hidden ones, sorted by path, which is their id.
@@ -26,10 +28,10 @@ def open_folder(folder: Path, *, split: str | None = None, role: str = "train", 
     for name in names:
         if name.suffix.lower() in PICTURE_EXTENSIONS:
             rows.append(_row(folder, name, first_of.setdefault(name.with_suffix(""), name)))
-    texts = {name.with_suffix("") for name in names if name.suffix == ".txt"}
+    texts = {name.with_suffix("") for name in names if name.suffix in _TEXTS}
     for name in names:
         stem = name.with_suffix("")
-        if name.suffix != ".txt" and stem in texts and stem not in first_of:
+        if name.suffix not in _TEXTS and stem in texts and stem not in first_of:
             first_of[stem] = name
             rows.append(Row(name.as_posix(), fault=f"no image: unknown extension {name.suffix or '(none)'}"))
     entries, broken = pictures_of(rows, folder, role)
@@ -43,9 +45,9 @@ def captions_beside(image: Path) -> list[str]:
         FileNotFoundError: there is none.
         ValueError: it cannot be read.
     """
-    text = image.with_suffix(".txt")
-    if not os.path.lexists(text):
-        raise FileNotFoundError(f"no file {text.name} beside it")
+    text = next(filter(os.path.lexists, map(image.with_suffix, _TEXTS)), None)
+    if text is None:
+        raise FileNotFoundError(f"no file {image.stem}.txt beside it")
     lines = read_text(text).replace("\r", "\n").split("\n")  # \r alone ended lines of old Mac OS
     return [line for line in map(str.strip, lines) if line]
 
