@@ -42,6 +42,9 @@ def content_of(pairs):
         ("x.tsv", "caption\turl\tpath\na dog\th\t0.jpg\na cat, two cats\th\t1.jpg\n"),
         ("x.csv", '\ufeffpath,text\n0.jpg,a dog\n\n1.jpg,"a cat, two cats"\n'),
         ("x.tsv", '0.jpg\t"a dog"\n1.jpg\ta cat, two cats\n'),
+        ("x.csv", 'path,text\n0.jpg, "a dog"\n1.jpg, "a cat, two cats"\n'),
+        ("x.csv", '0.jpg, "a dog" \n1.jpg, "a cat, two cats"\n'),
+        ("x.tsv", '0.jpg\t "a dog"\n1.jpg\ta cat, two cats\n'),
     ],
 )
 def test_the_same_pairs_in_every_form(table, name, content):

@@ -100,6 +100,8 @@ def _row(line: int, fields: list[str], count: int, path_at: int, captions_at: li
 
 
 def _cell(text: str) -> str | list[str]:
+    if text.startswith(' "'):  # behind a blank, csv reads quotes as signs of the text
+        text = _unquoted(text.strip())
     # pandas writes a list of captions into one cell, as Python, numpy or JSON
     if text[:1] != "[" or text.rstrip()[-1:] != "]":
         return text
