@@ -100,6 +100,7 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ),
         ("optim: {steps: \xff}", ["row.yaml: optim.steps = '\xff'"]),
         ("- a\n- b", ["row.yaml", "a mapping of sections"]),
+        ("# method:\n#   geometry: sphere", ["row.yaml: nothing in it sets a value", "{} for the defaults"]),
         ("optim: {steps: 1", ["row.yaml", "not valid YAML"]),
     ],
 )

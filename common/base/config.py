@@ -267,7 +267,7 @@ def _content(path: Path, text: bytes) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if content is None:
-        return {}
+        raise ConfigError(f"{path}: nothing in it sets a value; expected: sections, or {{}} for the defaults")
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: a config is a mapping of sections, got {type(content).__name__}")
     return content
