@@ -89,6 +89,10 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ("model: {patch_size: 64}", ["data.image_size = 48", "expected: 64"]),
         ("model: {patch_dropout: 0.99}", ["model.patch_dropout = 0.99 leaves none of the 36", "at most 0.972"]),
         ("optim: {steps: 5, warmup_steps: 6}", ["row.yaml", "warmup_steps = 6", "optim.steps = 5", "at most 5"]),
+        (
+            "optim: {warmup_steps: 0, warmup_from: 1e-5}",
+            ["optim.warmup_from = 1e-05 with", "warmup_steps = 0", "expected: 0"],
+        ),
         ("run: {mixed_precision: false}", ["run.mixed_precision = 'false'", "no, bf16"]),
         (
             "optim: {steps: 1}\nrun: {seed: 1}\noptim: {beta1: 0.5}",

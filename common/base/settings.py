@@ -475,6 +475,10 @@ class OptimConfig:
                 f"would never reach its peak; expected: at most {self.steps}"
             )
         _check_rates(self)
+        if self.warmup_from and not self.warmup_steps:
+            raise ValueError(
+                f"optim.warmup_from = {self.warmup_from} with optim.warmup_steps = 0; expected: 0, or steps of warm-up"
+            )
         if self.loss_bf16_product and not self.loss_tile:
             raise ValueError("optim.loss_bf16_product = true with optim.loss_tile = 0; expected: tiles, as in 4096")
         if self.loss_kernel == "triton" and not self.loss_tile:
