@@ -100,7 +100,10 @@ def test_swapping_position_rows_of_two_text_class_tokens_swaps_their_blocks():
 
 def test_patches_that_leave_a_rim_and_positions_that_are_no_square_are_refused_with_their_numbers():
     refused(
-        ("50 is not a multiple of patch_size 8", lambda: VisionTransformer(50, 8, 16, 1, 2, 8)),
+        (
+            "size = 50 is not a multiple of patch_size = 8; expected: 48 or 56",
+            lambda: VisionTransformer(50, 8, 16, 1, 2, 8),
+        ),
         (
             "50 position rows less 2 class rows are no square",
             lambda: interpolate_positions(torch.randn(50, 12), 2, 9),

@@ -216,6 +216,7 @@ ONE_KEY = [
     ("vision_cfg", "scale_fc", True, r"vision_cfg\.scale_fc = true"),
     ("vision_cfg", "image_size", [32, 32], None),
     ("vision_cfg", "image_size", [32, 16], r"vision_cfg\.image_size = \[32, 16\]; .*squares"),
+    ("vision_cfg", "image_size", 50, r"vision_cfg\.image_size = 50; not a multiple of patch_size = 8; .*48 or 56"),
     ("vision_cfg", "new_key", 1, r"vision_cfg\.new_key = 1; expected no such key"),
     (None, "quick_gelu", True, None),
     (None, "init_logit_scale", 1.0, None),
@@ -284,6 +285,10 @@ VIT = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "int
         (
             lambda: transformers.ViTConfig(**VIT, image_size=[32, 16]),
             r"image_size = \[32, 16\]; our towers take squares",
+        ),
+        (
+            lambda: transformers.ViTConfig(**VIT, image_size=50),
+            r": image_size = 50; not a multiple of .*; expected 48 or",
         ),
         (
             lambda: transformers.ViTConfig(**VIT, image_size=32, qkv_bias=False),

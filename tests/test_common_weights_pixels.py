@@ -144,7 +144,7 @@ def test_a_picture_size_that_the_tower_does_not_take_is_refused():
         published_encoder(our_clip(), words, RunConfig(), torch.device("cpu"))
     refused(
         (
-            r"images of 48 pixels, their image tower takes 32; expected the same",
+            r"images of 48 pixels, their image tower takes 32, in patches of 8; expected the same",
             lambda: published_encoder(our_clip(), words, RunConfig(), torch.device("cpu"), ImageTransform(48)),
         )
     )

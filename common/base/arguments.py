@@ -67,6 +67,12 @@ def some(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def multiples_beside(number: int, of: int) -> str:
+    """The multiples next to a number that is none, for a message: "48 or 56"."""
+    below = number - number % of
+    return f"{below} or {below + of}" if below else str(of)
+
+
 def expanded(path: str | os.PathLike[str]) -> str:
     """A path with the home folder for `~`; unchanged without such a user, as a file may be called ~draft."""
     return os.path.expanduser(path)  # noqa: PTH111

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from common.base.arguments import some
+from common.base.arguments import multiples_beside, some
 from common.base.fields import Decides, TakenBy, path_setting, refuse_not_taken, setting
 from common.base.values import ConfigError
 
@@ -412,7 +412,7 @@ def check_patches(data: DataConfig, model: ModelConfig) -> None:
     if data.image_size % model.patch_size:
         raise ValueError(
             f"data.image_size = {data.image_size} is not a multiple of model.patch_size = {model.patch_size}; "
-            f"expected: {data.image_size // model.patch_size * model.patch_size or model.patch_size}, or another one"
+            f"expected: {multiples_beside(data.image_size, model.patch_size)}"
         )
     stem = model.image.stem
     crops = isinstance(stem.views, int)

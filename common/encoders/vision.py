@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from common.base.arguments import multiples_beside
 from common.encoders.stem import Stem
 from common.encoders.transformer import Activation, Initialisation, Transformer
 
@@ -47,7 +48,10 @@ class VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         if image_size % patch_size:  # the patches would leave out a rim
-            raise ValueError(f"image_size {image_size} is not a multiple of patch_size {patch_size}")
+            sizes = multiples_beside(image_size, patch_size)
+            raise ValueError(
+                f"image_size = {image_size} is not a multiple of patch_size = {patch_size}; expected: {sizes}"
+            )
         if stem is not None and stem.grid != image_size // patch_size:
             raise ValueError(
                 f"the stem {stem.name} makes {stem.grid} x {stem.grid} places of {image_size} pixels, patches of "

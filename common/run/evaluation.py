@@ -315,7 +315,8 @@ def published_encoder(
     if pixels.size != model.image_tower.image_size:
         raise ValueError(
             f"the weights' preprocessing makes images of {pixels.size} pixels, their image tower takes "
-            f"{model.image_tower.image_size}; expected the same size in their preprocessing file"
+            f"{model.image_tower.image_size}, in patches of {model.image_tower.patch_size}; expected the same size in "
+            "their preprocessing file"
         )
     return _encoder(model, pixels, tokenizer, model.text_tower.context_length, run, device)
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from common.base.arguments import multiples_beside
 from common.encoders.weights.layouts import WeightsError
 
 READ = "read into our towers"
@@ -169,3 +170,10 @@ def square(value: Any, where: str, key: str) -> int:
     if len(sides) != 1 or not all(isinstance(side, int) for side in sides):
         raise refused(where, key, value, "our towers take squares; expected a number, or equal ones")
     return sides.pop()
+
+
+def check_patches_of(image_size: int, patch_size: int, where: str) -> None:
+    """Refuses images that are not cut into whole patches; other libraries leave out a rim."""
+    if image_size % patch_size:
+        sizes = multiples_beside(image_size, patch_size)
+        raise refused(where, "image_size", image_size, f"not a multiple of patch_size = {patch_size}; expected {sizes}")

@@ -12,6 +12,7 @@ from common.encoders.weights.keys import (
     OPEN_CLIP_TEXT,
     OPEN_CLIP_VISION,
     check_keys,
+    check_patches_of,
     refused,
     square,
 )
@@ -54,6 +55,7 @@ def read_configuration(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict
         raise refused(f"{file}: vision_cfg.", "layers", vision["layers"], "a ResNet; expected a number (a ViT)")
     for key in ("image_size", "patch_size"):
         vision[key] = square(vision[key], f"{file}: vision_cfg.", key)
+    check_patches_of(vision["image_size"], vision["patch_size"], f"{file}: vision_cfg.")
     of_image = {"heads": vision["width"] // vision["head_width"], "norm_eps": _eps(vision, f"{file}: vision_cfg.")}
     of_text = {
         "heads": text["heads"],

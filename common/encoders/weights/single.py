@@ -6,7 +6,7 @@ from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.transformer import Transformer
 from common.encoders.vision import VisionTransformer
-from common.encoders.weights.keys import square
+from common.encoders.weights.keys import check_patches_of, square
 from common.encoders.weights.layouts import (
     BERT_BLOCK,
     OLDER_VIT_BLOCK,
@@ -34,7 +34,8 @@ def vit_tower(model: "ViTModel | DeiTModel", **sizes: Any) -> VisionTransformer:
     check_config(model.config, source)
     state = {name: value for name, value in model.state_dict().items() if not name.startswith("pooler.")}
     class_tokens = [name for name in ("cls_token", "distillation_token") if f"embeddings.{name}" in state]
-    sides = (square(getattr(model.config, word), f"{source}: ", word) for word in ("image_size", "patch_size"))
+    sides = [square(getattr(model.config, word), f"{source}: ", word) for word in ("image_size", "patch_size")]
+    check_patches_of(*sides, f"{source}: ")
     tower = VisionTransformer(*sides, num_class_tokens=len(class_tokens), patch_bias=True, input_norm=False, **sizes)
     entries = entries_of(
         {
