@@ -4,6 +4,7 @@ python geomm/evaluate_tasks.py --checkpoint outputs/runs/geomm/<run>/seed0
 """
 
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +18,7 @@ import torch
 from common.base.provenance import hash_of
 from common.data.broken import BrokenSample
 from common.data.loader import Loader
+from common.distributed import is_main_process
 from common.evaluation.annotated import (
     best_answers,
     entailment_metrics,
@@ -68,7 +70,14 @@ def evaluate_task(config: TaskConfig, encoder: Encoder, items: Altered) -> Evalu
     places = [(label + 1) % classes if place == UNREADABLE else place for place, label in zip(places, labels)]
     if task == "nlvr2":
         identifiers = [row["identifier"] for row in rows if "identifier" in row]
-        metrics = nlvr2_metrics(places, labels, identifiers if len(identifiers) == len(rows) else None)
+        whole = len(identifiers) == len(rows)
+        if not whole and config.data.source != "scenes" and is_main_process():  # scenes have no consistency
+            warnings.warn(
+                f"{items.name}: {len(rows) - len(identifiers)} of {len(rows)} rows have no identifier, so consistency "
+                "is left out; expected in each: identifier = split-set-pair-sentence, e.g. dev-850-0-1",
+                stacklevel=2,
+            )
+        metrics = nlvr2_metrics(places, labels, identifiers if whole else None)
     else:
         metrics = entailment_metrics(places, labels)
     most = Counter(labels).most_common(1)[0][1] / len(labels)
