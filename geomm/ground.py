@@ -168,6 +168,9 @@ def measure(encoder: Encoder, data: GroundingSet, layer: int | None) -> dict[str
     "own_in_box" and "other_in_box" are shares of the heat, "area" is the box's share of the image.
     Unreadable images are left out; "expressions" is the number of the others. "left_out" also counts the rows of the
     file that cannot be used.
+
+    Raises:
+        ConfigError: no image with expressions for two boxes can be read.
     """
     lost = lost_at_open(data.pictures)
     for broken in lost:
@@ -202,13 +205,17 @@ def measure(encoder: Encoder, data: GroundingSet, layer: int | None) -> dict[str
             results["oracle"].append(ground(oracle, expression.proposals, expression.box))
             right = [inclusive_iou(proposal, expression.box) >= MIN_IOU for proposal in expression.proposals]
             chance.append(float(np.mean(right)))
+    if not results["other"]:
+        raise ConfigError(
+            f"{data.name}: none of its {len(data.expressions)} expressions has an image that can be read and words for "
+            "another box of it; expected: at least one"
+        )
     metrics = {
         f"{words}_{name}": value
         for words, groundings in results.items()
-        if groundings
         for name, value in grounding_metrics(groundings).items()
     }
-    means = {name: fmean(values) for name, values in (shares | {"chance": chance}).items() if values}
+    means = {name: fmean(values) for name, values in (shares | {"chance": chance}).items()}
     return metrics | means | {"expressions": len(chance), "left_out": len(lost) + len(data.expressions) - len(chance)}
 
 

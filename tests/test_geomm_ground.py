@@ -214,3 +214,6 @@ def test_an_unreadable_photograph_is_named_and_not_drawn(encoder, tmp_path, monk
     grounding = refcoco_plus.Grounded(None, {"ALBEF": [None]}, {}, {}, 1, on_scenes=False)
     refcoco_plus._draw(grounding, data, tmp_path / "figure3.png")
     assert [line.caption for line in drawn] == ["left", "right"]
+    (tmp_path / "b.png").write_bytes(b"no image either")
+    none = "^rows: none of its 4 expressions has an image that can be read and words for another box of it; expected"
+    refused((none, lambda: measure(encoder, file_to_ground(path, None), 1)), error=ConfigError)
