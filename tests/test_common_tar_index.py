@@ -67,6 +67,23 @@ def test_an_absurd_size_in_a_header_ends_the_shard_and_never_hangs(tmp_path, siz
     assert again.broken[0].reason.startswith("unreadable header" if size < 0 else "shard is cut")
 
 
+def test_times_in_the_headers_of_an_incremental_gnu_tar_are_no_part_of_its_keys(tmp_path):
+    """`tar --format=gnu --listed-incremental` writes them where ustar has the first part of a long name."""
+    path = write_tar(tmp_path / "x.tar", {"folder/k": pair(0)}, tarfile.GNU_FORMAT)
+    with tarfile.open(path) as tar:
+        members = tar.getmembers()
+    content = bytearray(path.read_bytes())
+    for number, member in enumerate(members):
+        header = content[member.offset : member.offset + 512]
+        header[345:357] = b"%011o\0" % (10**9 + number)
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+        content[member.offset : member.offset + 512] = header
+    path.write_bytes(content)
+    index = index_shard(path)
+    assert (index.rows["name"].to_pylist(), index.broken) == ([b"folder/k"], [])
+
+
 def test_members_without_partner_and_doubles_are_listed_at_opening(tmp_path):
     path = tmp_path / "x.tar"
     samples = {"a": pair(0), "no_text": pair(1, json=None), "no_picture": pair(2, jpg=None)}

@@ -26,7 +26,7 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")  # the first that a sample has
 MEMBERS = ("image", "json", "txt", "cls", "npy")  # of a sample
 _COLUMNS = ("name", "image", "json", "npy", "captions", "image_id", "label", "fault")  # of `ShardIndex.rows`
 
-_CACHE_VERSION = 7
+_CACHE_VERSION = 8
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _BLOCK = 512  # bytes; a tar is a row of these
 _MAX_ZEROS = 1 << 20  # bytes at the end; tar programs write 11 KB at most, by default
@@ -275,6 +275,8 @@ def _header(block: bytes) -> tarfile.TarInfo:
     header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     if header.size < 0:  # base-256 numbers have a sign; going backwards would never end
         raise tarfile.HeaderError("negative size")
+    if block[257:265] == b"ustar  \0":  # GNU's own format may have times where ustar has the first part of a name
+        header.name = tarfile.nts(block[:100], "utf-8", "surrogateescape")
     return header
 
 
