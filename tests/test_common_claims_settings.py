@@ -27,8 +27,10 @@ from common.report.table import Column, from_json, plan_of, to_json
 from common.reproduce import command as command_module
 from common.reproduce.command import reproduce_main
 from common.reproduce.near import near_settings
-from common.reproduce.rows import PaperCode
+from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import table_of, train_rows
+from common.run.folder import RunFiles
+from contrastive_basics.config import Config
 
 SEEDS = np.linspace(-1, 1, 5)
 CLAIM = f"{A_X} > {B_X}"
@@ -154,6 +156,12 @@ def test_searched_trains_rows_at_their_best_setting_in_the_folder_of_the_table(t
     # the data of the table may be others
     of_command = table_of(command, "contrastive_basics", "table1", [Column("x", "X")], [], {})
     assert of_command.notes == (f"Settings were searched on {searched['training_data']}: {SEARCH.parent.name}.",)
+    # of the searches of all rows, those of rows that the table trained
+    for row, notes in (("table1_ours", of_command.notes), ("lit_ours", ())):
+        run = RowRun(RunFiles(tmp_path / f"{row}-demo-0a1b2c3d4e5f" / "seed0"), 0, {}, {}, "", "", "", "", Config())
+        runs = {"A row": [run]}
+        noted = table_of(command, "contrastive_basics", "table1", [Column("x", "X")], [], runs).notes
+        assert tuple(note for note in noted if "searched" in note) == notes
     whole = replace(command, rows=())
     assert whole.folder("contrastive_basics") == tmp_path / "results" / "contrastive_basics" / "table1" / "demo"
     # an experiment names its rows only as it trains

@@ -34,7 +34,7 @@ from common.reproduce.command import Command, not_searched, rows_at
 from common.reproduce.near import searched_on
 from common.reproduce.rows import Job, PaperCode, RowRun, paper_tables
 from common.reproduce.side_by_side import run_rows
-from common.run.folder import precision_of
+from common.run.folder import RunName, precision_of
 from common.run.log import read_log
 
 Runs = dict[str, list[RowRun]]  # method -> one run per seed
@@ -352,7 +352,9 @@ def table_of(
     }
     fields["notes"] = [*fields.get("notes", ()), *_versions_note(runs)]
     if command.searched:  # perhaps on other data
-        searches = searched_on(paper, command.scale, command.searched, command.roots)
+        trained = {RunName.of(run.files.folder).row for run in every_run} or {*command.searched}
+        searched = [row for row in command.searched if row in trained]
+        searches = searched_on(paper, command.scale, searched, command.roots)
         fields["notes"] += [f"Settings were searched on {search}." for search in searches]
     return Table(
         paper=paper, table_id=table_id + suffix, columns=columns, rows=rows, scale=command.scale, seeds=command.seeds,
