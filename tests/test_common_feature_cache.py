@@ -111,9 +111,6 @@ def test_other_weights_pictures_or_preprocessing_are_computed_again_and_another_
     for crop_scale in (None, (0.4, 0.5)):  # of crops, it does
         cache(tmp_path, views=(0,)).of(pictures, ImageTransform(SIZE, crop_scale=crop_scale), training=True)
     assert len(pictures.drawn) == 6 * before
-    pictures.decode_size = 2 * SIZE  # of a set that was ranked, and now is trained on
-    cache(tmp_path).of(pictures, TRANSFORM, training=True)
-    assert len(pictures.drawn) == 7 * before
 
 
 def test_what_is_interrupted_goes_on_and_a_torn_end_is_written_again(tmp_path):

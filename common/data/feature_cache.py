@@ -1,7 +1,7 @@
 """Image features of a frozen network, computed once: float16 on disk, one file for each set of images and view.
 
-A file is known by network weights, transform, view, decode size and the data set's fingerprint, never by paths. It is
-written in chunks and resumes where it stopped.
+A file is known by network weights, transform, view and the data set's fingerprint, never by paths. It is written in
+chunks and resumes where it stopped.
 """
 
 import ctypes
@@ -90,9 +90,8 @@ class FeatureCache:
     def _file(self, pictures: Any, transform: ImageTransform, view: str | int) -> Path:
         # augmentation of training matters only for random crops
         deciding = transform if isinstance(view, int) else replace(transform, crop_scale=None, flip_probability=0.0)
-        # a set that is trained on may decode its JPEGs at a fraction of their size, and is ranked in full elsewhere
-        decode_size = getattr(pictures, "decode_size", None)
-        key = hash_of([self.network, deciding.to_json(), view, pictures.fingerprint, decode_size])
+        # upright: features of earlier versions may be those of pictures as they were stored
+        key = hash_of([self.network, deciding.to_json(), view, pictures.fingerprint, "upright"])
         return self.folder / f"{str(pictures.name).replace('/', '-')}-{key}.npy"
 
     def _fill(self, file: Path, pictures: Any, transform: ImageTransform, view: str | int) -> None:

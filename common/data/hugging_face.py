@@ -44,7 +44,7 @@ class HuggingFacePairs:
     ) -> None:
         if not len(rows):
             raise ValueError(f"{reader.source}: no rows in {name}")
-        self.name, self.reader, self.decode_size = name, reader, reader.decode_size
+        self.name, self.reader = name, reader
         self.broken_at_open: list[BrokenSample] = []
         self._rows = rows.select_columns([reader.image, *reader.text_columns])
         self._texts = rows.select_columns(reader.text_columns)  # reading a caption should not read its image
