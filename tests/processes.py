@@ -20,12 +20,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from common.base.provenance import ROOT
 from common.distributed import leave_process_group
+
+# FSDP2 over gloo ended in SIGSEGV or SIGABRT, inside torch, twice in several hundred runs of the tests (2.14 and 2.15)
+once_more_after_a_crash = pytest.mark.flaky(reruns=1, only_rerun="ProcessExitedException.*signal SIG(SEGV|ABRT)")
 
 # the server is one for all that fork from it, and takes its imports when it starts
 FORKS = multiprocessing.get_context("forkserver")
@@ -59,14 +63,14 @@ def in_processes(count: int, function: Callable[..., Any], *arguments: Any, meth
         method: "fork" copies this process, where it has the imports and nothing that a test has changed.
     Raises:
         ProcessRaisedException: the function raised an error.
-        ProcessExitedException: a signal ended a process; its notes hold what the process wrote last, and where it was.
+        ProcessExitedException: a signal ended a process; a note says where that process was.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
             mp.start_processes(_work, (count, folder, function, arguments), nprocs=count, start_method=method)
         except mp.ProcessExitedException as error:
-            for text in _written(folder):
-                error.add_note(text[-4000:])
+            written = (Path(folder) / f"{error.error_index}.stderr").read_text(errors="replace")
+            error.add_note("".join(written.rpartition("Current thread")[1:])[:4000])
             raise
         finally:
             sys.stderr.writelines(_written(folder))

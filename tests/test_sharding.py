@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from processes import in_processes
+from processes import in_processes, once_more_after_a_crash
 from sharded_runs import train
 from test_launch import losses
 from torch.multiprocessing import ProcessRaisedException
@@ -33,6 +33,7 @@ def command(row, folder, *more):
     return module, "--config", row, "--scale", "smoke", *FEW, *few, "--output-dir", str(folder), *more
 
 
+@once_more_after_a_crash
 @pytest.mark.parametrize("rows", [QUICK, pytest.param(ROWS.keys() - set(QUICK), marks=pytest.mark.slow)])
 def test_sharded_runs_train_evaluate_and_resume(rows, tmp_path):
     """All rows share two starts of two processes."""
