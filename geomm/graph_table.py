@@ -57,26 +57,21 @@ def figures_of_log(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return figures | figures_of_graphs([*graphs.values()])
 
 
-def graphs_of_runs(
-    command: Command, paper: str, table_id: str, runs: Mapping[str, Sequence[RowRun]], data: str
-) -> list[Table]:
-    """`graphs_beside` of trained rows, from their logs; arguments as there."""
+def graphs_of_runs(command: Command, table: Table, runs: Mapping[str, Sequence[RowRun]]) -> list[Table]:
+    """`graphs_beside` of trained rows, from their logs."""
     figures = {
         method: [figures_of_log(read_log(run.files.log)) for run in seeds]
         for method, seeds in runs.items()
         if seeds[0].config.method.distance == "geodesic"
     }
-    return graphs_beside(command, paper, table_id, figures, data)
+    return graphs_beside(command, table, figures)
 
 
-def graphs_beside(
-    command: Command, paper: str, table_id: str, figures: Mapping[str, Sequence[Mapping[str, float]]], data: str
-) -> list[Table]:
-    """The table `<table_id>_graphs`, a line for each row; none without rows. Call on the main process.
+def graphs_beside(command: Command, table: Table, figures: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Table]:
+    """The table of the graphs beside another one, a line for each row; none without rows. Call on the main process.
 
     Args:
         figures: row -> `figures_of_log` by seed.
-        data: that the graphs are of.
     """
     if not figures:
         return []
@@ -87,15 +82,16 @@ def graphs_beside(
         if all(column in of_seed for of_seed in seeds)
     }
     present = {column for _, column in values}
+    ran = {row.method: row.ran for row in table.rows}
     findings = Findings(
-        name=f"{table_id}_graphs",
+        name=f"{table.table_id}_graphs",
         caption="What the graphs of these rows are like: the last ones of the training.",
-        data=data,
+        data=table.data,
         protocol="mean over pairs of centres of the top layer, and over both pools and directions",
         settings={"rows": list(figures)},
-        rows={row: row for row in figures},
+        rows={row: ran.get(row) or row for row in figures},
         columns={column: texts for column, texts in BESIDE_A_TABLE.items() if column in present},
         values=values,
         notes=["On a sphere the paths over a complete graph are the angles: 1 edge, path / angle 1."],
     )
-    return [write_findings(command, paper, findings)]
+    return [write_findings(command, table.paper, findings)]

@@ -110,7 +110,7 @@ def refcoco_plus(command: Command, code: PaperCode) -> list[Table]:
     return [
         without_claims(table, not_learnt),
         write_findings(command, code.name, _controls(grounding, measured), grounding.runs),
-        *graphs_of_runs(grounding.command, code.name, "refcoco_plus", grounding.runs, table.data),
+        *graphs_of_runs(grounding.command, table, grounding.runs),
     ]
 
 

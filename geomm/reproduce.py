@@ -67,7 +67,7 @@ def table6(command: Command) -> list[Table]:
         for method, config in configs.items()
         if config.method.distance == "geodesic"
     }
-    return [table, *graphs_beside(command, CODE.name, "table6", graphs, RANDOM)]
+    return [table, *graphs_beside(command, table, graphs)]
 
 
 def table7(command: Command, letter: str) -> list[Table]:
@@ -100,7 +100,7 @@ def _with_graphs(command: Command, table: Table, runs: Mapping[str, list[RowRun]
     """The table, and what the graphs of its rows are like."""
     if not is_main_process():
         return []
-    return [table, *graphs_of_runs(command, CODE.name, table.table_id, runs, table.data)]
+    return [table, *graphs_of_runs(command, table, runs)]
 
 
 def _note_of_pictures(command: Command, row: str) -> str:

@@ -74,7 +74,7 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
         chance=chance,
         notes=[*not_learnt.values()] if len(command.seeds) > 1 else ["One seed has no spread to say what is learnt."],
     )
-    graphs = graphs_of_runs(command, code.name, "table3", pretrained, table.data)
+    graphs = graphs_of_runs(command, table, pretrained)
     return [without_claims(table, not_learnt), write_findings(command, code.name, findings, every_run), *graphs]
 
 

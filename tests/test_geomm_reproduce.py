@@ -541,6 +541,8 @@ def test_every_table_with_a_geodesic_row_shows_its_graphs(geomm):
             assert min(row.ours[name].mean for name in ("hops", "path_over_angle", "components")) >= 1 - 1e-9
             assert 0 <= row.ours["unreachable_pairs"].mean <= 100
             assert part == "table6" or row.ours.keys() == BESIDE_A_TABLE.keys()
+        if part == "table7a":
+            assert [row.method for row in graphs.rows] == [row.ran for row in table_of(geomm, part).rows]
     table1 = from_json((geomm("table1") / "table1_graphs.json").read_text())
     assert [row.method for row in table1.rows] == ["Geo-ALBEF", "Geo-ALBEF, crowded"]
     lines = read_log(run_of(geomm, "albef_geo") / "log.jsonl")
