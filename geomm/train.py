@@ -33,7 +33,7 @@ from common.methods.albef import Albef, Losses, QueueClip, distillation_weight
 from common.reproduce.rows import PaperCode, started
 from common.run.checkpoint import Checkpoint, named_checkpoint
 from common.run.folder import RunFiles
-from common.run.inputs import TrainingData, open_training_data
+from common.run.inputs import TrainingData, open_training_data, tokenizer_of_start
 from common.run.launch import run_or_explain, train_main
 from common.run.training import Run, Setup, opened
 from geomm.config import Config
@@ -53,12 +53,14 @@ def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> Tr
     TCL, and ALBEF with method.two_views, use two views of each image. MAFA orders its batches by its features.
 
     Raises:
-        ConfigError: a discriminator with other token ids, or a MAFA on a stream or a mixture.
+        ConfigError: another tokenizer than that run's, a discriminator with other token ids, or a MAFA on a stream or a
+            mixture.
         ValueError: a BERT beside another vocabulary.
     """
     fresh = checkpoint is None
     if fresh and config.start.run:
         checkpoint = named_checkpoint(Path(config.start.run), "start.run")
+        tokenizer_of_start(config.data, checkpoint, f"start.run = {config.start.run}")
     two_views = config.method.two_views or config.method.base == "tcl"
     training = open_training_data(config, pairs, checkpoint, two_views)
     if fresh and config.start.bert:

@@ -29,6 +29,7 @@ from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles, run_key
 from common.run.initial import InitialWeights
 from common.run.log import read_log
+from geomm.downstream.data import open_task_training
 from geomm.evaluate import load_encoder, matching
 from geomm.finetune import CODE as TASKS
 from geomm.finetune import code_of
@@ -123,6 +124,17 @@ def test_a_run_of_other_sizes_is_refused(finetuned):
         ),
         (r"does not fit this row: encoders.fusion\..* for none", lambda: start("clip_geo")),  # all of an ALBEF
         ("start.row = tower; expected another row of geomm: albef, ", lambda: run_row(job)),
+        error=ConfigError,
+    )
+
+
+def test_another_tokenizer_than_that_of_the_start_is_refused(finetuned, tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog"]))
+    more = [f"start.run={finetuned.files.folder}", "data.tokenizer=bert_wordpiece", f"data.vocabulary={tmp_path}"]
+    message = r"data\.tokenizer = bert_wordpiece, .* the text tower starts from start\.run = .*; expected: .* = words, "
+    refused(
+        (message, lambda: open_data(CODE.config("clip_geo.yaml", "smoke", more), None, None)),
+        (message, lambda: open_task_training(TASKS.config("vqa_albef.yaml", "smoke", more), None, None)),
         error=ConfigError,
     )
 

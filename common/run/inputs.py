@@ -214,14 +214,35 @@ def _words_of_start(config: Any) -> Tokenizer | None:
     named = named_sources(getattr(config, "model", None)).get("text")
     takes_words = config.data.tokenizer == "words" and not config.data.vocabulary  # which is refused
     start = run_checkpoint(named[1]) if named and takes_words else None
-    tokenizer = None if start is None else tokenizer_from_json(start.state["tokenizer"])
-    if not isinstance(tokenizer, WordTokenizer):
+    if start is None or not isinstance(tokenizer_from_json(start.state["tokenizer"]), WordTokenizer):
         return None
+    return tokenizer_of_start(config.data, start, named[1])
+
+
+def tokenizer_of_start(data: DataConfig, start: Checkpoint, source: str) -> Tokenizer:
+    """The tokenizer of the run that a text tower starts from: its weights belong to these ids.
+
+    Args:
+        source: names the run in messages.
+    Raises:
+        ConfigError: the config has another tokenizer, or counts words.
+    """
+    tokenizer, theirs = tokenizer_from_json(start.state["tokenizer"]), start.state["config"]["data"]
+    if data.tokenizer == "words":
+        is_same = isinstance(tokenizer, WordTokenizer) and not data.vocabulary
+    else:
+        is_same = build_tokenizer(data, training_pairs=None).fingerprint == tokenizer.fingerprint
+    if not is_same:
+        raise ConfigError(
+            f"data.tokenizer = {data.tokenizer}, data.vocabulary = {data.vocabulary!r}: the text tower starts from "
+            f"{source}, which has another tokenizer; expected: data.tokenizer = {theirs.get('tokenizer')}, "
+            f"data.vocabulary = {theirs.get('vocabulary')!r}, as in that run"
+        )
     for key in TAKEN_BY_TOKENIZER:
-        value, default = getattr(config.data, key), getattr(DataConfig, key)
-        if value not in (default, start.state["config"]["data"].get(key)):
+        value, default = getattr(data, key), getattr(DataConfig, key)
+        if value not in (default, theirs.get(key)):
             raise ConfigError(
-                f"data.{key} = {value} counts no words here: the text tower starts from {named[1]} and keeps its "
+                f"data.{key} = {value} counts no words here: the text tower starts from {source} and keeps its "
                 f"words; expected: {default}, the default"
             )
     return tokenizer

@@ -25,7 +25,7 @@ from common.data.text import build_tokenizer, tokenizer_from_json, warn_of_unrea
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
 from common.run.checkpoint import Checkpoint, named_checkpoint
-from common.run.inputs import described, validates
+from common.run.inputs import described, tokenizer_of_start, validates
 from geomm.downstream.config import TaskConfig, TaskData
 
 WORDS = {"vqa": "question", "visual_entailment": "hypothesis", "nlvr2": "statement"}  # of an item, by task
@@ -266,6 +266,7 @@ def open_task_training(config: TaskConfig, items: Any | Pairs, checkpoint: Check
     data = config.data
     if checkpoint is None and config.start.run:
         checkpoint = named_checkpoint(Path(config.start.run), "start.run")
+        tokenizer_of_start(data, checkpoint, f"start.run = {config.start.run}")
     tokenizer = (
         build_tokenizer(data, items) if checkpoint is None else tokenizer_from_json(checkpoint.state["tokenizer"])
     )
