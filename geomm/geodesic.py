@@ -23,7 +23,7 @@ from functools import cache
 
 import torch
 
-from common.vectors import norm, paired_angles, unit
+from common.vectors import at_least_float32, full_precision, inner_product_similarity, norm, paired_angles, unit
 
 ATTACH = (
     "nearest",
@@ -146,7 +146,7 @@ def neighbor_edges(points: torch.Tensor, num_neighbors: int) -> tuple[torch.Tens
     heads = torch.arange(len(points), device=points.device)
     tails = []
     for chunk in heads.split(CHUNK // 8):
-        cosines = points[chunk] @ points.T
+        cosines = inner_product_similarity(points[chunk], points)
         cosines[torch.arange(len(chunk), device=chunk.device), chunk] = -torch.inf  # not a neighbour of itself
         tails.append(first_k(cosines, count))
     heads, tails = heads.repeat_interleave(count), torch.cat(tails).flatten()
@@ -285,17 +285,19 @@ def geodesic_distance(
         num_attached: centres of a query for `knn`; the paper attaches to one.
         local: rows at the direct angle, for `knn_local`: of the query's "nearest" cluster, or of all "attached" ones.
     Returns:
-        (batch, num_rows), >= the angle, inf = no path.
+        (batch, num_rows), >= the angle, inf = no path; float32 or better.
     """
     count, num_local = attached_and_local(attach, local, num_attached, len(graph.paths))
-    if attach == "angle_st":
-        return angles(queries, rows)
-    routes, attached, _ = attach_queries(queries, graph, count)
-    distances = routes.index_select(1, graph.nearest_center) + graph.offset
-    if not num_local:
-        return distances
-    is_local = torch.zeros_like(routes, dtype=torch.bool).scatter(1, attached[:, :num_local], True)
-    return torch.where(is_local.index_select(1, graph.nearest_center), angles(queries, rows), distances)
+    queries, rows = at_least_float32(queries), at_least_float32(rows)
+    with full_precision(queries):
+        if attach == "angle_st":
+            return angles(queries, rows)
+        routes, attached, _ = attach_queries(queries, graph, count)
+        distances = routes.index_select(1, graph.nearest_center) + graph.offset
+        if not num_local:
+            return distances
+        is_local = torch.zeros_like(routes, dtype=torch.bool).scatter(1, attached[:, :num_local], True)
+        return torch.where(is_local.index_select(1, graph.nearest_center), angles(queries, rows), distances)
 
 
 def geodesic_similarity(
@@ -313,7 +315,7 @@ def geodesic_similarity(
     similarity = angle_normalise(geodesic_distance(queries, rows, graph, attach, num_attached, local)).cos()
     if not attach.endswith("_st"):
         return similarity
-    cosines = queries @ rows.T
+    cosines = inner_product_similarity(queries, rows)
     return cosines + (similarity - cosines).detach()
 
 
@@ -335,7 +337,7 @@ def sample_distance(queries: torch.Tensor, rows: torch.Tensor, num_neighbors: in
     from scipy.sparse.csgraph import dijkstra
 
     heads, tails, lengths = neighbor_edges(rows, num_neighbors)
-    first = first_k(queries @ rows.T, min(num_neighbors, len(rows)))
+    first = first_k(inner_product_similarity(queries, rows), min(num_neighbors, len(rows)))
     asking = torch.arange(len(queries), device=queries.device).repeat_interleave(first.shape[1])
     steps = paired_angles(queries[asking], rows[first.flatten()])
     starts = torch.cat([heads, tails, len(rows) + asking]).cpu().numpy()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from common.vectors import paired_angles, unit
+from common.vectors import at_least_float32, full_precision, paired_angles, unit
 from geomm.geodesic import (
     GeodesicGraph,
     center_graph,
@@ -30,9 +30,14 @@ def build_graph(
     seed: int = 0,
     kind: str = "neighbors",
 ) -> GeodesicGraph:
-    """Clusters rows and joins their centres: `cluster_layers`, then `join_layers`; arguments and errors as there."""
-    layers = cluster_layers(rows, branching, iterations, start, seed)
-    return join_layers(rows, layers, branching, num_neighbors, kind)
+    """Clusters rows and joins their centres, in float32 or better: `cluster_layers`, then `join_layers`.
+
+    Arguments and errors as there.
+    """
+    rows = at_least_float32(rows)
+    with full_precision(rows):
+        layers = cluster_layers(rows, branching, iterations, start, seed)
+        return join_layers(rows, layers, branching, num_neighbors, kind)
 
 
 def join_layers(

@@ -16,8 +16,11 @@ from common.geometry import paired_angles, unit
 from geomm.geodesic import (
     angles,
     center_graph,
+    geodesic_distance,
+    geodesic_similarity,
     nearest_centers,
     neighbor_graph,
+    sample_distance,
     shortest_paths,
 )
 from geomm.graph_report import FEW_ROWS, path_statistics, pool_report, unreachable_share
@@ -174,3 +177,20 @@ def test_a_pool_reports_its_top_layer_and_clusters_counted_one_by_one():
     assert {name: report[name] for name in ("unreachable", "nodes")} == {"unreachable": 0, "nodes": 20}
     assert report["path_over_angle"] == path_statistics(tops, neighbor_graph(tops, 4))["path_over_angle"] > 1.01
     assert path_statistics(draw(18, 2, 4), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))["hops"] == 1  # no order of one pair
+
+
+@pytest.mark.parametrize("compute", ["distance", "similarity", "sample_distance"])
+def test_graph_and_distances_are_in_float32_under_autocast_and_of_half_precision(compute):
+    rows, queries = (unit(torch.randn(count, 8, generator=torch.Generator().manual_seed(count))).bfloat16()
+                     for count in (200, 20))  # fmt: skip
+
+    def measured(rows, queries):
+        if compute == "sample_distance":
+            return sample_distance(queries, rows, 3)
+        geodesic = {"distance": geodesic_distance, "similarity": geodesic_similarity}[compute]
+        return geodesic(queries, rows, build_graph(rows, (10, 2), 3), "knn_local_st")
+
+    expected = measured(rows.float(), queries.float())
+    assert torch.equal(measured(rows, queries), expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(measured(rows.float(), queries.float()), expected)
