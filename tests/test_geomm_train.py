@@ -2,6 +2,7 @@
 
 import shutil
 import warnings
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ from common.evaluation.rerank import evaluate_two_stage
 from common.reproduce.rows import Job, run_row, started
 from common.reproduce.search import _metric_of
 from common.run.checkpoint import CheckpointError, last_checkpoint
-from common.run.folder import RunFiles, run_key
+from common.run.folder import RunFiles, check_same_run, run_key
 from common.run.initial import InitialWeights
 from common.run.log import read_log
 from geomm.downstream.data import open_task_training
@@ -84,6 +85,19 @@ def test_weights_of_the_run_that_it_starts_from_are_in_the_key(finetuned, runs, 
     assert key(start) == key(moved) != key(other)
     refused(
         (r"start.run = /nowhere: no such .*; expected the folder of", lambda: key("/nowhere")), error=CheckpointError
+    )
+
+
+def test_a_resume_names_the_setting_whose_weights_differ(finetuned, runs):
+    (other,) = runs.glob("geomm/towers-*/seed0")
+    config = replace(finetuned.config, start=replace(finetuned.config.start, run=str(other)))
+    checkpoint = last_checkpoint(finetuned.files.checkpoints)
+    refused(
+        (
+            r"started from other weights than start\.run names now",
+            lambda: check_same_run(checkpoint, finetuned.files, config, checkpoint.state["data_fingerprint"]),
+        ),
+        error=ConfigError,
     )
 
 

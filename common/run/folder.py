@@ -264,8 +264,11 @@ def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fi
         problem = f"{files.folder} holds a run of another config: {'; '.join(changed[:5])}"
         raise ConfigError(f"{problem}; expected the settings of that run, or another --output-dir")
     # settings agree; what they name may have changed on the disk
-    if checkpoint.state.get("initial_weights", {}) != initial_fingerprints(config):
-        raise ConfigError(f"{files.folder} holds a run that started from other weights than model.init names now")
+    before, now = checkpoint.state.get("initial_weights", {}), initial_fingerprints(config)
+    if changed := [key for key in {**before, **now} if before.get(key) != now.get(key)]:
+        raise ConfigError(
+            f"{files.folder} holds a run that started from other weights than {' and '.join(changed)} names now"
+        )
     if checkpoint.state["data_fingerprint"] != data_fingerprint:
         raise ConfigError(f"{files.folder} holds a run on other training data than data.train and data.root name now")
     key = files.identity.get("key")
