@@ -197,6 +197,12 @@ class Config:
                 f"data.gallery = {self.data.gallery} with method.base = {self.method.base}, whose matching head ranks "
                 "the whole test set; expected: null"
             )
+        is_varied = self.data.crop_scale or self.data.augmentation != "none" or self.model.image.stem.views == "mirror"
+        if self.method.two_views and not is_varied:
+            raise ValueError(
+                "method.two_views = true with data.crop_scale = null and data.augmentation = none: both views of an "
+                "image would be equal; expected: random crops or an augmentation, or method.two_views = false"
+            )
         batch, queue = self.optim.global_batch_size, self.method.queue_size
         if queue < batch:
             raise ValueError(

@@ -581,6 +581,7 @@ def test_paper_scale_has_the_size_of_the_run_that_it_starts_from(row):
         ("nlvr2_albef", ["data.answers=a.json"], "data.answers = 'a.json' with data.task = nlvr2"),
         ("nlvr2_albef", ["data.task=dance"], "data.task = 'dance'; expected one of: vqa, visual_entailment"),
         ("vqa_albef", ["method.base=clip"], "method.base = clip with a task; expected: one with a fusion"),
+        ("vqa_albef", ["method.two_views=true", "data.crop_scale=[0.5, 1]"], "two_views = true with a task, whose"),
         ("assigned_albef", ["run.evaluate_every=2"], "run.evaluate_every = 2 with data.task = text_assignment"),
         ("assigned_albef", ["optim.global_batch_size=2"], "global_batch_size = 2 with data.task = text_assignment"),
     ],

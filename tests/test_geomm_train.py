@@ -252,6 +252,7 @@ def test_a_step_gets_what_its_row_says(row, more, finetuned, tmp_path, monkeypat
         (["model.text.dropout=1"], "model.text.dropout"),
         (["method.causal_text=true"], "causal_text = true with method.base = albef, whose fusion starts from"),
         (["method.base=clip", "method.two_views=true"], "two_views = true with method.base = clip, whose encoders see"),
+        (["method.two_views=true"], "crop_scale = null and data.augmentation = none: both views of an image would be"),
         (
             ["method.num_spheres=4"],
             "num_spheres = 4 has no effect with method.distance = geodesic; expected: .* = oblique, or the default, 2",

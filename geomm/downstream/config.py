@@ -65,6 +65,10 @@ class TaskConfig(Config):
             raise ValueError("method.base = clip with a task; expected: one with a fusion: albef, tcl, mafa")
         if self.start.bert and not (self.start.row or self.start.run):
             raise ValueError(f"only start.bert = {self.start.bert} with a task; expected: start.row, an ALBEF's")
+        if self.method.two_views:
+            raise ValueError(
+                "method.two_views = true with a task, whose momentum encoders see the same images; expected: false"
+            )
         batch = self.optim.global_batch_size
         if task == "text_assignment" and batch < 3:
             raise ValueError(
