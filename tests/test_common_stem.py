@@ -120,6 +120,18 @@ def test_a_stem_that_is_held_still_moves_in_nothing_and_one_that_trains_does():
         assert "patch_embedding.weight" in moved
 
 
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "test_convnext", "test_resnet"])
+def test_what_trains_in_a_stem_has_a_gradient(name):
+    with torch.no_grad():  # as where weights are exported
+        stem = Stem(name, SIZE, trainable=True)
+    stem(pixels()).square().sum().backward()
+    of_weights = dict(stem.named_parameters())
+    assert [name for name, weight in of_weights.items() if weight.requires_grad != (weight.grad is not None)] == []
+    unused = {name for name, weight in of_weights.items() if weight.grad is None}
+    assert {name.split(".")[1] for name in unused} <= {"conv_head", "norm_head", "head"}
+    assert bool(unused) == (name != "test_resnet")
+
+
 def test_bfloat16_leaves_a_stem_in_float32():
     stem = Stem("test_resnet", SIZE)
     with torch.autocast("cpu", torch.bfloat16):

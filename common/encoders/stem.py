@@ -53,17 +53,22 @@ class Stem(nn.Module):
         self.name, self.image_size, self.trainable, self.dropout = name, image_size, trainable, dropout
         self.network = _create(name, image_size)
         self.num_prefix_tokens = getattr(self.network, "num_prefix_tokens", 0)
+        self.network.requires_grad_(trainable)
         try:
-            with torch.no_grad():
-                shape = self._features(torch.zeros(2, 3, image_size, image_size)).shape
+            with torch.set_grad_enabled(trainable):
+                features = self._features(torch.zeros(2, 3, image_size, image_size))
         except (RuntimeError, AssertionError) as error:
             raise StemError(f"{name} does not take pictures of {image_size} pixels: {error}") from None
-        _, self.channels, self.grid, columns = shape
+        _, self.channels, self.grid, columns = features.shape
         if columns != self.grid:
             raise StemError(f"{name} makes {self.grid} x {columns} places of a square picture; expected: a square")
         self.stated = colours
         self._set_colours(colours_of(self.network) if colours is None else colours)
-        self.network.requires_grad_(trainable)
+        if trainable:  # behind the features lie weights of a head, for whose gradients DDP would wait
+            weights = list(self.network.parameters())
+            gradients = torch.autograd.grad(features, weights, torch.ones_like(features), allow_unused=True)
+            for weight, gradient in zip(weights, gradients):
+                weight.requires_grad_(gradient is not None)
         self.train()
 
     def _set_colours(self, colours: Colours) -> None:
