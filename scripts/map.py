@@ -28,7 +28,7 @@ if not __package__:
 from PIL import Image
 from torch.utils.data import Subset
 
-from common.base.arguments import Parser, names_in
+from common.base.arguments import Parser, file_to_write, names_in
 from common.base.config import ConfigError
 from common.base.files import read_repository_yaml, shown
 from common.base.places import ROOT, outputs
@@ -171,8 +171,8 @@ def main() -> None:
     parser.add_argument(
         "--min-radius", type=float, nargs="+", default=[], help="K of the entailment filter; default that of the run"
     )
-    parser.add_argument("--output", type=Path, default=outputs() / "map.html", help="default outputs/map.html")
-    parser.add_argument("--picture", type=Path, help="PNG to draw, too")
+    parser.add_argument("--output", type=file_to_write, default=outputs() / "map.html", help="default outputs/map.html")
+    parser.add_argument("--picture", type=file_to_write, help="PNG to draw, too")
     options = parser.parse_args()
     if options.pictures < 2:
         raise ValueError(f"--pictures {options.pictures}; expected at least 2")

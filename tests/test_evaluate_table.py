@@ -186,6 +186,20 @@ def test_a_run_refuses_options_of_weights_from_elsewhere(option, run):
     )
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--output", "{tmp}"], "is a folder; expected a file"),
+        (["--output", "{tmp}/a.json", "--json"], "--json: not allowed with argument --output"),
+    ],
+)
+def test_an_output_that_would_be_lost_is_refused_before_the_evaluation(more, message, run, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        evaluated(run, *(text.format(tmp=tmp_path) for text in more), *SMALL)
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def photos(folder):
     """A table of one picture, without labelled sets: the settings of its data."""
     Image.new("RGB", (32, 32)).save(folder / "a.jpg")

@@ -78,6 +78,14 @@ def expanded(path: str | os.PathLike[str]) -> str:
     return os.path.expanduser(path)  # noqa: PTH111
 
 
+def file_to_write(text: str) -> Path:
+    """The value of an option that names a file: a folder is refused now, not when the result is written."""
+    path = Path(expanded(text))
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder; expected a file")
+    return path
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's parser, with the description's layout, and the nearest flag or choice in errors.
 

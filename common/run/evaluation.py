@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from common.base.arguments import Parser, expanded
+from common.base.arguments import Parser, expanded, file_to_write
 from common.base.config import ConfigError, from_dict, override
 from common.base.files import shown, write_json
 from common.base.places import outputs
@@ -191,8 +191,9 @@ def command_line(description: str, checkpoint: str, published: bool = False) -> 
         )
         parser.add_argument("--heads", type=heads_argument, default=NOT_STATED, metavar="IMAGE,TEXT", help=HEADS_HELP)
     output_help = "JSON file, default one in outputs/evaluations; - prints only the JSON"
-    parser.add_argument("--output", type=Path, help=output_help)
-    parser.add_argument("--json", action="store_const", const=Path("-"), dest="output", help="the same as --output -")
+    output = parser.add_mutually_exclusive_group()  # of both the last would count
+    output.add_argument("--output", type=file_to_write, help=output_help)
+    output.add_argument("--json", action="store_const", const=Path("-"), dest="output", help="the same as --output -")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="data.* and run.*: data.num_test=50")
     return parser
 
