@@ -179,7 +179,8 @@ def compare(models: Sequence[Model], command: str) -> Table:
                 result = difference(lines[other], lines[reference], role, metric)
                 differences.append(f"{column.label}: {other} less {reference}: {result}")
     if not columns:
-        raise ConfigError(f"no two of these models have a number of one protocol. {'; '.join(notes)}")
+        reasons = "; ".join(notes) or "No test set is that of two of them"
+        raise ConfigError(f"no two of these models have a number of one protocol. {reasons}")
     pairs = itertools.combinations(models, 2)
     if any(one.paper == other.paper and _unlike(one.code, other.code) for one, other in pairs):
         notes.append("evaluated by different versions of the code; evaluate.py or SET evaluates again")

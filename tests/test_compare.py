@@ -85,6 +85,12 @@ def test_unlike_protocols_share_no_column_and_the_note_says_why(tmp_path, two_ru
     assert 'pets: c shares no column with a: prompt_average is "scores", there absent' in table.notes
     with pytest.raises(ConfigError, match=r"have a number of one protocol\. pets: c shares no"):
         compared(tmp_path, two_runs[0], third)
+    other = json.loads((third / "evaluation.json").read_text())
+    other["evaluations"] = {"cars": other["evaluations"]["pets"]}
+    (tmp_path / "cars.json").write_text(json.dumps(other))
+    (tmp_path / "cars_hits.json").write_text(json.dumps({"cars": {}}))
+    with pytest.raises(ConfigError, match=r"of one protocol\. No test set is that of two of them"):
+        compared(tmp_path, two_runs[0], tmp_path / "cars.json")
 
 
 def test_json_prints_the_table_and_nothing_else(tmp_path, two_runs, capsys):

@@ -612,6 +612,12 @@ def test_an_evaluation_refuses_the_others_checkpoints(finished):
     )
 
 
+def test_an_evaluation_on_another_task_is_refused(finished):
+    checkpoint, device = last_checkpoint(finished["nlvr2_albef"].files.checkpoints), torch.device("cpu")
+    with pytest.raises(ConfigError, match="data.task would change what a trained model reads"):
+        MODELS.load_encoder(checkpoint, device, ["data.task=visual_entailment"])
+
+
 def test_what_no_accuracy_could_be_of_is_refused_before_the_training(tmp_path):
     Image.new("RGB", (20, 20)).save(tmp_path / "a.png")
     rows = [{"image": "a.png", "question": "what", "answers": ["cat"] * 10}]

@@ -89,8 +89,8 @@ class TrainedModels:
         trained = from_dict(self.config_class, state["config"], str(checkpoint.path / "state.json"))
         config = override(trained, list(overrides))
         size = () if config.data.source == "scenes" else ("image_size",)  # scenes are drawn of any size
-        for name in ("resize", "context_length", "tokenizer", "vocabulary", *size):
-            if getattr(config.data, name) != getattr(trained.data, name):
+        for name in ("resize", "context_length", "tokenizer", "vocabulary", "task", *size):  # task: of GeoMM's tasks
+            if getattr(config.data, name, None) != getattr(trained.data, name, None):
                 raise ConfigError(f"command line: data.{name} would change what a trained model reads; leave it out")
         tokenizer = tokenizer_from_json(state["tokenizer"])
         model = self.build_model(trained, tokenizer)
