@@ -464,6 +464,21 @@ def test_a_change_with_which_a_run_goes_on_leads_to_its_folder_and_another_one_t
             checkpoint_to_resume(there, True, changed, "data")
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("data.val_share=0.2", r"data\.val_share 0\.0 -> 0\.2"),
+        ("data.mixture=[{root: /c}]", r"data\.mixture \[\] -> \[\{"),
+    ],
+)
+def test_a_refusal_of_other_training_data_names_the_settings_that_changed(tmp_path, change, named):
+    config = override(Config(), PHOTOGRAPHS)
+    there = run_files(PAPER, "table2_clip", "smoke", config, "data", tmp_path)
+    save(there, 7, to_dict(config))
+    with pytest.raises(ConfigError, match=f"other training data .* name now: {named}.*; expected the settings of that"):
+        checkpoint_to_resume(there, True, override(config, [change]), "other data")
+
+
 def test_how_many_pictures_are_looked_at_leads_to_the_same_run_evaluated_otherwise(tmp_path):
     changes = ["data.num_test=3000", "data.num_labelled=7", "data.gallery=500", "method.prompt_average=embeddings"]
     plain, otherwise, same = (

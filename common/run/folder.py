@@ -270,7 +270,13 @@ def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fi
             f"{files.folder} holds a run that started from other weights than {' and '.join(changed)} names now"
         )
     if checkpoint.state["data_fingerprint"] != data_fingerprint:
-        raise ConfigError(f"{files.folder} holds a run on other training data than data.train and data.root name now")
+        before, now = _flat(checkpoint.state["config"]), _flat(to_dict(config))
+        keys = [f"data.{key}" for key in ("train", "root", "images", "val_share", "mixture") if f"data.{key}" in before]
+        changed = [f"{key} {before[key]} -> {now.get(key)}" for key in keys if before[key] != now.get(key)]
+        raise ConfigError(
+            f"{files.folder} holds a run on other training data than data.train and data.root name now"
+            + (f": {'; '.join(changed)}; expected the settings of that run" if changed else "")
+        )
     key = files.identity.get("key")
     if None not in (key, checkpoint.state.get("run_key")) and checkpoint.state["run_key"] != key:
         raise ConfigError(f"{files.folder} holds a run with another key, {checkpoint.state['run_key']}")
