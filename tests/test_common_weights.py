@@ -259,6 +259,21 @@ def test_a_bare_file_in_transformers_layout_is_named_before_anything_is_asked(tm
         refused((message, partial(load_clip, tmp_path / "model.pt")), error=WeightsError)
 
 
+def test_integers_and_sparse_tensors_are_no_weights(tmp_path):
+    state = tiny_open_clip(quick_gelu=True).state_dict()
+    for change in (torch.Tensor.char, torch.Tensor.to_sparse):  # as of a quantised model
+        torch.save(state | {"visual.proj": change(state["visual.proj"])}, tmp_path / "model.pt")
+        message = r"model\.pt: visual\.proj is a tensor of torch\..*, torch\..*; expected dense weights of one of: "
+        refused((message, partial(load_clip, tmp_path / "model.pt", "quick_gelu", heads=HEADS)), error=WeightsError)
+
+
+def test_the_weights_of_a_run_without_its_state_are_named(tmp_path):
+    ours = clip_from_open_clip(tiny_open_clip(quick_gelu=True).state_dict(), "quick_gelu", heads=HEADS)
+    save_file(ours.state_dict(), tmp_path / "model.safetensors")
+    message = r"holds towers of this repository; expected: the folder of its run or checkpoint, whose state\.json"
+    refused((message, partial(load_clip, tmp_path / "model.safetensors")), error=WeightsError)
+
+
 def test_heads_of_a_bare_file_are_those_of_the_published_model_or_asked_for(tmp_path):
     """H/14 has 16 heads, not width / 64 = 20; other widths are not guessed."""
     with torch.device("meta"):

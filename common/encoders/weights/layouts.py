@@ -40,6 +40,7 @@ BERT_BLOCK = (
 )  # fmt: skip
 ARCHIVE_NUMBERS = ("input_resolution", "context_length", "vocab_size")  # of OpenAI's archives, not weights
 LOGIT_BIAS = "logit_bias.logit_bias"  # of models that were trained by the sigmoid loss
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NOT_WEIGHTS = re.compile(r"(^|\.)(attn_mask|position_ids)$")  # buffers that older versions saved
 
 
@@ -153,6 +154,13 @@ def in_our_names(state: State, entries: list[Entry], source: str, complete: bool
     left = [name for name in state.keys() - set(used) if not NOT_WEIGHTS.search(name)]
     if complete and left:
         raise WeightsError(f"{source} has tensors that this model has no place for: {some(sorted(left))}")
+    for name in used:
+        value = state[name]
+        if value.layout != torch.strided or value.dtype not in _DTYPES:  # an integer is a weight only with its scale
+            raise WeightsError(
+                f"{source}: {name} is a tensor of {value.dtype}, {value.layout}; expected dense weights of one of: "
+                f"{', '.join(map(str, _DTYPES))}"
+            )
     spoilt = [name for name in used if not state[name].is_meta and not state[name].isfinite().all()]
     if spoilt:
         raise WeightsError(f"{source} holds weights that are not finite: {some(spoilt)}")

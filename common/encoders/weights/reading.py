@@ -76,6 +76,11 @@ def read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torc
             "a copy of the file under another name"
         )
     state, is_archive = _read_file(path)
+    if any(name.startswith("image_tower.") for name in without_ddp(state)):
+        raise WeightsError(
+            f"{path} holds towers of this repository; expected: the folder of its run or checkpoint, whose state.json "
+            "states what the tensors are"
+        )
     theirs = next((name for name in without_ddp(state) if name.startswith(_OF_TRANSFORMERS)), None)
     if theirs is not None:
         raise WeightsError(
