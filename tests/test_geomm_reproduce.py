@@ -39,7 +39,7 @@ from geomm.graph_table import AT_THE_END, BESIDE_A_TABLE, OF_GRAPHS
 from geomm.hierarchy_error import deviation, ways_of
 from geomm.lookalikes import share_distinguished
 from geomm.readings import figures_of, gains, readings, rows_of
-from geomm.reproduce import PARTS
+from geomm.reproduce import PARTS, main
 from geomm.table3 import WITHOUT, learnt, why_undecided
 from geomm.train import CODE as CODE_OF_GEOMM
 from oblique_topology.reproduce import CODE
@@ -68,6 +68,12 @@ class FewRows(SmokeParts):
 @pytest.fixture(scope="module")
 def geomm(tmp_path_factory):
     return FewRows("geomm", tmp_path_factory.mktemp("geomm"), ())
+
+
+def test_a_row_that_a_column_measures_is_no_custom_row(tmp_path):
+    with pytest.raises(ConfigError, match="ROWS=nlvr2_albef: table3 trains no such row"):
+        main(["table3", "--scale", "smoke", "--rows", "albef nlvr2_albef", "--output", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
 
 
 def table_of(geomm, part):

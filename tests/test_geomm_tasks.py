@@ -614,7 +614,7 @@ def test_an_evaluation_refuses_the_others_checkpoints(finished):
 
 def test_an_evaluation_on_another_task_is_refused(finished):
     checkpoint, device = last_checkpoint(finished["nlvr2_albef"].files.checkpoints), torch.device("cpu")
-    with pytest.raises(ConfigError, match="data.task would change what a trained model reads"):
+    with pytest.raises(ConfigError, match=r"data\.task would change what a trained model reads"):
         MODELS.load_encoder(checkpoint, device, ["data.task=visual_entailment"])
 
 

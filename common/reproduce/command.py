@@ -432,8 +432,11 @@ def _rows_of_names(
     names: Iterable[str], known: list[str], part: str, paper: str, printed: dict[str, Any]
 ) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     # The rows that a user names (configs, or paths of YAML files), and the files of custom rows. `known` are those that
-    # the part trains; a row of another table of `printed` is no custom row.
+    # the part trains; a row of another table of `printed` is no custom row, nor one that a column measures.
     rows, custom_files, others = [], [], {row for table in printed["tables"] for row in _trained_rows(printed, table)}
+    for table in printed["tables"].values():
+        of_rows = itertools.chain(*(row.items() for row in [*table.get("rows", ()), *table.get("beyond", ())]))
+        others |= {Path(text).stem for key, text in of_rows if key != "config" and str(text).endswith(".yaml")}
     for row in names:
         file = next((file for file in (ROOT / paper / "configs" / f"{row}.yaml", Path(row)) if file.is_file()), None)
         if row in known:
