@@ -85,7 +85,7 @@ def title_of(paper: str, row: str, config: Any) -> str:
 def test_task(config: Any, size: int) -> Task:
     """The first images of a config's test set and all their captions, with what is true of which."""
     if config.data.source == "scenes":
-        return scenes_task(config.data.image_size, size)
+        return scenes_task(config.data.image_size, min(size, config.data.num_test))
     sets = open_retrieval_sets(config.data)
     pairs = next(filter(has_hierarchy, sets.values()), sets["test"])
     return pairs_task(pairs, size, None if has_hierarchy(pairs) else captions_pool(pairs, range(min(size, len(pairs)))))
