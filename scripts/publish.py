@@ -97,6 +97,8 @@ def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], lice
     if has_towers and row.scale:  # GeoMM's encoders start no other run
         start = f"\npython {paper}/train.py --config {row.row} --scale {row.scale} model.init={name}"
     what = f"row {row.row} at {row.scale} scale" if row.scale else "settings of its own"
+    step, steps = state["step"], config["optim"]["steps"]
+    after = f"{step:,} steps" if step == steps else f"{step:,} of {steps:,} steps: its training is not finished"
     made_of = "".join(f"\n- started from {key}: {value}" for key, value in state.get("initial_weights", {}).items())
     files = read_json(RunFiles(run).dependencies)  # of an installed package the revision is the version alone
     code = f", hash of its files {hash_of(files)}" if files else ""
@@ -123,7 +125,7 @@ pipeline_tag: zero-shot-image-classification
 # {name}
 
 Two towers for pictures and captions, compared by the geometry `{state["geometry"]}`; folder `{paper}` of the
-repository, {what}, seed {config["run"]["seed"]}, after {state["step"]:,} steps.
+repository, {what}, seed {config["run"]["seed"]}, after {after}.
 
 ```sh
 python {paper}/evaluate.py --checkpoint {name}{data}{start}
@@ -178,7 +180,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="new folder; default published/<row>-<seed>")
     parser.add_argument("--to", help="repository on the Hugging Face hub, user/name; without it nothing is uploaded")
     given = parser.parse_args()
-    folder = given.output or Path("published") / f"{given.run.parent.name}-{given.run.name}"
+    run = given.run.resolve()  # "." has no name
+    folder = given.output or Path("published") / f"{run.parent.name}-{run.name}"
     publish(given.run, folder, given.licence)
     print(f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
     if given.to is not None:

@@ -3,6 +3,7 @@
 import importlib
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -468,3 +469,10 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
         ("has no config.yaml; expected the folder of a run", lambda: published("new", run=checkpoint)),
         (r"damaged: the sha256 of state\.json", lambda: open_source(str(folder))),
     )
+    assert "seed 0, after 2 steps.\n" in card
+    last = last_checkpoint(run_folder / "checkpoints")
+    unfinished = replace(last, state={**last.state, "step": 1})
+    assert "after 1 of 2 steps: its training is not" in publish.card(unfinished, run_folder, [], "mit", "mine")
+    monkeypatch.chdir(run_folder)
+    called(publish.main, "--run", ".", "--licence", "mit")
+    assert [path.name for path in Path("published").iterdir()] == ["table1_ours-smoke-0123abcd-seed0"]
