@@ -438,11 +438,7 @@ def searched_rates(scale: str) -> dict[str, dict[float, float]]:
 def test_on_scenes_rows_have_the_searched_rates_which_order_them_as_the_conclusions_tell():
     searched = searched_rates("demo")
     for row, rates in searched.items():
-        rate, best = CODE_OF_GEOMM.config(f"{row}.yaml", "demo", ()).optim.learning_rate, max(rates, key=rates.get)
-        if row.startswith("finetuned_"):  # by SEARCHED=1 alone, as Tables 1 and 2 share the cosine's row
-            assert row != "finetuned_crowded_albef" or rate == 8 * best  # "several times too high"
-        else:
-            assert rate == best, row
+        assert CODE_OF_GEOMM.config(f"{row}.yaml", "demo", ()).optim.learning_rate == max(rates, key=rates.get), row
     cosine, geodesic, soft = (searched[row] for row in ("clip", "clip_geo", "clip_soft"))
     assert max(soft.values()) > max(cosine.values()) > max(geodesic.values())
     assert max(cosine, key=cosine.get) < max(geodesic, key=geodesic.get)
