@@ -33,7 +33,7 @@ if not __package__:
 import numpy as np
 import yaml
 
-from common.base.arguments import Parser, names_in
+from common.base.arguments import Parser, names_in, words_in
 from common.base.config import ConfigError
 from common.base.files import read_json, shown
 from common.base.places import outputs
@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=outputs(), help="default %(default)s")
     parser.add_argument("--json", action="store_true", help="prints the table as JSON instead of text")
     given = parser.parse_args()
-    names, overrides = names_in(given.runs), shlex.split(given.set)  # make RUNS passes several names as one word
+    names, overrides = names_in(given.runs), words_in("SET", given.set)  # make RUNS passes several names as one word
     models = [model for name in names for model in opened(name, overrides)]
     # without paths of this machine: of a full one the last two parts, as the folder of every run is a seed's
     paths = [Path(name).expanduser() for name in names]

@@ -16,7 +16,6 @@ cones of captions, distances by modality, similarities of matched and unmatched 
 import base64
 import io
 import itertools
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ if not __package__:
 from PIL import Image
 from torch.utils.data import Subset
 
-from common.base.arguments import Parser, file_to_write, names_in
+from common.base.arguments import Parser, file_to_write, names_in, words_in
 from common.base.config import ConfigError
 from common.base.files import read_repository_yaml, shown
 from common.base.places import ROOT, outputs
@@ -181,7 +180,7 @@ def main() -> None:
         raise ConfigError("RUNS names no run; expected: folders of runs, or checkpoints")
     spaces: list[Space] = []
     for text in names:
-        name, step, config, encoder, geometry = opened(text, shlex.split(options.set))
+        name, step, config, encoder, geometry = opened(text, words_in("SET", options.set))
         if not spaces:  # all runs embed the same images and captions
             task = test_task(config, options.pictures)
         embedded = embed_task(encoder, task)

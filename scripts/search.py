@@ -16,7 +16,7 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common.base.arguments import Parser, accepted, rows_of
+from common.base.arguments import Parser, accepted, rows_of, words_in
 from common.base.config import SCALES, ConfigError
 from common.base.fields import deciding
 from common.base.files import shown
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=None, help="where the tables go; default <output>/results")
     given = parser.parse_args(arguments)
 
-    folder, rows = ROOT / given.paper, list(dict.fromkeys(shlex.split(given.rows)))
+    folder, rows = ROOT / given.paper, list(dict.fromkeys(words_in("ROWS", given.rows)))
     for row in rows or [""]:
         if row not in rows_of(folder):
             raise ConfigError(f"ROWS={row}: no row of {given.paper}; {accepted(row, rows_of(folder))}")

@@ -93,6 +93,13 @@ def test_unlike_protocols_share_no_column_and_the_note_says_why(tmp_path, two_ru
         compared(tmp_path, two_runs[0], tmp_path / "cars.json")
 
 
+@pytest.mark.parametrize("words", [["a", "it's"], ["a", "--set", "it's"]])
+def test_an_open_quote_is_named(words, tmp_path):
+    option = "SET" if "--set" in words else "RUNS"
+    with pytest.raises(ValueError, match=f"^{option}=it's: No closing quotation; expected quotes as in a shell$"):
+        compared(tmp_path, *words)
+
+
 def test_json_prints_the_table_and_nothing_else(tmp_path, two_runs, capsys):
     table = compared(tmp_path, *two_runs, "--json")
     assert from_json(capsys.readouterr().out) == from_json(to_json(replace(table, hits_file="")))

@@ -19,8 +19,16 @@ def rows_of(folder: Path) -> list[str]:
 
 def names_in(texts: Iterable[str]) -> list[str]:
     """Names of runs or files; a text may hold several, as a shell splits them, but an existing path stays whole."""
-    split = ([text] if text and Path(text).expanduser().exists() else shlex.split(text) for text in texts)
+    split = ([text] if text and Path(text).expanduser().exists() else words_in("RUNS", text) for text in texts)
     return [name for names in split for name in names]
+
+
+def words_in(option: str, text: str) -> list[str]:
+    """The value of an option as a shell splits it; ValueError with both where a quote is left open."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{option}={text}: {error}; expected quotes as in a shell") from None
 
 
 _LEAST_LIKENESS = 0.6  # difflib's default

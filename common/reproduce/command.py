@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from common.base.arguments import Parser, accepted
+from common.base.arguments import Parser, accepted, words_in
 from common.base.config import SCALES, ConfigError, load_config
 from common.base.files import shown, write_atomically
 from common.base.places import ROOT, outputs
@@ -241,7 +241,8 @@ def reproduce_main(
     # rows by name; the whole table is the same as all of its rows
     printed = paper_tables(paper)
     known = _trained_rows(printed, options.part, options.scale)
-    rows, custom_files = _rows_of_names(dict.fromkeys(shlex.split(options.rows)), known, options.part, paper, printed)
+    names = dict.fromkeys(words_in("ROWS", options.rows))
+    rows, custom_files = _rows_of_names(names, known, options.part, paper, printed)
     if set(rows) == set(known):
         rows = ()  # the whole table
     results = options.results if options.results is not None else options.output / "results"
