@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.base.arguments import Parser
+from common.base.arguments import Parser, file_to_write
 from common.base.files import printable, shown
 from common.base.places import outputs
 from common.run.launch import run_or_explain
@@ -21,7 +21,9 @@ def main(arguments: list[str] | None = None) -> Path:
     parser.add_argument("model", help="run, model folder, file of weights or name on the hub")
     parser.add_argument("--pictures", nargs="+", required=True, help="files")
     parser.add_argument("--texts", nargs="+", required=True)
-    parser.add_argument("--output", type=Path, default=outputs() / "embeddings.npz", help="default %(default)s")
+    parser.add_argument(
+        "--output", type=file_to_write, default=outputs() / "embeddings.npz", help="default %(default)s"
+    )
     options = parser.parse_args(arguments)
 
     _, encoder = open_model(options.model)

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from common.base.arguments import Parser, accepted
+from common.base.arguments import Parser, accepted, file_to_write
 from common.base.config import ConfigError
 from common.base.files import shown, write_atomically
 from common.data.pairs import EvaluationSets, open_evaluation_sets
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("words", nargs="+", metavar="MODEL or section.key=value", help="models; data.* and run.*")
     default = "retrieval, and zero_shot where the data hold labelled sets"
     parser.add_argument("--tasks", help=f"some of {','.join(TASKS)}; default: {default}")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="all numbers as CSV; replaces the file")
+    parser.add_argument("--csv", type=file_to_write, metavar="FILE", help="all numbers as CSV; replaces the file")
     parser.add_argument("--json", action="store_true", help="print only all numbers as JSON")
     parser.add_argument("--layout", help=f"of weights from elsewhere: {', '.join(LAYOUTS)}; default: transformers")
     parser.add_argument("--geometry", help="layout open_clip: the geometry of its training, default sphere")
@@ -204,8 +204,6 @@ def main() -> None:
     options = parser.parse_intermixed_args()
     overrides = [word for word in options.words if re.match(r"\w+\.[\w.]+=", word)]
     options.models = [word for word in options.words if word not in overrides]
-    if options.csv and options.csv.is_dir():
-        raise ConfigError(f"--csv {options.csv} is a folder; expected a file")
     tasks = ["retrieval"] if options.tasks is None else options.tasks.split(",")
     for task in tasks:
         if task not in TASKS:

@@ -9,7 +9,6 @@ Writes search.json and search.md below <results>/<paper>/search. docs/search.md 
 """
 
 import importlib
-import shlex
 import sys
 from pathlib import Path
 
@@ -44,12 +43,8 @@ def main(arguments: list[str] | None = None) -> None:
     for row in rows or [""]:
         if row not in rows_of(folder):
             raise ConfigError(f"ROWS={row}: no row of {given.paper}; {accepted(row, rows_of(folder))}")
-    try:
-        axes, fixed = axes_of(shlex.split(given.set))
-    except ValueError as error:
-        raise ConfigError(
-            f"SET={given.set}: {error}; expected section.key=value,value with quotes as in a shell"
-        ) from None
+    settings = words_in("SET", given.set)
+    axes, fixed = axes_of(settings)
     overrides = with_folders(fixed, given.scale, given.data, given.weights)
     with_folders([f"{axis.key}=" for axis in axes], given.scale, "", "")  # refuses run.seed, which each run sets itself
     jobs = {row: _job(given.paper, row, given.scale, overrides, given.output / "runs") for row in rows}
@@ -66,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
                 raise ConfigError(f"SET: {of_starts[0]} is for what {row} starts from, and it starts from no other row")
     places = "".join(f" {name.upper()}=<folder>" for name in ("data", "weights") if getattr(given, name))
     command = f'make search PAPER={given.paper} SCALE={given.scale}{places} ROWS="{" ".join(rows)}"'
-    command += set_text(shlex.split(given.set))
+    command += set_text(settings)
     search = Search(given.paper, given.scale, jobs, axes, command, name_of(given.scale, rows, axes, fixed))
 
     join_processes()

@@ -96,7 +96,8 @@ def test_unlike_protocols_share_no_column_and_the_note_says_why(tmp_path, two_ru
 @pytest.mark.parametrize("words", [["a", "it's"], ["a", "--set", "it's"]])
 def test_an_open_quote_is_named(words, tmp_path):
     option = "SET" if "--set" in words else "RUNS"
-    with pytest.raises(ValueError, match=f"^{option}=it's: No closing quotation; expected quotes as in a shell$"):
+    message = f"""^{option}=it's: No closing quotation; expected quotes as in a shell, as in {option}='"a b" c'$"""
+    with pytest.raises(ValueError, match=message):
         compared(tmp_path, *words)
 
 

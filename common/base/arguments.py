@@ -28,7 +28,8 @@ def words_in(option: str, text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise ValueError(f"{option}={text}: {error}; expected quotes as in a shell") from None
+        example = f"""{option}='"a b" c'"""
+        raise ValueError(f"{option}={text}: {error}; expected quotes as in a shell, as in {example}") from None
 
 
 _LEAST_LIKENESS = 0.6  # difflib's default

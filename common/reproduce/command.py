@@ -230,13 +230,7 @@ def reproduce_main(
     for name in formats:
         if name not in FORMATS:
             raise ConfigError(f"FORMATS={options.formats}: {name} is unknown; {accepted(name, [*FORMATS])}")
-    try:
-        overrides = [*shlex.split(options.set), *options.overrides]
-    except ValueError as error:
-        raise ConfigError(
-            f"SET={options.set}: {error}; expected section.key=value, one with spaces or quotes quoted as in a shell, "
-            """SET='data.train="a b.tar" optim.steps=9'"""
-        ) from None
+    overrides = [*words_in("SET", options.set), *options.overrides]
     overrides = with_folders(overrides, options.scale, options.data, options.weights)
     # rows by name; the whole table is the same as all of its rows
     printed = paper_tables(paper)
