@@ -273,6 +273,12 @@ def _check_root(options: argparse.Namespace, geometry: RootedGeometry) -> None:
     if geometry.has_cones:
         if options.plain_mean:
             raise ValueError(f"--plain-mean: the root of geometry {geometry.name!r} is the origin")
+        unread = [text for text in options.overrides if text.startswith(("data.source=", "data.root=", "data.train="))]
+        if unread:
+            raise ValueError(
+                f"{unread[0]}: the root of geometry {geometry.name!r} is the origin, no training pairs are read; "
+                "expected: no such setting. Images and captions come from --images and --captions"
+            )
         return
     if options.min_radius:
         raise ValueError(f"--min-radius: geometry {geometry.name!r} has no entailment cones; expected: no filter")

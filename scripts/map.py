@@ -192,6 +192,8 @@ def main() -> None:
         known = {space.name for space in spaces}
         label = name if name not in known else next(label for label in labels if label not in known)
         spaces.append(space_of(label, step, config, encoder, geometry, embedded, options.min_radius, options.points))
+    if options.min_radius and not any(space.geometry.has_cones for space in spaces):
+        raise ConfigError("--min-radius: no run has a geometry with entailment cones; expected: no --min-radius")
     content = page_content(spaces, test_set)
     path = write_map(content, test_set.name, options.output)
     print(f"{shown(path)}: {len(rows)} images, {len(test_set.texts)} captions, {path.stat().st_size / 1e6:.1f} MB")

@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 import shutil
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -343,6 +344,14 @@ def test_folders_of_training_and_test_that_hold_one_another_are_refused(tmp_path
     source, values = write_folder(tmp_path)
     refused((r"data\.test = 'test': .* are not apart; expected: two folders",
              lambda: open_retrieval_sets(config_of(source, tmp_path, **{**values, "train": train}))))  # fmt: skip
+
+
+def test_a_test_set_that_is_the_training_file_is_named(tmp_path):
+    source, values = write_tables(tmp_path)
+    for train, is_named in (("./test.tsv", True), ("train.tsv", False)):
+        with warnings.catch_warnings(record=True) as told:
+            open_retrieval_sets(config_of(source, tmp_path, **{**values, "train": train}))
+        assert ["is the file of data.train" in str(warning.message) for warning in told] == [True] * is_named
 
 
 @pytest.mark.parametrize("values", [{"train": "*.tar"}, {"train": "x-test-0.tar", "test": "*-test-*.tar"}])

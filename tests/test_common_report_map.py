@@ -340,6 +340,8 @@ def test_the_command_maps_runs_on_the_test_set_of_the_first(tmp_path, monkeypatc
     assert all(set(chain) <= set(true) for chain, true in zip(data["chains"], data["holds"]))
     assert f"map.html: 8 images, {len(data['texts'])} captions" in capsys.readouterr().out
     assert len(script.test_task(override(config, ["data.num_test=3"]), 8).pictures) == 3
+    with pytest.raises(ConfigError, match="--min-radius: no run has a geometry with entailment cones"):
+        called(script.main, "a", *few, *files)
 
 
 def test_what_is_no_run_is_named(tmp_path):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import re
 from functools import partial
 from types import SimpleNamespace
@@ -265,6 +266,17 @@ def test_integers_and_sparse_tensors_are_no_weights(tmp_path):
         torch.save(state | {"visual.proj": change(state["visual.proj"])}, tmp_path / "model.pt")
         message = r"model\.pt: visual\.proj is a tensor of torch\..*, torch\..*; expected dense weights of one of: "
         refused((message, partial(load_clip, tmp_path / "model.pt", "quick_gelu", heads=HEADS)), error=WeightsError)
+
+
+def test_a_logit_scale_that_is_no_logarithm_is_refused():
+    state = tiny_open_clip(quick_gelu=True).state_dict()
+    for value, is_logarithm in ((math.log(100), True), (1 / 0.07, False), (100.0, False)):
+        read = partial(clip_from_open_clip, state | {"logit_scale": torch.tensor(value)}, "quick_gelu", heads=HEADS)
+        if is_logarithm:
+            assert read().logit_scale().item() == pytest.approx(100)
+        else:
+            stored = re.escape(f"If it is the multiplier, store {math.log(value):.4g}")
+            refused((rf"logit_scale is {value:.4g}, .*expected its logarithm, .*{stored}", read), error=WeightsError)
 
 
 def test_the_weights_of_a_run_without_its_state_are_named(tmp_path):

@@ -193,6 +193,10 @@ def test_traverse_writes_its_files_or_prints_the_table_of_a_checkpoint(output, t
         (["--checkpoint", "CLIP", "--min-radius", "0.1"], "'sphere' has no entailment cones"),
         (["--checkpoint", "CLIP", "--captions", "/dev/null"], "/dev/null holds no caption"),
         (["--checkpoint", "MERU", "--plain-mean"], "--plain-mean: the root of geometry 'hyperbolic' is the origin"),
+        (
+            ["--checkpoint", "MERU", "data.train=train_crowded"],
+            r"data\.train=.*: the root of geometry 'hyperbolic' is the origin, no",
+        ),
     ],
 )
 def test_traverse_says_what_it_cannot_use(output, arguments, message):

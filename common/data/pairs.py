@@ -1,5 +1,6 @@
 """From the config to data sets of captioned or labelled images, and their transform."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -174,6 +175,12 @@ def _open_photographs(
         options |= {"stream_buffer": stream_buffer, "seed": seed, "key": key, "is_ranked": is_ranked}
     if data.source == "folder" and role != "train" and data.train:  # "" where a mixture names its sets
         _check_apart(root / data.train, root / name, f"data.{role} = {name!r}")
+    if data.source == "tsv" and role != "train" and (root / name).resolve() == (root / data.train).resolve():
+        warnings.warn(
+            f"data.{role} = {name!r} is the file of data.train: a model is ranked on what it was trained on; expected: "
+            "another file, or data.val_share for validation",
+            stacklevel=2,
+        )
     opened = _reader(data.source)(name if data.source == "hugging_face" else root / name, **options)
     return _not_the_training_set(opened, data, role)
 

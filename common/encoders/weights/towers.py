@@ -1,5 +1,6 @@
 """Towers of this repository from a foreign state dict, sized by the shapes of its tensors."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ from common.logit_scale import LogitBias, LogitScale
 
 if TYPE_CHECKING:
     from transformers import CLIPModel, PreTrainedConfig
+
+LARGEST_LOG_SCALE = 10.0  # a multiplier of 22,026: more is no logarithm
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,13 @@ def two_towers_from(
         entries = [entry for entry in entries if ".final_norm." not in entry.ours]
     entries = [entry for entry in entries if entry.ours != LOGIT_BIAS or entry.theirs[0] in state]
     tensors = in_our_names(state, entries, source)
+    stored = tensors["logit_scale.log_logit_scale"]
+    scale = 0.0 if stored.is_meta else stored.max().item()
+    if scale > LARGEST_LOG_SCALE:
+        raise WeightsError(
+            f"{source}: logit_scale is {scale:.4g}, a multiplier of e^{scale:.4g}; expected its logarithm, at most "
+            f"{LARGEST_LOG_SCALE:g} (CLIP: {math.log(100):.4g}). If it is the multiplier, store {math.log(scale):.4g}"
+        )
     model = _on_the_sphere(*towers_of_sizes(tensors, image, text, source), tensors, maximum)
     put_(model, tensors, entries, source, kept=[])
     return model.eval()
