@@ -116,7 +116,13 @@ def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], lice
             chance_level = "-" if chance is None else f"{100 * chance:.1f}"
             cells = (role, one["protocol"].get("data", "-"), metric, f"{of_seeds[0]:.1f}", spread, chance_level)
             lines.append(f"| {' | '.join(cells)} |")
-    numbers = "\n".join(lines) or "| not evaluated | | | | | |"
+    table = "\n".join(lines)
+    numbers = f"""Percent. Seeds: {len(measured)} (mean +- standard deviation where there are several). What each
+number means, its protocol and test set, is in `evaluation.json`.
+
+| role | data | metric | this model | over seeds | chance level |
+|---|---|---|---|---|---|
+{table}"""
     return f"""---
 license: {licence}
 library_name: contrastive-geometry
@@ -145,12 +151,7 @@ Code: {state["training_revision"]}{code}; all settings are in `config.yaml`.
 
 ## Measured
 
-Percent. Seeds: {max(len(measured), 1)} (mean +- standard deviation where there are several). What each number means,
-its protocol and test set, is in `evaluation.json`.
-
-| role | data | metric | this model | over seeds | chance level |
-|---|---|---|---|---|---|
-{numbers}
+{numbers if lines else "This model was not evaluated; the command above does so."}
 
 ## Limits
 

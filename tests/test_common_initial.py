@@ -472,7 +472,9 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     assert "seed 0, after 2 steps.\n" in card
     last = last_checkpoint(run_folder / "checkpoints")
     unfinished = replace(last, state={**last.state, "step": 1})
-    assert "after 1 of 2 steps: its training is not" in publish.card(unfinished, run_folder, [], "mit", "mine")
+    card = publish.card(unfinished, run_folder, [], "mit", "mine")
+    assert "after 1 of 2 steps: its training is not" in card
+    assert "## Measured\n\nThis model was not evaluated;" in card
     monkeypatch.chdir(run_folder)
     called(publish.main, "--run", ".", "--licence", "mit")
     assert [path.name for path in Path("published").iterdir()] == ["table1_ours-smoke-0123abcd-seed0"]
