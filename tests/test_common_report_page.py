@@ -18,7 +18,7 @@ from common.report.claims.read import FAILS
 from common.report.conclusions import Conclusion, load_conclusions
 from common.report.figures import MOST_ROWS, plot_distributions, plot_table
 from common.report.formats import title_in_words, to_markdown, write_table
-from common.report.page import Entry, Picture, collect_page, main, write_page
+from common.report.page import Entry, Picture, collect_page, deciding, main, write_page
 from common.report.table import Column, Row, from_json, to_json
 from common.report.training_figure import plot_training
 
@@ -467,3 +467,26 @@ def test_the_index_links_the_maps_beside_it_and_in_the_results(tmp_path):
     assert '<a href="../results/euclip/map/demo/map.html">Map of the embedding spaces of A &amp; B, C</a>' in page
     assert '<a href="map.html">Map of the embedding space of mine</a>' in page
     assert "Another page" not in page
+
+
+def test_claims_are_judged_by_the_newest_table_of_some_rows_where_there_is_no_whole_one():
+    def entry(name, created, end="", settings=()):
+        command = f"make reproduce-{name} PAPER=made_up SCALE=smoke SEEDS=2{end}"
+        table = dataclasses.replace(
+            made_up_table(), table_id=name, created=created, command=command, settings=list(settings)
+        )
+        return Entry(table, changed=bool(end))
+
+    rows = ' ROWS="a b"'
+    chosen = {
+        "whole": [entry("t1", "2026-01-01"), entry("t1", "2026-01-02", rows)],
+        "newest": [entry("t2", "2026-01-03", rows), entry("t2", "2026-01-02", rows)],
+        "near": [entry("t3", "2026-01-01", " NEAR=1", ["optim.steps=2"])],
+        "none": [entry("t4", "2026-01-01", f'{rows} SET="optim.steps=2"')],
+    }
+    kept = deciding([one for of_kind in chosen.values() for one in of_kind])
+    assert [(table.table_id, table.created) for table in kept] == [
+        ("t1", "2026-01-01"),
+        ("t3", "2026-01-01"),
+        ("t2", "2026-01-03"),
+    ]

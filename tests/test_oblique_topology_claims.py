@@ -91,7 +91,9 @@ def test_a_reproduced_table_ends_with_the_claims_that_it_touches(tmp_path, monke
     for name in CLAIMS:
         assert page.count(f'id="claim-oblique_topology-{name}"') == 1
     text = written(replace(command, overrides=("optim.steps=2",)), table, monkeypatch, capsys)
-    assert "Claims are not judged by changed rows or settings." in text
+    assert "Claims are not judged by changed settings." in text
+    text = written(replace(command, rows=("table2_clip",)), table, monkeypatch, capsys)
+    assert "Claims about these rows are judged where there is no whole table" in text
     assert len(list(tmp_path.glob("results/*/*/*/*_claims.md"))) == 1
 
 

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -84,7 +84,7 @@ class Picture:
 class Entry:
     """A table with its pictures, its file, and the root where it was found.
 
-    `changed`: its rows ran with changed settings.
+    `changed`: its rows ran with changed settings, or some of its rows ran.
     """
 
     table: Table
@@ -94,9 +94,9 @@ class Entry:
     path: Path = Path()
 
     @property
-    def decides(self) -> bool:
-        """Whether claims use the table."""
-        return not self.changed or bool(self.table.settings)
+    def is_part(self) -> bool:
+        """Whether it has some rows (ROWS) of a table, with its settings."""
+        return self.changed and not self.table.settings and not re.search(" (?:SET|NEAR)=", self.table.command)
 
 
 def write_page(
@@ -150,6 +150,22 @@ def collect(roots: Sequence[str | Path]) -> list[Entry]:
     return sorted(entries, key=_place)
 
 
+def deciding(entries: Iterable[Entry]) -> list[Table]:
+    """The tables by which claims are judged: whole ones, and those near the best of a search.
+
+    Where there is no whole one, the newest of some rows decides the claims about these rows.
+    """
+    entries = list(entries)
+    tables = [entry.table for entry in entries if not entry.changed or entry.table.settings]
+    whole = {_of_paper(table) for table in tables if not table.settings}
+    parts = sorted((entry.table for entry in entries if entry.is_part), key=lambda table: table.created)
+    return [*tables, *{_of_paper(table): table for table in parts if _of_paper(table) not in whole}.values()]
+
+
+def _of_paper(table: Table) -> tuple[str, str, str]:
+    return table.paper, table.table_id, table.scale
+
+
 def collect_claims(
     roots: Sequence[str | Path], entries: Sequence[Entry], papers: str | Path = _PAPERS
 ) -> list[PaperClaims]:
@@ -158,7 +174,7 @@ def collect_claims(
     Raises:
         ValueError: a broken claims.yaml or experiment; the message names it.
     """
-    tables = [entry.table for entry in entries if entry.decides]
+    tables = deciding(entries)
     experiments = collect_experiments(roots)
     folders = sorted(path.parent for path in Path(papers).glob("*/claims.yaml"))
     judged = (judge(folder, tables, experiments) for folder in folders)
@@ -188,7 +204,7 @@ def refreshed_claims(results: str | Path) -> dict[Path, str]:
         ValueError: a broken table, claims.yaml or experiment; the message names it.
     """
     results = Path(results)
-    tables = [entry.table for entry in collect([results]) if entry.decides]
+    tables = deciding(collect([results]))
     experiments = collect_experiments([results])
 
     @cache  # many parts share a paper and a scale

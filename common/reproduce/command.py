@@ -19,7 +19,7 @@ from common.report.claims.show import to_text as claims_to_text
 from common.report.experiments import collect_experiments
 from common.report.figures import plot_table
 from common.report.formats import FORMATS, seeds_name, to_text, write_table
-from common.report.page import collect, collect_page
+from common.report.page import collect, collect_page, deciding
 from common.report.table import Table, plan_of, read_table
 from common.reproduce.near import best_settings, near_settings
 from common.reproduce.rows import paper_tables, words_of_plot
@@ -385,12 +385,16 @@ def _check_revisions(command: Command, tables: list[Table]) -> None:
 
 def _write_claims(command: Command, paper: str, tables: list[Table], roots: list[Path]) -> None:
     if command.changes:
-        near = "Claims are judged by them beside the table: make report"
-        print(near if command.settings else "Claims are not judged by changed rows or settings.")
+        if command.settings:
+            print("Claims are judged by them beside the table: make report")
+        elif command.changed_settings:
+            print("Claims are not judged by changed settings.")
+        else:
+            print("Claims about these rows are judged where there is no whole table: make report")
         return
     # tables of this command replace older ones of the same name
     just_now = {table.table_id for table in tables}
-    earlier = [entry.table for entry in collect(roots) if entry.decides and entry.table.scale == command.scale]
+    earlier = [table for table in deciding(collect(roots)) if table.scale == command.scale]
     experiments = [
         experiment
         for root in roots
