@@ -20,7 +20,7 @@ from common.report.claims.read import FAILS, HOLDS
 from common.report.claims.show import counts, headline, judge, to_markdown
 from common.report.claims.verdict import DEPENDS, UNDECIDED
 from common.report.formats import line_below, write_table
-from common.report.page import collect, collect_claims
+from common.report.page import collect, collect_claims, deciding
 from common.report.seeds import main as seeds_main
 from common.report.statistics import contrast_interval
 from common.report.table import Column, from_json, plan_of, to_json
@@ -91,7 +91,7 @@ def test_pages_and_counts_show_it(tmp_path):
     for name, of in (("demo", rows(a=30, b=20)), ("demo-0123456789ab", at("3e-3", b=40))):
         write_table(of, tmp_path / "results" / "no_paper" / "t" / name)
     entries = collect([tmp_path / "results"])
-    assert [entry.decides for entry in entries] == [True, True]
+    assert deciding(entries) == [entry.table for entry in entries]
     (claims,) = collect_claims([tmp_path / "results"], entries, folder.parent)
     assert f"does not hold at {RATE}3e-3" in to_markdown(claims)
     assert counts(claims)[1] == "on these pictures: 1 depend on the setting"
