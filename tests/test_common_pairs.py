@@ -349,9 +349,9 @@ def test_folders_of_training_and_test_that_hold_one_another_are_refused(tmp_path
 def test_a_test_set_that_is_the_training_file_is_named(tmp_path):
     source, values = write_tables(tmp_path)
     for train, is_named in (("./test.tsv", True), ("train.tsv", False)):
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             open_retrieval_sets(config_of(source, tmp_path, **{**values, "train": train}))
-        assert ["is the file of data.train" in str(warning.message) for warning in told] == [True] * is_named
+        assert ["is the file of data.train" in str(warning.message) for warning in caught] == [True] * is_named
 
 
 @pytest.mark.parametrize("values", [{"train": "*.tar"}, {"train": "x-test-0.tar", "test": "*-test-*.tar"}])

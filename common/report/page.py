@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -150,12 +150,11 @@ def collect(roots: Sequence[str | Path]) -> list[Entry]:
     return sorted(entries, key=_place)
 
 
-def deciding(entries: Iterable[Entry]) -> list[Table]:
+def deciding(entries: Sequence[Entry]) -> list[Table]:
     """The tables by which claims are judged: whole ones, and those near the best of a search.
 
     Where there is no whole one, the newest of some rows decides the claims about these rows.
     """
-    entries = list(entries)
     tables = [entry.table for entry in entries if not entry.changed or entry.table.settings]
     whole = {_of_paper(table) for table in tables if not table.settings}
     parts = sorted((entry.table for entry in entries if entry.is_part), key=lambda table: table.created)
