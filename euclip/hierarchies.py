@@ -59,7 +59,7 @@ MODELS = {  # key in claims -> label, config
     "meru_lambda0": ("MERU, lambda=0", "table4_hyperbolic.yaml"),
     "meru": ("MERU", "table4_meru.yaml"),
 }
-REGIME_ROWS = {"clip": "clip", "euclidean_squared": "euclip_lambda0", "euclip": "euclip"}  # of `regime_of_rows` -> ours
+REGIME_ROWS = {"euclidean_squared": "euclip_lambda0", "euclip": "euclip"}  # of `regime_of_rows` -> ours
 KINDS = ("captions", "nouns")
 WALK_SCORES = {"captions": "captions", "tau": "kendall_tau"}  # ours -> of `walk_scores`
 COLUMNS = {

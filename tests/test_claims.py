@@ -20,7 +20,7 @@ CLAIMS = {
 }
 NUMBER = {"oblique_topology": 39, "geomm": 17, "euclip": 25, "contrastive_basics": 28}
 MORE = {  # claims beside the numbered ones
-    "oblique_topology": {"C10-l2", "C5-order", "C37-direction", "C37-scenes", "C39-loss"}
+    "oblique_topology": {"C10-l2", "C15-128", "C5-order", "C37-direction", "C37-scenes", "C39-loss"}
     | {"C10-l2-own-rate"}
     | {f"C{number}-own-rate" for number in (6, 10, 11, 12, 14)},
     "geomm": {"C1-ALBEF", "C1-TCL", "C2-ALBEF", "C2-TCL", "C3-ALBEF", "C5-CLIP", "C12-ALBEF"},
@@ -33,12 +33,13 @@ NOT_BORNE_OUT = {
     "contrastive_basics": set(),
 }  # fmt: skip
 CONTROLS = {  # questions of ours beside the claims
+    "oblique_topology": {"C12-settled"},
     "geomm": {f"C{claim}-soft{base}" for claim, one in ((1, "-ALBEF"), (2, "-ALBEF"), (5, "-CLIP"), (12, "-ALBEF"))
               for base in ("", one)}
 }  # fmt: skip
 WITH_NUMBERS = {
     "oblique_topology": {f"C{n}" for n in (*range(1, 24), 31, 35)} - {"C4", "C18"}
-    | {"C10-l2", "C5-order", "C6-own-rate", "C12-own-rate"},
+    | {"C10-l2", "C15-128", "C5-order", "C6-own-rate", "C12-own-rate"},
     "geomm": {f"C{n}" for n in range(1, 15)} | MORE["geomm"],  # C15 to C17 are theorems and a drawing
     "euclip": {f"C{n}" for n in (*range(1, 10), 12, 13, 15, 16, 17, 18, 23)},
     "contrastive_basics": {"C25"},

@@ -410,6 +410,15 @@ def test_cells_that_share_seeds_and_data_are_compared_in_pairs(tmp_path):
     assert headline(outcome) == "holds at demo scale on these pictures"
 
 
+def test_numbers_of_one_row_are_multiplied_only_if_their_runs_are_the_same(tmp_path):
+    for seeds, verdict in ((None, HOLDS), ((7, 8, 9), UNDECIDED)):
+        tables = table({"a": {"x": cell(A, seeds=seeds)}, "b": {"x": cell(B)}})
+        for product in (f"{A_X} * {B_X}", f"({A_X} - 3 * {B_X}) * ({A_X} - 3 * {B_X})"):
+            outcome = verdict_of(tmp_path, f"{product} > 0", tables)
+            assert outcome.verdict == verdict
+            assert ("other seeds" in outcome.reason) == (verdict == UNDECIDED)
+
+
 @pytest.mark.parametrize("why", ["other seeds", "other training data", "more seeds"])
 def test_other_cells_are_compared_by_welch(tmp_path, why):
     b = (*B, 50.0, 49.0) if why == "more seeds" else B
@@ -513,12 +522,18 @@ def verdict_of_shares(tmp_path, expression, **values):
 def test_a_share_of_runs_is_decided_by_mistake_as_rarely_as_it_may_be(tmp_path):
     """Runs that all end alike have no spread: by t three of three would decide."""
 
-    def verdict(successes, runs):
+    def outcome(successes, runs):
         values = tuple(float(run < successes) for run in range(runs))
-        return verdict_of_shares(tmp_path, 'experiment["memory"]["q_v"] > 0.5', q_v=values).verdict
+        return verdict_of_shares(tmp_path, 'experiment["memory"]["q_v"] > 0.5', q_v=values)
+
+    def verdict(successes, runs):
+        return outcome(successes, runs).verdict
 
     assert [verdict(0, runs) for runs in (3, 5, 6)] == [UNDECIDED, UNDECIDED, FAILS]
     assert verdict(6, 6) == HOLDS
+    assert {outcome(count, 5).reason for count in (0, 5)} == {"the same share of 6 seeds would decide"}
+    needed = int(re.search(r"\d+", outcome(2, 8).reason)[0])
+    assert verdict(needed // 4, needed) == FAILS
     for runs in (4, 6, 9):
         decided = [count for count in range(runs + 1) if verdict(count, runs) != UNDECIDED]
         assert sum(math.comb(runs, count) for count in decided) / 2**runs <= 0.05  # where the share is a half

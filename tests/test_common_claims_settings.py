@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from common.report.seeds import main as seeds_main
 from common.report.statistics import contrast_interval
 from common.report.table import Column, from_json, plan_of, to_json
 from common.reproduce import command as command_module
+from common.reproduce import tables as tables_module
 from common.reproduce.command import reproduce_main
 from common.reproduce.near import near_settings
 from common.reproduce.rows import PaperCode, RowRun
@@ -201,6 +203,26 @@ def test_a_search_that_would_not_count_is_refused(tmp_path, reproduced):
     )
     assert not of_plain.notes  # reads no search
     assert of_hand.chosen_by == f"the command ({RATE}7e-4); else {of_plain.chosen_by}"
+
+
+def test_a_table_names_what_chose_the_settings_of_its_rows(tmp_path, monkeypatch):
+    of_rows = "  # chosen by: val\n  # why\n  one two: {}\n  three: {}\n  # chosen by: test\n  one_b: {}\n"
+    scale = f"# chosen by: hand\nrows:\n{of_rows}"
+    (tmp_path / "paper" / "configs").mkdir(parents=True)
+    (tmp_path / "paper" / "configs" / "scale_demo.yaml").write_text(scale)
+    monkeypatch.setattr(tables_module, "ROOT", tmp_path)
+    command = command_module.Command("t", "demo", (0,), (), tmp_path, tmp_path / "results")
+
+    def chosen(*rows: str, **changed: Any) -> str:
+        return tables_module._chosen_by("paper", replace(command, **changed), rows)
+
+    of_one = "of rows that begin with one also by val"
+    assert chosen("three_a", "four") == "hand"
+    assert chosen("one_a", "three", "two") == "hand; of rows that begin with one two also by val"
+    assert chosen("one_b") == f"hand; {of_one}; of rows that begin with one_b also by test"
+    assert (
+        chosen("one_a", overrides=("optim.steps=3",)) == f"the command (optim.steps=3); else hand; {of_one}"
+    )
 
 
 def test_a_plan_after_the_first_look_does_not_count_and_is_not_recorded(tmp_path, capsys):

@@ -117,12 +117,12 @@ def test_notes_name_revisions_and_by_what_settings_were_chosen():
     of_images = [dataclasses.replace(row, note="ours: 32 px, ResNet of width 16") for row in bare.rows]
     for table, label, text in (
         (trained, "all rows", "trained at revision 0123abc, evaluated at 4567def"),
-        (trained, "settings", "chosen on test data"),
+        (trained, "settings", "chosen by test data"),
         (dataclasses.replace(trained, chosen_by="val mean, 0123abc"), "settings", "chosen by val mean, 0123abc"),
-        (dataclasses.replace(trained, chosen_by="test data (before)"), "settings", "chosen on test data"),
+        (dataclasses.replace(trained, chosen_by="test data (before)"), "settings", "chosen by test data (before)"),
         (made_up_table(models="Small"), "rows", "which of them trained, and at which revision, was not kept"),
         (bare, "settings", None),  # nothing was trained for it
-        (dataclasses.replace(bare, rows=of_images), "settings", "chosen on test data"),
+        (dataclasses.replace(bare, rows=of_images), "settings", "chosen by test data"),
     ):
         assert dict(remarks(table)).get(label) == text
 

@@ -205,8 +205,7 @@ def _provenance_of_rows(table: Table) -> list[tuple[str, str]]:
     )  # those of images have notes only
     if not has_runs or table.scale in (PAPER_SCALE, "smoke"):  # no run of ours, or none that decides anything
         return []
-    chosen = table.chosen_by.partition(" ")[0] == "test" or not table.chosen_by
-    pairs = [("settings", "chosen on test data" if chosen else f"chosen by {table.chosen_by}")]
+    pairs = [("settings", f"chosen by {table.chosen_by or 'test data'}")]
     made: dict[str, list[str]] = {}
     for row in table.rows:
         if row.training is not None:

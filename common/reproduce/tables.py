@@ -333,6 +333,7 @@ def table_of(
         for row in rows
     ]
     code = {key: files for _, key, files in made.values()}
+    trained = [*dict.fromkeys(RunName.of(run.files.folder).row for run in every_run if run.files is not None)]
     fields = {
         "paper_title": printed["paper"]["title"],
         "paper_version": str(source["version"]),
@@ -343,7 +344,7 @@ def table_of(
         "hardware": ", ".join(sorted({run.hardware for run in every_run})),
         "errata": () if suffix else source.get("errata", ()),
         "models": models_of(runs),
-        "chosen_by": _chosen_by(paper, command),
+        "chosen_by": _chosen_by(paper, command, trained),
         "settings": command.settings,
         "code": {
             row.training.code: code[row.training.code] for row in rows if row.training and row.training.code in code
@@ -352,8 +353,7 @@ def table_of(
     }
     fields["notes"] = [*fields.get("notes", ()), *_versions_note(runs)]
     if command.searched:  # perhaps on other data
-        trained = {RunName.of(run.files.folder).row for run in every_run} or {*command.searched}
-        searched = [row for row in command.searched if row in trained]
+        searched = [row for row in command.searched if row in (trained or command.searched)]
         searches = searched_on(paper, command.scale, searched, command.roots)
         fields["notes"] += [f"Settings were searched on {search}." for search in searches]
     return Table(
@@ -404,13 +404,17 @@ def _validation_level(runs: Sequence[RowRun], metric: str) -> float | None:
     return None if None in levels else 100 * math.fsum(levels) / len(levels)
 
 
-def _chosen_by(paper: str, command: Command) -> str:
-    # as the file of the scale states it; a search chose some of the settings, the command others
+def _chosen_by(paper: str, command: Command, rows: Sequence[str] = ()) -> str:
+    # as the file of the scale states it, also of settings of these rows; a search chose some, the command others
     path = ROOT / paper / "configs" / f"scale_{command.scale}.yaml"
-    stated = (
-        re.search(r"^# chosen by: (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
-    )
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    stated = re.search(r"^# chosen by: (.+)$", text, re.MULTILINE)
     by_scale = stated[1] if stated else ""
+    # a line of a row stands right above the beginnings of names that it is about
+    of_rows = re.findall(r"^  # chosen by: (.+)\n(?:  # .*\n)*  (\w[\w ]*):", text, re.MULTILINE)
+    for how, names in [] if command.takes_best else of_rows:
+        about = " ".join(start for start in names.split() if any(row.startswith(start) for row in rows))
+        by_scale += f"; of rows that begin with {about} also by {how}" if about else ""
     by_search = f"val, what its search varied, for each row; else {by_scale}" if command.takes_best else by_scale
     set_by_command = ", ".join(command.changed_settings)
     return f"the command ({set_by_command}); else {by_search or 'test data'}" if set_by_command else by_search

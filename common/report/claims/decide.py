@@ -267,6 +267,9 @@ def _weigh(margin: Margin, claim: Claim, printed: PaperTables, ours: Mapping[Cel
         return Finding(margin.text, UNDECIDED, value, unit=unit, reason=reason, data=data)
     if claim.exact:
         return _by_value(margin, value, unit, data)
+    if not margin.is_linear and len({cell.number.seeds for cell in used.values()}) > 1:
+        reason = "numbers of unlike runs are multiplied: they have other seeds"
+        return Finding(margin.text, UNDECIDED, value, unit=unit, reason=reason, data=data)
     untrained = dict.fromkeys(f"{cell.name}: {cell.untrained}" for cell in used.values() if cell.untrained)
     if untrained and claim.about != "training":
         return Finding(margin.text, NOT_TRAINED, value, unit=unit, reason="; ".join(untrained), data=data)
@@ -303,7 +306,7 @@ def _settle(margin: Margin, errors: tuple[float, float], finding: Finding) -> tu
         parts = round(finding.error / error)
         basis += f", {100 * (1 - error):.4g} %{f' as one of {parts}' if parts > 1 else ''}"
     verdict = {True: HOLDS, False: FAILS, None: UNDECIDED}[answer]
-    seeds, needed = _seeds_needed(margin, finding) if answer is None else (0, "")
+    seeds, needed = _seeds_needed(margin, finding, errors[value <= 0]) if answer is None else (0, "")
     half_width = (interval[1] - interval[0]) / 2  # of the same error for all comparisons that are as yet open
     clear = value + finding.slack
     strength = clear / half_width if half_width else math.copysign(math.inf, clear) if clear else 0.0
@@ -311,10 +314,13 @@ def _settle(margin: Margin, errors: tuple[float, float], finding: Finding) -> tu
     return answer, strength, settled
 
 
-def _seeds_needed(margin: Margin, finding: Finding) -> tuple[float, str]:
+def _seeds_needed(margin: Margin, finding: Finding, error: float = ERROR) -> tuple[float, str]:
     # Seeds that would show a difference of x, also as text; 0 without x.
     # x is the margin of equivalence; of a comparison with a threshold, the distance of equal numbers from it.
     bound, of_margin = finding.bound, finding.estimate
+    if of_margin.runs_needed:
+        count = of_margin.runs_needed(error)
+        return count or 0, f"the same share of {count} seeds would decide" if count else ""
     difference = bound.within or bound.least or abs(margin.at_equality)
     if finding.unit != "points" or not difference > 0:
         return 0, ""

@@ -85,7 +85,9 @@ class Margin:
     @cached_property
     def is_linear(self) -> bool:
         """Whether it has the unit of its cells; a product of two of them has another one."""
-        return len({tuple(self.slopes(dict.fromkeys(self.cells, at)).values()) for at in (1.0, 2.0)}) == 1
+        unlike = {cell: 1.0 + place for place, cell in enumerate(self.cells)}  # equal ones hide products of differences
+        slopes = (self.slopes({cell: at * value for cell, value in unlike.items()}) for at in (1.0, 2.0))
+        return len({tuple(round(slope, 9) for slope in of.values()) for of in slopes}) == 1
 
     @property
     def allows(self) -> bool:

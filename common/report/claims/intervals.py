@@ -8,7 +8,7 @@ share.
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from common.report.table import ERROR, Measured
 
 SEEDS_ONLY = "on these pictures"
 _SMALLEST_ERROR, _GREATEST_ERROR, _HALVINGS = 1.0e-9, 0.9999, 16
+_MOST_RUNS = 1000  # more are not counted
 
 
 class OurCell(NamedTuple):
@@ -66,6 +67,7 @@ class Estimate:
     freedom: its degrees of freedom for each seed beyond the first.
     picture_variance: b^2, what new pictures add to the margin's variance; None = hits are unknown, and the interval is
         over seeds only.
+    runs_needed: of shares of runs, chance to err -> how many seeds with the same shares would decide; None = too many.
     """
 
     value: float
@@ -74,6 +76,7 @@ class Estimate:
     seed_variance: float
     freedom: float
     picture_variance: float | None
+    runs_needed: Callable[[float], int | None] | None = None
 
     def seeds_needed(self, difference: float) -> int | None:
         """See `crossed.seeds_needed`."""
@@ -127,12 +130,21 @@ def _of_runs(margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, O
     means = {cell: our_cell.number.mean for cell, our_cell in used.items()}
     value, most = margin.value(means), max(len(our_cell.number.values) for our_cell in used.values())
 
-    def interval_at(error: float) -> tuple[float, float]:
-        ends = np.array([interval_of_runs(used[cell].number.values, 1 - error / len(slopes)) for cell in slopes])
+    def interval_of(error: float, runs: Mapping[Cell, Sequence[float]]) -> tuple[float, float]:
+        ends = np.array([interval_of_runs(runs[cell], 1 - error / len(slopes)) for cell in slopes])
         moves = np.array(list(slopes.values()))[:, None] * (ends - np.array([means[cell] for cell in slopes])[:, None])
         return value + float(moves.min(axis=1).sum()), value + float(moves.max(axis=1).sum())
 
-    return Estimate(value, interval_at, f"{most} seeds, exact for shares of runs", 0.0, 1.0, None)
+    def runs_needed(error: float) -> int | None:
+        for count in range(most + 1, _MOST_RUNS):
+            ones = {cell: round(count * mean) for cell, mean in means.items()}
+            low, high = interval_of(error, {cell: [1] * one + [0] * (count - one) for cell, one in ones.items()})
+            if low > 0 or high < 0:
+                return count
+        return None
+
+    interval_at = functools.partial(interval_of, runs={cell: our_cell.number.values for cell, our_cell in used.items()})
+    return Estimate(value, interval_at, f"{most} seeds, exact for shares of runs", 0.0, 1.0, None, runs_needed)
 
 
 def pictures_of(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> float | None:

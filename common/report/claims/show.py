@@ -221,7 +221,8 @@ def evidence(verdict: Verdict) -> str:
     """The comparison that decides, its interval and rule, and how many hold, as text."""
     parts = []
     if verdict.decisive is not None and verdict.margin is not None:
-        which = {HOLDS: "smallest", FAILS: "clearest"}.get(verdict.verdict, "open")
+        smallest = "least clear" if verdict.decisive.interval else "smallest"
+        which = {HOLDS: smallest, FAILS: "clearest"}.get(verdict.verdict, "open")
         parts = [f"{f'{which} margin ' if verdict.of > 1 else 'margin '}{effect(verdict.decisive)}"]
         parts += [verdict.decisive.basis] if verdict.decisive.basis else []
     incomplete = verdict.verdict in (NOT_RUN, NEEDS)
