@@ -253,7 +253,7 @@ PHOTOS = {
     ("table", "words", "shown"),
     [
         ("oblique_topology/table4/demo", "eight tokens of 64 numbers gain in the linear probe is open", {GAIN: False}),
-        ("geomm/table9/demo-428062af1503", "ahead of the cosine and of the geodesic distance in captions", CAPTIONS),
+        ("geomm/table9/demo-428062af1503", "ahead of the geodesic in captions at 95 %", CAPTIONS),
         ("geomm/table9/demo-428062af1503", "all other differences are open, in pictures all of them", PICTURES),
         ("oblique_topology/table3/demo", "about a quarter", {KEPT: False}),
         ("oblique_topology/table3/demo", "on scenes behind the inner product", BEHIND),
