@@ -166,7 +166,8 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
         assert re.search(answer, text), answer
     claims = {claims.paper: claims for claims in committed_claims}
     conclusions = [one for paper in claims for one in load_conclusions(ROOT / paper)]
-    assert all(part in text for one in conclusions for part in (one.short, one.rest, one.details) if "`" not in part)
+    missing = [part for one in conclusions for part in (one.short, one.rest, one.details) if part not in text]
+    assert all("`" in part for part in missing), missing
     squares = [link["href"].split("#") for link in page.find("a") if "#" in link["href"]]
     judged = [one for entry in claims.values() for one in entry.judged]
     refuted = [one.claim.claim for one in judged if one.audit.verdict == FAILS]  # by the paper's numbers
