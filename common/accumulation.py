@@ -58,8 +58,12 @@ class MicroBatches:
             inputs: (batch, ...) each; the last micro-batch may be smaller.
         Returns:
             In micro-batches, leaves of the graph: only `backward` reaches the weights.
+        Raises:
+            ValueError: inputs of unlike lengths, which have no parts in common.
         """
         self._parts = []
+        if len({len(tensor) for tensor in inputs}) > 1:
+            raise ValueError(f"inputs of {[len(tensor) for tensor in inputs]} rows; expected: as many of each")
         if self.size is None or self.size >= len(inputs[0]):
             return self.model(*inputs)
         self._parts = list(zip(*(tensor.split(self.size) for tensor in inputs)))
@@ -69,9 +73,9 @@ class MicroBatches:
             for part, seed in zip(self._parts, self._seeds):
                 torch.manual_seed(seed)
                 outputs.append(self.model(*part))
-        self._outputs = [
-            (torch.cat(pieces) if pieces[0].ndim else pieces[0]).requires_grad_() for pieces in zip(*outputs)
-        ]
+        # without an axis: perhaps a parameter itself
+        outputs = [torch.cat(pieces) if pieces[0].ndim else pieces[0].detach().clone() for pieces in zip(*outputs)]
+        self._outputs = [output.requires_grad_() for output in outputs]
         return tuple(self._outputs)
 
     def backward(self, loss: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import dataclass
+from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -182,12 +183,14 @@ def nt_xent(
             f"{tuple(second_embeddings.shape)}"
         )
     all_first, all_second = gather_with_gradient(first_embeddings), gather_with_gradient(second_embeddings)
-    logits = logit_scale * geometry.similarity(
-        torch.cat([first_embeddings, second_embeddings]), torch.cat([all_first, all_second])
-    )
-    local = torch.arange(len(first_embeddings), device=logits.device) + rank() * len(first_embeddings)
+    views, other_views = (torch.cat(pair) for pair in permutations((first_embeddings, second_embeddings)))
+    both = geometry.directions(views, torch.cat([all_first, all_second]))
+    scores = both[0]
+    local = torch.arange(len(first_embeddings), device=scores.device) + rank() * len(first_embeddings)
     itself, partner = torch.cat([local, local + len(all_first)]), torch.cat([local + len(all_first), local])
-    return cross_entropy(at_least_float32(logits).scatter(1, itself[:, None], -torch.inf), partner)
+    if one_matrix(both):  # partners have all their digits, as in `contrastive_loss`
+        scores = scores.scatter(1, partner[:, None], geometry.paired_similarity(views, other_views)[:, None])
+    return cross_entropy(at_least_float32(logit_scale * scores).scatter(1, itself[:, None], -torch.inf), partner)
 
 
 def check_geometry(geometry: Geometry) -> None:

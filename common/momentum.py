@@ -45,7 +45,7 @@ def update_momentum_(momentum_module: nn.Module, online: nn.Module, ema_momentum
     """theta_m <- m theta_m + (1 - m) theta for every parameter, in place; buffers do not change.
 
     Computed as theta_m + (1 - m)(theta - theta_m): a parameter equal to its online one stays so to the last bit,
-    m = 1 changes nothing and m = 0 copies.
+    m = 1 changes nothing and m = 0 copies, where both are finite.
 
     Args:
         online: read; the same architecture, unwrapped.

@@ -215,6 +215,8 @@ class _KnownGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
+        if torch.is_grad_enabled():  # create_graph: a second derivative would be missing
+            raise RuntimeError("pool_info_nce has first derivatives only; use info_nce of candidates.similarity")
         of_queries, of_scale = ctx.saved_tensors
         return None, gradient * of_queries, gradient * of_scale, None, None
 

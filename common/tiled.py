@@ -149,7 +149,9 @@ class _TiledContrastiveLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, inputs, *differentiable):
         ctx.inputs = inputs
-        ctx.save_for_backward(*differentiable, *(inputs.queue or ()))  # the second walk reads the queue again
+        # the second walk reads them again
+        others = inputs.ids, inputs.image_keys, inputs.text_keys, *(inputs.queue or ())
+        ctx.save_for_backward(*differentiable, *(tensor for tensor in others if tensor is not None))
         with full_precision(inputs.images):
             loss, ctx.sums = _first_walk(inputs)
         return loss

@@ -63,7 +63,7 @@ def angles(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     From one product, so that angles below 1e-3 (float32) are exact to 1e-3 only; `common.geometry.paired_angles` is
     exact everywhere. Below that, and as near to pi, the gradient is 0.
     """
-    return angles_of(first @ second.T)
+    return angles_of(inner_product_similarity(first, second))
 
 
 def angles_of(cosines: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ def angle_normalise(distances: torch.Tensor) -> torch.Tensor:
 
 def nearest_centers(points: torch.Tensor, centers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Each point's nearest centre, (num_points,) int32, and its angle to it; a chunk of points at a time."""
-    nearest = torch.cat([(chunk @ centers.T).argmax(dim=1) for chunk in points.split(CHUNK)])
+    nearest = torch.cat([inner_product_similarity(chunk, centers).argmax(dim=1) for chunk in points.split(CHUNK)])
     parts = zip(points.split(CHUNK), nearest.split(CHUNK))
     offset = torch.cat([paired_angles(chunk, centers[places]) for chunk, places in parts])
     return nearest.int(), offset
@@ -109,7 +109,7 @@ def spherical_kmeans(points: torch.Tensor, start: torch.Tensor, iterations: int 
     lead = torch.full_like(points[:, 0], -torch.inf)
     for _ in range(iterations):
         for part in (lead < CHORD_ERROR).nonzero()[:, 0].split(CHUNK):
-            cosines = points[part] @ centers.T
+            cosines = inner_product_similarity(points[part], centers)
             best, nearest[part] = cosines.max(dim=1)
             second = cosines.scatter_(1, nearest[part, None], -torch.inf).amax(dim=1)
             chords = (2 - 2 * torch.stack((best, second))).clamp(min=0).sqrt()
@@ -173,8 +173,8 @@ def threshold_graph(centers: torch.Tensor, num_neighbors: int) -> torch.Tensor:
     """
     count = (int(torch.isfinite(neighbor_graph(centers, num_neighbors)).sum()) - len(centers)) // 2
     pairs = torch.ones(len(centers), len(centers), dtype=torch.bool, device=centers.device).triu(1).nonzero()
-    closest = (centers @ centers.T)[pairs[:, 0], pairs[:, 1]].sort(descending=True, stable=True).indices[:count]
-    heads, tails = pairs[closest].T
+    cosines = inner_product_similarity(centers, centers)[pairs[:, 0], pairs[:, 1]]
+    heads, tails = pairs[cosines.sort(descending=True, stable=True).indices[:count]].T
     return _joined(len(centers), heads, tails, paired_angles(centers[heads], centers[tails]))
 
 
@@ -195,7 +195,7 @@ def shortest_paths(edges: torch.Tensor) -> torch.Tensor:
     """Lengths of the shortest paths between all nodes, by Floyd and Warshall; does not change the edges."""
     if edges.device.type != "cpu":
         return _row_by_row(edges)
-    paths = edges.clone()
+    paths = edges.detach().clone()
     _compiled_paths()(paths.numpy())
     return paths
 

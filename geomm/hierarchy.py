@@ -34,7 +34,7 @@ def build_graph(
 
     Arguments and errors as there.
     """
-    rows = at_least_float32(rows)
+    rows = at_least_float32(rows).detach()
     with full_precision(rows):
         layers = cluster_layers(rows, branching, iterations, start, seed)
         return join_layers(rows, layers, branching, num_neighbors, kind)

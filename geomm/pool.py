@@ -435,14 +435,16 @@ class _Similarity(torch.autograd.Function):
     def forward(ctx, queries, candidates):
         ctx.candidates = candidates
         if candidates.graph is None:
-            ctx.save_for_backward(candidates.rows)  # a view of the queue: checked for writes before the backward pass
+            # a view of the queue: checked for writes before the backward pass, like the keys and the graph's centres
+            ctx.save_for_backward(candidates.rows, candidates.keys)
             return _times(candidates.products(queries), candidates.factor)
         similarities, attached, entrance = candidates.distances(queries)
         _times(similarities.clamp_(max=CUT).div_(4).cos_(), candidates.factor)  # angle_normalise, in place
         if candidates.is_linear:
-            ctx.save_for_backward(candidates.rows)
+            ctx.save_for_backward(candidates.rows, candidates.keys)
         else:
-            ctx.save_for_backward(candidates.rows, queries, similarities, attached, entrance)
+            read = candidates.rows, queries, similarities, attached, entrance, candidates.keys
+            ctx.save_for_backward(*read, candidates.graph.cluster_centers)
         return similarities
 
     @staticmethod
@@ -469,8 +471,7 @@ def _cosine_gradient(ctx, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _geodesic_gradient(ctx, gradient: torch.Tensor) -> torch.Tensor:
-    candidates, (_, queries, similarities, attached, entrance) = ctx.candidates, ctx.saved_tensors
-    centers = candidates.graph.cluster_centers
+    candidates, (_, queries, similarities, attached, entrance, _, centers) = ctx.candidates, ctx.saved_tensors
     similarities = similarities if candidates.factor == 1 else similarities / candidates.factor
     of_columns = (1 - similarities * similarities).clamp_(min=0).sqrt_().mul_(gradient).div_(-4)
     of_queries = 0.0

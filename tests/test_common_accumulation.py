@@ -1,5 +1,7 @@
 """Micro-batches: loss and every gradient are those of one batch, whatever the sizes, with dropout, on two processes."""
 
+from functools import partial
+
 import pytest
 import torch
 from accelerate import Accelerator
@@ -138,6 +140,25 @@ def test_a_frozen_scale_and_a_frozen_tower_get_no_gradient_and_the_rest_is_as_be
     assert worst_error(actual, expected) <= 1e-12
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_parameter_that_the_model_returns_itself_has_its_gradient_once(frozen):
+    model = nn.Linear(6, 4).double()
+    model.bias_of_loss = nn.Parameter(torch.tensor(-1.0, dtype=torch.float64), requires_grad=not frozen)
+    model.forward = lambda images: (nn.functional.linear(images, model.weight), model.bias_of_loss)
+    gradients = []
+    for size in (None, 3):
+        micro_batches = MicroBatches(Accelerator(cpu=True), model, size)
+        features, bias = micro_batches.embed(inputs()[0])
+        micro_batches.backward((features + bias).square().sum())
+        gradients.append(model.bias_of_loss.grad)
+        assert model.bias_of_loss.requires_grad is not frozen
+        model.zero_grad()
+    if frozen:
+        assert gradients == [None, None]
+    else:
+        torch.testing.assert_close(*gradients, rtol=1e-12, atol=0)
+
+
 def test_weights_cast_by_autocast_get_their_gradient_in_the_second_pass():
     # a cast that autocast had kept from the pass without a graph would cut the weights off
     class Cast(Towers):
@@ -150,6 +171,13 @@ def test_weights_cast_by_autocast_get_their_gradient_in_the_second_pass():
     _, expected = loss_and_gradients(Cast().float(), None, images.float(), token_ids)
     _, actual = loss_and_gradients(Cast().float(), 3, images.float(), token_ids)
     assert worst_error(actual, expected) < 0.05  # bfloat16 has 8 bits
+
+
+def test_inputs_of_unlike_lengths_are_refused():
+    images, token_ids = inputs()
+    for size in (None, 4):
+        embed = MicroBatches(Accelerator(cpu=True), Towers(), size).embed
+        refused((r"inputs of \[10, 8\] rows", partial(embed, images, token_ids[:8])))
 
 
 def test_batch_normalisation_and_accelerates_averaging_over_small_batches_are_refused(monkeypatch):

@@ -220,9 +220,7 @@ def test_a_table_names_what_chose_the_settings_of_its_rows(tmp_path, monkeypatch
     assert chosen("three_a", "four") == "hand"
     assert chosen("one_a", "three", "two") == "hand; of rows that begin with one two also by val"
     assert chosen("one_b") == f"hand; {of_one}; of rows that begin with one_b also by test"
-    assert (
-        chosen("one_a", overrides=("optim.steps=3",)) == f"the command (optim.steps=3); else hand; {of_one}"
-    )
+    assert chosen("one_a", overrides=("optim.steps=3",)) == f"the command (optim.steps=3); else hand; {of_one}"
 
 
 def test_a_plan_after_the_first_look_does_not_count_and_is_not_recorded(tmp_path, capsys):

@@ -111,6 +111,13 @@ def test_patches_that_leave_a_rim_and_positions_that_are_no_square_are_refused_w
     )
 
 
+def test_pictures_of_another_size_are_refused_and_no_picture_has_no_features():
+    tower = VisionTransformer(32, 8, 16, 2, 2, 8)
+    for shape in ((3, 8, 8), (3, 39, 39), (3, 16, 64), (1, 32, 32)):
+        refused((r"expected: \(batch, 3, 32, 32\)", lambda shape=shape: tower(torch.zeros(2, *shape))))
+    assert tower(torch.zeros(0, 3, 32, 32)).shape == (0, 8)
+
+
 def test_parameter_count_of_euclips_text_tower_and_of_alberts_fusion_layers():
     with torch.device("meta"):
         assert count(CausalTextTransformer(49_408, 77, 512, 12, 8, 512, end_id=49_407)) == 63_428_096

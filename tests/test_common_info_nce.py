@@ -1,5 +1,6 @@
 """InfoNCE against loops, closed forms and open_clip; two processes against one."""
 
+import copy
 import math
 from functools import partial
 
@@ -28,7 +29,7 @@ from common.logit_scale import LogitScale
 from common.run.guards import NonFiniteLoss, check_finite
 from common.sigmoid_loss import sigmoid_loss
 from common.tiled import geometry_loss, tiled_contrastive_loss
-from euclip.geometry import Euclidean
+from euclip.geometry import Euclidean, Hyperbolic
 
 
 def double(*shape):
@@ -254,6 +255,18 @@ def test_nt_xent_equals_loops_written_from_the_formula():
     first, second = unit(double(6, 4)), unit(double(6, 4))
     loss = nt_xent(first, second, Sphere(), torch.tensor(5.0, dtype=torch.float64))
     assert float(loss) == pytest.approx(loops_nt_xent(first, second, 5.0), rel=1e-13)
+
+
+@pytest.mark.parametrize("geometry", [Euclidean(squared=False), Hyperbolic(16, squared=False)], ids=lambda g: g.name)
+def test_views_that_are_close_have_exact_gradients_in_float32(geometry):
+    features, noise = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(2))
+    first, second = (geometry.embed_image(3 * features + shift) for shift in (0, 1e-3 * noise))
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        views = first.detach().to(dtype).requires_grad_()
+        loss = nt_xent(views, second.detach().to(dtype), copy.deepcopy(geometry).to(dtype), torch.tensor(1.0))
+        gradients.append(torch.autograd.grad(loss, views)[0].double())
+    assert (gradients[0] - gradients[1]).norm() <= 1e-5 * gradients[1].norm()
 
 
 def test_nt_xent_is_symmetric_and_passes_gradcheck():

@@ -45,6 +45,13 @@ def test_neighbours_on_the_border_are_those_of_a_stable_sort(k):
     torch.testing.assert_close(knn_scores(query, bank, labels, 5, k)[0], expected)
 
 
+def test_cosines_are_in_float32_under_autocast():
+    features, bank, labels = make()
+    expected = knn_scores(features.float(), bank.float(), labels, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(knn_scores(features.float(), bank.float(), labels, 5), expected)
+
+
 def test_a_low_temperature_does_not_overflow():
     features, bank, labels = make()
     scores = knn_scores(features.float(), bank.float(), labels, 5, temperature=1e-3)  # exp(1000) is infinite

@@ -21,6 +21,8 @@ from common.evaluation.retrieval import (
     means,
     precision_chance_level,
     precisions_at_r,
+    precisions_of_parts,
+    ranks_of_parts,
     recall_at_k,
     recalls,
     retrieval_metrics,
@@ -61,6 +63,9 @@ def test_what_cannot_be_ranked_is_refused():
         (r"image 0 has the positive text 2; expected: \[0, 2\)", lambda: Positives.from_lists([[0, 2]], [[0], []])),
         (r"text 1 has the positive image -1; expected: \[0, 1\)", lambda: Positives.from_lists([[0]], [[0], [-1]])),
         ("image 1 has the positive text 1 more than once", lambda: Positives.from_lists([[], [1, 0, 1]], [[0], []])),
+        ("positives of images: 'float' object", lambda: Positives.from_lists([[0.9]], [[0]])),
+        *(("parts is an iterator", partial(of_parts, iter([]), Positives.from_owners(whole, 2)))
+          for of_parts in (ranks_of_parts, precisions_of_parts)),
         ("image 0 has no positive among the candidates, but 2 outside",
          lambda: Positives.from_lists([[]], [[0]], [2])),
     )  # fmt: skip

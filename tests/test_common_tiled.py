@@ -403,6 +403,12 @@ def test_a_second_derivative_and_a_changed_input_are_refused_not_wrong():
         with torch.no_grad():
             changed.mul_(2)
         refused(("modified by an inplace operation", loss.backward), error=RuntimeError)
+    for place in range(3):
+        ids, *keys = torch.arange(len(images)), images.detach().clone(), texts.detach().clone()
+        distillation = Distillation(*keys, 0.4)
+        loss = tiled_contrastive_loss(images, texts, Sphere(), scale_of(3.0), ids, distillation=distillation, tile=5)
+        (ids, *keys)[place].zero_()
+        refused(("modified by an inplace operation", loss.backward), error=RuntimeError)
 
 
 @pytest.mark.parametrize(

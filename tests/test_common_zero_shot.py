@@ -55,6 +55,11 @@ def test_embeddings_follows_the_mean_of_the_geometry():
         assert torch.equal(by_geometry, scores_by(images, prompts, plain, negative_squared_distance))
 
 
+def test_a_mean_of_prompts_in_half_precision_is_taken_in_float32():
+    prompts = make()[1].bfloat16()
+    assert torch.equal(plain_mean(prompts), prompts.float().mean(dim=0))
+
+
 @pytest.mark.parametrize("average", ["scores", "embeddings"])
 @pytest.mark.parametrize("chunk_size", [1, 4, 100])
 def test_chunks_do_not_change_the_scores(average, chunk_size):

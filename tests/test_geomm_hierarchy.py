@@ -22,6 +22,8 @@ from geomm.geodesic import (
     neighbor_graph,
     sample_distance,
     shortest_paths,
+    spherical_kmeans,
+    threshold_graph,
 )
 from geomm.graph_report import FEW_ROWS, path_statistics, pool_report, unreachable_share
 from geomm.hierarchy import build_graph, path_table
@@ -194,3 +196,18 @@ def test_graph_and_distances_are_in_float32_under_autocast_and_of_half_precision
     assert torch.equal(measured(rows, queries), expected)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(measured(rows.float(), queries.float()), expected)
+
+
+def test_the_functions_of_a_graph_are_in_float32_under_autocast_and_take_rows_with_a_gradient():
+    rows = unit(torch.randn(120, 8, generator=torch.Generator().manual_seed(3)))
+
+    def measured():
+        centers = spherical_kmeans(rows, rows[:9])
+        nearest, offset = nearest_centers(rows, centers)
+        return centers, nearest, offset, angles(rows, centers), threshold_graph(centers, 3)
+
+    expected = measured()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all(map(torch.equal, measured(), expected))
+    graph = build_graph(rows.clone().requires_grad_(), (4, 2), 2)
+    assert torch.equal(graph.paths, build_graph(rows, (4, 2), 2).paths)

@@ -247,6 +247,33 @@ def test_an_insertion_between_forward_and_backward_is_an_error():
             similarity.sum().backward()
 
 
+@pytest.mark.parametrize("attach", [*ATTACH, "cosine"])
+def test_keys_or_a_graph_that_change_before_the_backward_pass_are_an_error(attach):
+    settings = {"distance": "cosine"} if attach == "cosine" else {"attach": attach}
+    pool = full_pool(**settings, graph_update_interval=1)
+    for change in ("keys", "graph"):
+        if change == "graph" and (attach == "cosine" or attach.endswith("_st")):
+            continue  # the gradient of the cosine reads no centre
+        keys = draw(12, BATCH, DIM)
+        similarity = pool.open(keys).similarity(draw(13, BATCH, DIM).requires_grad_())
+        if change == "keys":
+            keys.zero_()
+        else:
+            pool.rebuild(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            similarity.sum().backward()
+
+
+def test_a_second_derivative_of_the_loss_in_tiles_is_refused_not_wrong():
+    pool, queries = full_pool(), draw(13, BATCH, DIM).requires_grad_()
+    candidates = pool.open(draw(12, BATCH, DIM))
+    loss, _ = pool_info_nce(candidates, queries, torch.tensor(10.0), candidates.columns)
+    refused(
+        ("pool_info_nce has first derivatives only", lambda: torch.autograd.grad(loss, queries, create_graph=True)),
+        error=RuntimeError,
+    )
+
+
 def test_statistics_are_those_of_the_distances():
     pool, keys = full_pool(branching=(12,)), draw(16, BATCH, DIM)
     queries = unit(keys + 0.9 * draw(17, BATCH, DIM))

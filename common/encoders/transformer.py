@@ -59,7 +59,7 @@ class Attention(nn.Module):
         )
         dropout = self.dropout if self.training else 0.0
         attended = fused_attention(query[:, :, :first], key, value, mask, dropout, causal)
-        return self.out_projection(attended.transpose(1, 2).reshape(batch, -1, width))
+        return self.out_projection(attended.transpose(1, 2).flatten(2))
 
 
 class CrossAttention(nn.Module):

@@ -108,6 +108,8 @@ class VisionTransformer(nn.Module):
     def _blocks(self, images: torch.Tensor, first: int | None = None) -> torch.Tensor:
         if self.stem is not None:
             images = self.stem.places(images)
+        elif images.shape[1:] != self.picture_shape:  # other sizes would get the wrong positions
+            raise ValueError(f"images of shape {tuple(images.shape)}; expected: (batch, {str(self.picture_shape)[1:]}")
         classes, positions = self.position_embedding.tensor_split([self.num_class_tokens])
         if self.training and self.patch_dropout:  # before the embedding, so that lost patches cost nothing
             images, kept = self._drop_patches(images)

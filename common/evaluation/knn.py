@@ -12,7 +12,7 @@ from common.data.pairs import lost_at_open
 from common.evaluation.accuracy import classification_evaluation
 from common.evaluation.arrays import labels_of, tensor_of
 from common.evaluation.protocol import Evaluation
-from common.geometry import unit
+from common.vectors import inner_product_similarity, unit
 
 _SCORES_PER_CHUNK = 1 << 25  # cosines held at once, 128 MB
 
@@ -49,12 +49,12 @@ def knn_scores(
     if k < 1 or not temperature > 0 or (chunk_size is not None and chunk_size < 1):
         raise ValueError(f"k = {k}, temperature = {temperature}, chunk_size = {chunk_size}; expected: positive ones")
     k = min(k, len(bank_features))
-    bank = unit(bank_features).T
+    bank = unit(bank_features)
     if chunk_size is None:
         chunk_size = max(1, _SCORES_PER_CHUNK // len(bank_features))
     shares = []
     for chunk in unit(features).split(chunk_size):
-        cosines = chunk @ bank
+        cosines = inner_product_similarity(chunk, bank)
         nearest, indices = _first_k(cosines, k)
         weights = (nearest / temperature).softmax(dim=1)  # exp(s / T), each row scaled so that it sums to 1
         empty = weights.new_zeros(len(chunk), num_classes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 
 import numpy as np
 import torch
@@ -82,7 +83,10 @@ class Positives:
 
 def _joined(lists: Sequence[Sequence[int]], num_candidates: int, query: str, candidate: str):
     starts = np.concatenate([[0], np.cumsum([len(values) for values in lists], dtype=np.int64)]).astype(np.int64)
-    joined = np.fromiter((value for values in lists for value in sorted(values)), np.int64, int(starts[-1]))
+    try:
+        joined = np.fromiter((index(value) for values in lists for value in sorted(values)), np.int64, int(starts[-1]))
+    except TypeError as error:
+        raise ValueError(f"positives of {query}s: {error}; expected: rows, whole numbers") from None
     queries = np.repeat(np.arange(len(lists)), np.diff(starts))
     wrong = np.flatnonzero((joined < 0) | (joined >= num_candidates))
     if len(wrong):

@@ -388,6 +388,8 @@ class _Over:
 
     def checked(self, parts: Iterable[Part]) -> Iterator[tuple[_Table, _Table]]:
         # The check at the end is made by all processes together: otherwise one stops and the others wait.
+        if iter(parts) is parts:
+            raise ValueError("parts is an iterator, which ends after one pass; expected: a list, to be read twice")
         times, bad = np.zeros(self.positives.num_images, np.int64), np.zeros(2, np.int64)
         for by_image, by_text in self.tables(parts):
             times[by_image.rows] += 1

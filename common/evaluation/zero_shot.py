@@ -20,7 +20,7 @@ import torch
 
 from common.base.settings import PromptAverage
 from common.evaluation.arrays import labels_of, tensor_of
-from common.geometry import unit
+from common.vectors import at_least_float32, unit
 
 Similarity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Mean = Callable[[torch.Tensor], torch.Tensor]
@@ -33,7 +33,7 @@ def normalized_mean(prompt_embeddings: torch.Tensor) -> torch.Tensor:
 
 def plain_mean(prompt_embeddings: torch.Tensor) -> torch.Tensor:
     """Modes B and C over the first axis."""
-    return tensor_of(prompt_embeddings, "prompt embeddings").mean(dim=0)
+    return at_least_float32(tensor_of(prompt_embeddings, "prompt embeddings")).mean(dim=0)
 
 
 _MEANS: dict[str, Mean] = {
