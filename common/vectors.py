@@ -35,10 +35,7 @@ def check_same_dim(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor
 
 
 def unit(features: torch.Tensor) -> torch.Tensor:
-    """Scales the last axis to norm 1; a zero vector stays zero. Same shape, float32 or better.
-
-    Of norms from 1e-12 to 1.8e19 (float32); a shorter vector stays shorter than 1, a longer one becomes zero.
-    """
+    """Scales the last axis to norm 1; zero stays zero, a norm above 1.8e19 (float32) becomes it. Float32 or better."""
     return F.normalize(at_least_float32(features), dim=-1, eps=1e-12)
 
 
