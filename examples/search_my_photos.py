@@ -48,7 +48,7 @@ def captioned(source: Path) -> dict[Path, list[str]]:
     """All images of a folder, or of a table's folder, with their captions, which may be empty."""
     folder, captions = source, {}
     if not source.is_dir():
-        pairs = open_tsv(source, role="test")
+        pairs = open_tsv(source, role="test", max_broken_share=1.0)  # named below
         if pairs.broken_at_open:
             print(f"rows that cannot be used: {len(pairs.broken_at_open)}; the first: {pairs.broken_at_open[0]}")
         folder, captions = pairs.images, {pairs.path(row).resolve(): pairs.captions(row) for row in range(len(pairs))}
@@ -153,7 +153,7 @@ def main(arguments: list[str] | None = None) -> Path:
     # all pictures against the queries
     paths, embeddings, unreadable = [], [], []
     for table in tables.values():
-        part = open_tsv(table, role="test")
+        part = open_tsv(table, role="test", max_broken_share=1.0)  # "cannot be read" names them
         images, readable = encoder.images(part)
         paths += [part.path(row) for row in readable.nonzero().squeeze(1).tolist()]
         unreadable += [part.path(row) for row in (~readable).nonzero().squeeze(1).tolist()] + part.broken_at_open

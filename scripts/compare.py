@@ -114,7 +114,8 @@ def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
         if content["step"] < config["optim"]["steps"]:
             label += f", step {content['step']}"
     # not by the folder's name: it has another hash for every seed
-    line = hash_of([content["paper"], content["step"], label, settings_of_all_seeds(config)])
+    made = settings_of_all_seeds(config), content.get("precision")
+    line = hash_of([content["paper"], content["step"], label, *made])
     return _model(label, line, config["run"]["seed"], content, hits)
 
 

@@ -75,9 +75,9 @@ def _measured(run: Path, step: int) -> list[dict[str, Any]]:
     settings = _settings(run / "config.yaml")
     others = sorted(file.parent for file in configs if file.parent != run.resolve() and _settings(file) == settings)
     saved = [read_evaluations(RunFiles(folder)) for folder in [run, *others]]
-    by_seed = {}
+    by_seed, own = {}, saved[0][0] if saved[0] else {}
     for content, _ in filter(None, saved):
-        if content["step"] == step:
+        if content["step"] == step and content.get("precision") == own.get("precision"):
             by_seed.setdefault(content.get("seed"), content)
     return [] if saved[0] is None else list(by_seed.values())
 

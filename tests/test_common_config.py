@@ -387,6 +387,8 @@ def test_another_source_sets_back_the_names_of_the_one_before(tmp_path):
     assert same == DataConfig(
         source="karpathy", train="x.json", val="x.json#val", test="y.json", images="p", **kept
     )  # the same source keeps them
+    mixed = load_config(Config, [scale], ["data.source=tsv", "data.mixture=[{train: a.tsv}, {train: b.tsv}]"])
+    assert override(mixed, ["data.source=scenes"]).data.mixture == ()
     named_first = write(tmp_path, "data: {train: x.tsv}", "named.yaml")
     assert load_config(Config, [named_first], ["data.source=tsv"]).data.train == "x.tsv"
 

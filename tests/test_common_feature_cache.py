@@ -125,6 +125,14 @@ def test_what_is_interrupted_goes_on_and_a_torn_end_is_written_again(tmp_path):
     assert min(pictures.drawn) == 4  # the first chunk is not computed again
 
 
+def test_a_set_that_training_decodes_at_a_fraction_has_its_own_features(tmp_path):
+    ranked, trained = Pictures(), Pictures()
+    trained.role, trained.decode_size = "train", 2 * SIZE
+    for pictures in (ranked, trained, ranked, trained):
+        cache(tmp_path).of(pictures, TRANSFORM, training=False)
+    assert sorted(ranked.drawn) == sorted(trained.drawn) == sorted({*range(10)} - {*Pictures.broken})
+
+
 @pytest.mark.parametrize(("chunks", "notes"), [(0, '{"rows": 8, "broken": {}}'), (2, '{"rows": 8, "bro')])
 def test_notes_that_are_torn_or_of_more_rows_than_reached_the_disk_are_not_believed(tmp_path, chunks, notes):
     with pytest.raises(KeyboardInterrupt):

@@ -260,6 +260,10 @@ def test_rows_without_an_id_are_known_by_their_bytes(tmp_path):
         assert captions_of(ranked) == [[f"picture {number}" for number in group] for group in groups]
         assert [ranked.image_id(index) for index in range(len(ranked))] == list(dict.fromkeys(of_rows))
         assert [trained.image_id(index) for index in range(len(trained))] == of_rows
+    of_splits = rows([0, 1]).add_column("split", ["train", "test"])
+    of_splits.to_parquet(tmp_path / "splits.parquet")
+    with pytest.warns(UserWarning, match="has a column 'split', which a stream does not read"):
+        open_hugging_face(str(tmp_path / "splits.parquet"), stream_buffer=1)
     rows([0, 1]).remove_columns("image_id").to_parquet(tmp_path / "x.parquet")
     stream = open_hugging_face(str(tmp_path / "x.parquet"), stream_buffer=1)
     assert {stream[position]["image_id"] for position in range(2)} == set(ids[:2])

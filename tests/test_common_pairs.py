@@ -342,16 +342,30 @@ def test_a_config_that_names_no_data_says_which_key_and_what_is_accepted(tmp_pat
 @pytest.mark.parametrize("train", [".", "test", "test/below"])
 def test_folders_of_training_and_test_that_hold_one_another_are_refused(tmp_path, train):
     source, values = write_folder(tmp_path)
-    refused((r"data\.test = 'test': .* are not apart; expected: two folders",
-             lambda: open_retrieval_sets(config_of(source, tmp_path, **{**values, "train": train}))))  # fmt: skip
+    data = config_of(source, tmp_path, **{**values, "train": train})
+    mixed = replace(data, train="", mixture=(MixedSet(train="train"), MixedSet(train=train)))
+    apart = r"data\.test = 'test': .* are not apart; expected: two folders"
+    refused(*((apart, partial(open_retrieval_sets, config)) for config in (data, mixed)))
 
 
-def test_a_test_set_that_is_the_training_file_is_named(tmp_path):
-    source, values = write_tables(tmp_path)
-    for train, is_named in (("./test.tsv", True), ("train.tsv", False)):
+@pytest.mark.parametrize(
+    ("write", "train", "test", "is_named"),
+    [
+        (write_tables, "./test.tsv", "test.tsv", True),
+        (write_tables, "train.tsv", "test.tsv", False),
+        (write_karpathy, "dataset.json#test", "dataset.json#test", True),
+        (write_karpathy, "dataset.json#train", "dataset.json#test", False),
+        (write_karpathy, "dataset.json", "dataset.json", False),  # each has its split
+        (write_shards, "*-test-*.tar", "*-test-*.tar", True),
+    ],
+)
+def test_a_test_set_that_is_a_training_set_is_named(tmp_path, write, train, test, is_named):
+    source, values = write(tmp_path)
+    data = config_of(source, tmp_path, **{**values, "train": train, "test": test})
+    for config in (data, replace(data, train="", mixture=(MixedSet(train=train), MixedSet(source="scenes")))):
         with warnings.catch_warnings(record=True) as caught:
-            open_retrieval_sets(config_of(source, tmp_path, **{**values, "train": train}))
-        assert ["is the file of data.train" in str(warning.message) for warning in caught] == [True] * is_named
+            open_retrieval_sets(config)
+        assert ["is what data.train names" in str(warning.message) for warning in caught] == [True] * is_named
 
 
 @pytest.mark.parametrize("values", [{"train": "*.tar"}, {"train": "x-test-0.tar", "test": "*-test-*.tar"}])

@@ -376,6 +376,19 @@ def test_cache_key_depends_on_what_a_vocabulary_says_and_not_on_how_it_is_named(
         key("/nowhere/vocab.txt")
 
 
+def test_a_resume_takes_the_same_words_from_another_place_and_no_others(tmp_path):
+    def config_of(name, *words):
+        (tmp_path / name).write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+        return override(Config(), ["data.tokenizer=bert_wordpiece", f"data.vocabulary={tmp_path / name}"])
+
+    first = config_of("a.txt", "one", "two")
+    words = build_tokenizer(first.data, None).to_json()
+    checkpoint = SimpleNamespace(state={"config": to_dict(first), "tokenizer": words, "data_fingerprint": "data"})
+    check_same_run(checkpoint, RunFiles(tmp_path), config_of("b.txt", "one", "two"), "data")
+    with pytest.raises(ConfigError, match=r"with the words of data\.vocabulary = .*a\.txt, .*b\.txt holds others"):
+        check_same_run(checkpoint, RunFiles(tmp_path), config_of("b.txt", "two", "one"), "data")
+
+
 @pytest.mark.filterwarnings("ignore:.* merges, CLIP's vocabulary has:UserWarning")
 def test_cache_key_with_the_default_vocabulary_depends_on_what_it_says(tmp_path, monkeypatch):
     file, keys = tmp_path / "default.txt", set()

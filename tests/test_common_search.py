@@ -87,6 +87,14 @@ def test_a_widened_value_that_a_row_refuses_is_noted(scored):
     assert "optim.beta1: the grid could not grow at its high edge" in searched.notes[0]
 
 
+def test_a_widened_value_that_another_setting_forbids_is_noted(scored):
+    scored(lambda row, values: -values[RATE])
+    final = "optim.final_learning_rate"
+    searched = search.run_search(search_of(("table1_ours",), f"{RATE}=3e-4,1e-3", f"{final}=1e-4,3e-4"))
+    assert [axis.values[0] for axis in searched.axes if axis.key == RATE] == ["3e-4"]
+    assert any(note.startswith(f"{RATE}: the grid could not grow at its low edge: ") for note in searched.notes)
+
+
 def test_only_the_axis_whose_edge_is_best_grows(scored):
     scored(lambda row, values: values[RATE] - abs(values["optim.weight_decay"] - 0.1))
     searched = search.run_search(search_of(("table1_ours",), f"{RATE}=1e-3,2e-3", "optim.weight_decay=0.05,0.1,0.2"))

@@ -73,6 +73,13 @@ def test_seeds_are_one_line_and_published_weights_another_with_mcnemars_p_value(
     assert any("preprocessing.size is 224 for photos, published, 48 for other, demo" in note for note in table.notes)
 
 
+def test_seeds_in_another_precision_are_another_line(tmp_path, hits):
+    for seed, precision in enumerate(("no", "no", "bf16")):
+        write_run(tmp_path / f"mine-demo-{seed}a" / f"seed{seed}", seed, hits[seed], facts={"precision": precision})
+    one, other = compared(tmp_path, *(tmp_path / f"mine-demo-{seed}a" for seed in range(3))).rows
+    assert [row.ours["pets/acc1"].seeds for row in (one, other)] == [(0, 1), (2,)]
+
+
 @pytest.fixture
 def two_runs(tmp_path, hits):
     return [write_run(tmp_path / name / "seed0", 0, hits[0], row=name) for name in "ab"]

@@ -250,6 +250,9 @@ def test_folders_that_do_not_fit_are_refused_with_what_is_wrong(tmp_path):
         run(tmp_path / "run", "simclr", *settings)
     with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
         open_training_set(config_of("simclr", *settings, "data.train=nowhere").data)
+    for test in ("train", "."):
+        with pytest.raises(ValueError, match=r"data.test: .* are not apart; expected: two"):
+            open_test_set(config_of("simclr", *settings, f"data.test={test}").data)
     (root / "test" / "dog").rename(root / "test" / "wolf")
     with pytest.raises(ValueError, match="without a folder: dog; without a class: wolf"):
         open_test_set(config_of("simclr", *settings).data)

@@ -234,7 +234,7 @@ def _overlaid(config_class: type, values: Values, layer: Values) -> Values:
         if chosen := layer.get(f"data.{choice}"):
             others |= {f"data.{name}" for name, takers in taken_by.items() if chosen[0] not in takers}
     if {"data.source"} <= layer.keys() & values.keys() and values["data.source"][0] != layer["data.source"][0]:
-        others |= {f"data.{name}" for name in NAMES_IN_A_SOURCE}
+        others |= {f"data.{name}" for name in (*NAMES_IN_A_SOURCE, "mixture")}
     return {key: value for key, value in values.items() if key not in others} | layer
 
 

@@ -91,7 +91,10 @@ class FeatureCache:
         # augmentation of training matters only for random crops
         deciding = transform if isinstance(view, int) else replace(transform, crop_scale=None, flip_probability=0.0)
         # upright: features of earlier versions may be those of pictures as they were stored
-        key = hash_of([self.network, deciding.to_json(), view, pictures.fingerprint, "upright"])
+        made = [self.network, deciding.to_json(), view, pictures.fingerprint, "upright"]
+        # training may decode at a fraction of the size and refuses what ranking keeps; others keep their older name
+        of_role = getattr(pictures, "role", None) == "train", getattr(pictures, "decode_size", None)
+        key = hash_of([*made, *of_role] if any(of_role) else made)
         return self.folder / f"{str(pictures.name).replace('/', '-')}-{key}.npy"
 
     def _fill(self, file: Path, pictures: Any, transform: ImageTransform, view: str | int) -> None:

@@ -6,6 +6,7 @@ with metadata, parquet by split); a hub name, which needs a network or its cache
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -172,7 +173,13 @@ def open_hugging_face(
         decode_size=decode_size,
     )
     _check_types(rows, reader)
-    if not stream_buffer and "split" in columns:
+    if "split" in columns and stream_buffer:
+        warnings.warn(
+            f"{where} has a column 'split', which a stream does not read: rows of all splits are samples; expected: "
+            "one split a file, or data.stream_buffer=0, which checks it",
+            stacklevel=2,
+        )
+    elif "split" in columns:
         refuse_splits(where, rows.unique("split"))
     # the library must not decode: a damaged image would end the run instead of being a broken sample
     features = rows.features

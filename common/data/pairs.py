@@ -173,25 +173,44 @@ def _open_photographs(
     if data.source == "hugging_face":
         stream_buffer = data.stream_buffer if role == "train" and not is_ranked else 0
         options |= {"stream_buffer": stream_buffer, "seed": seed, "key": key, "is_ranked": is_ranked}
-    if data.source == "folder" and role != "train" and data.train:  # "" where a mixture names its sets
-        _check_apart(root / data.train, root / name, f"data.{role} = {name!r}")
-    if data.source == "tsv" and role != "train" and (root / name).resolve() == (root / data.train).resolve():
-        warnings.warn(
-            f"data.{role} = {name!r} is the file of data.train: a model is ranked on what it was trained on; expected: "
-            "another file, or data.val_share for validation",
-            stacklevel=2,
-        )
     opened = _reader(data.source)(name if data.source == "hugging_face" else root / name, **options)
-    return _not_the_training_set(opened, data, role)
+    for trained in [] if role == "train" else _training_sets(data):
+        if trained.source == data.source and trained.train:  # "" where an evaluation needs no training set
+            _check_apart(opened, trained, root / name, split, f"data.{role}", getattr(data, role))
+    return opened
 
 
-def _check_apart(training: Path, other: Path, key: str) -> None:
+def _training_sets(data: DataConfig) -> list[DataConfig]:
+    return [part.as_data(data) for part in data.mixture] or [data]
+
+
+def _check_apart(opened: Pairs, trained: DataConfig, place: Path, split: str | None, key: str, value: str) -> None:
+    # whether a set that is ranked is a training set of the same source
+    root = Path(trained.root).expanduser()
+    name, of_training = _name_and_split(trained, "train", root)
+    training, other = (root / name).resolve(), place.resolve()
     # a folder is read with those below it: the images of one set would be in the other, too
-    training, other = training.resolve(), other.resolve()
-    if training.is_relative_to(other) or other.is_relative_to(training):
+    if trained.source == "folder" and (training.is_relative_to(other) or other.is_relative_to(training)):
         raise ValueError(
-            f"{key}: {other} and the folder of data.train, {training}, are not apart; expected: two folders"
+            f"{key} = {value!r}: {other} and the folder of data.train, {training}, are not apart; expected: two folders"
         )
+    both = split and of_training
+    if training != other or (both and set(split.split("+")).isdisjoint(of_training.split("+"))):
+        return
+    beside = _open_photographs(replace(trained, stream_buffer=0), "train")
+    if opened.fingerprint != beside.fingerprint and not _is_mostly_of(opened, beside):
+        return
+    if not value:
+        raise ValueError(
+            f"{key} is empty and data.train = {trained.train!r} has no split for it: it would be the training set "
+            f"itself; expected: {CAPTION_FILES[trained.source]}"
+        )
+    _warn_of_training_data(f"{key} = {value!r} is what data.train names")
+
+
+def _warn_of_training_data(what: str) -> None:
+    expected = "expected: another file or split, or data.val_share for validation"
+    warnings.warn(f"{what}: a model is ranked on what it was trained on; {expected}", stacklevel=2)
 
 
 def _reader(source: str) -> Callable[..., Pairs]:
@@ -205,19 +224,6 @@ def _reader(source: str) -> Callable[..., Pairs]:
     else:
         from common.data.hugging_face import open_hugging_face as reader
     return reader
-
-
-def _not_the_training_set(opened: Pairs, data: DataConfig, role: str) -> Pairs:
-    # a file without splits serves one role: with an empty data.<role> a model would be ranked on its training set
-    if role == "train" or getattr(data, role):
-        return opened
-    training = _open_photographs(replace(data, stream_buffer=0), "train")
-    if opened.fingerprint == training.fingerprint or _is_mostly_of(opened, training):
-        raise ValueError(
-            f"data.{role} is empty and data.train = {data.train!r} has no split for it: it would be the training set "
-            f"itself; expected: {CAPTION_FILES[data.source]}"
-        )
-    return opened
 
 
 def _is_mostly_of(opened: Pairs, training: Pairs) -> bool:
@@ -242,8 +248,10 @@ def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> Pairs:
         index_dir=_shard_index(),
         **options,
     )
-    for trained in [] if role == "train" else [part.as_data(data) for part in data.mixture] or [data]:
+    for trained in [] if role == "train" else _training_sets(data):
         of_training = trained.train or "*train*.tar"
+        if trained.source == "shards" and pattern == of_training:
+            _warn_of_training_data(f"data.{role} = {pattern!r} is what data.train names")
         if trained.source != "shards" or pattern == of_training:
             continue
         shared: set[Path] = set()

@@ -210,9 +210,10 @@ def _widened(
     for axis, end in sorted(ends, key=lambda pair: (pair[0].key, pair[1])):
         wider = by_key[axis.key].widened(end)
         (new,) = {*wider.values} - {*by_key[axis.key].values} or {None}
-        try:
-            for job in jobs if new is not None else ():
-                _jobs(job, (f"{axis.key}={new}",))[0].config()
+        chosen = grid([wider if key == axis.key else other for key, other in by_key.items()])
+        try:  # in every combination: some settings bound one another
+            for job, settings in itertools.product(jobs, [at for at in chosen if f"{axis.key}={new}" in at]):
+                _jobs(job, settings)[0].config()
         except ConfigError as error:
             new = None
             notes.append(f"{axis.key}: the grid could not grow at its {end} edge: {error}")

@@ -269,6 +269,16 @@ def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fi
         raise ConfigError(
             f"{files.folder} holds a run that started from other weights than {' and '.join(changed)} names now"
         )
+    data, saved = config.data, checkpoint.state["config"].get("data", {})
+    if getattr(data, "vocabulary", "") != saved.get("vocabulary", ""):  # a place: the same words may lie in another
+        from common.data.text import build_tokenizer, tokenizer_from_json  # a run on pictures alone has none
+
+        words = tokenizer_from_json(checkpoint.state["tokenizer"]).fingerprint
+        if data.tokenizer != "words" and build_tokenizer(data, None).fingerprint != words:
+            raise ConfigError(
+                f"{files.folder} holds a run with the words of data.vocabulary = {saved.get('vocabulary')}, "
+                f"{data.vocabulary} holds others; expected the words of that run, or another --output-dir"
+            )
     if checkpoint.state["data_fingerprint"] != data_fingerprint:
         before, now = _flat(checkpoint.state["config"]), _flat(to_dict(config))
         keys = [f"data.{key}" for key in ("train", "root", "images", "val_share", "mixture") if f"data.{key}" in before]

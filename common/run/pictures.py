@@ -80,6 +80,9 @@ def _open(data: VisionDataConfig, part: str) -> Any:
     if data.source == "cifar10":
         return open_cifar10(data.root, part)
     root, folders = Path(data.root).expanduser(), {"train": data.train, "val": data.val, "test": data.test}
+    training, other = ((root / folders[name]).resolve() for name in ("train", part))
+    if part != "train" and (training.is_relative_to(other) or other.is_relative_to(training)):
+        raise ValueError(f"data.{part}: {other} and the folder of data.train, {training}, are not apart; expected: two")
     names = class_folders(root / folders["train"])
     return open_image_folder(
         root / folders[part],
