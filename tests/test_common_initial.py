@@ -414,6 +414,10 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
         files = RunFiles(folder, {"seed": seed})
         script.train(config, open_training_pairs(config.data, seed), files, False, Accelerator(cpu=True))
     shutil.copytree(run_folder, tmp_path / "table1_ours-smoke-89ab/seed2")  # the same seed again
+    other = shutil.copytree(run_folder, tmp_path / "table1_ours-smoke-cd01/seed3")  # in another precision
+    content, hits = (json.loads((other / name).read_text()) for name in ("evaluation.json", "hits.json"))
+    content = {key: value for key, value in content.items() if key != "hash"} | {"seed": 3, "precision": "bf16"}
+    (other / "evaluation.json").write_text(json.dumps(content | {"hash": hash_of([content, hits])}))
 
     def upload(repo_id, folder_path):
         uploads.append(sorted(file.name for file in Path(folder_path).iterdir()))
