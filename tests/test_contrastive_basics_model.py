@@ -72,7 +72,7 @@ def test_the_main_row_at_paper_scale_has_the_size_of_clip_vit_b_32():
 
 def test_class_tokens_are_compared_as_they_leave_the_last_layer():
     """Eq. 2 to 5. A bidirectional caption: its first token sees the last word."""
-    model, inputs = built(FOLDER / "configs" / "table1_class_tokens.yaml"), (torch.rand(2, 3, 24, 24), ids(CAPTIONS))
+    model, inputs = built(FOLDER / "configs" / "table1_class_tokens.yaml"), (torch.rand(2, 3, 32, 32), ids(CAPTIONS))
     for side, tower, of_side in zip(model(*inputs), (model.image_tower, model.text_tower), inputs):
         tokens = tower.forward_tokens(of_side)[:, 0]
         torch.testing.assert_close(side, tokens / tokens.square().sum(dim=1, keepdim=True).sqrt())
