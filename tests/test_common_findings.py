@@ -3,6 +3,8 @@
 import pytest
 
 from common.report.experiments import collect_experiments
+from common.report.table import Training
+from common.reproduce import findings
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 
@@ -44,3 +46,19 @@ def test_changed_settings_give_a_table_and_no_experiment(tmp_path):
     other_data = Command("sweep", "photos", (0, 1), made_otherwise, tmp_path, tmp_path / "results")
     assert "run.mixed_precision=bf16" in write_findings(other_data, "oblique_topology", FINDINGS).command
     assert len(collect_experiments([tmp_path / "results"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ({"low": "1", "high": "2"}, ["1", "2"]),  # by key
+        ({"lo": "1", "low setting": "2"}, ["2", None]),  # by label; "lo" is no beginning before a "_"
+        ({"any": "1"}, ["1", "1"]),
+        ({}, [None, None]),
+    ],
+)
+def test_rows_name_the_revision_of_the_runs_that_they_were_measured_on(monkeypatch, runs, expected):
+    monkeypatch.setattr(findings, "training_of", lambda made: (Training(made, "now", "code", (0.99,)), "", {}))
+    made = [findings.made_by(runs, row, label) for row, label in (("low", "low setting"), ("high", "high setting"))]
+    assert [row and (row.revision, row.failure) for row in made] == [one and (one, "") for one in expected]
+    assert findings.made_by({"low": "1", "low_two": "2", "x": "3"}, "low_two_at_3", "").revision == "2"

@@ -8,10 +8,10 @@ from typing import Any
 
 from common.base.provenance import hardware
 from common.report.experiments import Experiment, write_experiment
-from common.report.table import CROSSED_INTERVAL, MEASURED, Column, Row, Table, measured_over_seeds
+from common.report.table import CROSSED_INTERVAL, MEASURED, Column, Row, Table, Training, measured_over_seeds
 from common.reproduce.command import Command
 from common.reproduce.rows import RowRun, paper_tables
-from common.reproduce.tables import models_of, table_of, trained_on
+from common.reproduce.tables import models_of, table_of, trained_on, training_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
     rows = []
     for row, label in findings.rows.items():
         ours = {column: cells[row, column] for column in findings.columns if (row, column) in cells}
-        rows += [Row(label, {}, ours, MEASURED)] if ours else []
+        rows += [Row(label, {}, ours, MEASURED, training=made_by(runs, row, label))] if ours else []
     source = paper_tables(paper)["paper"]
     table = table_of(
         command,
@@ -103,3 +103,15 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
         )
         write_experiment(experiment, command.results)
     return table
+
+
+def made_by(runs: Mapping[str, list[RowRun]], row: str, label: str) -> Training | None:
+    """The revisions of the runs that a row was measured on, by its key or label; None without such runs.
+
+    Whether these trained stands in their own table.
+    """
+    beginnings = [key for key in runs if len(runs) == 1 or key in (row, label) or row.startswith(f"{key}_")]
+    if not beginnings:
+        return None
+    made, *_ = training_of(runs[max(beginnings, key=len)])
+    return Training(made.revision, made.evaluated_at)
