@@ -368,6 +368,15 @@ def test_a_test_set_that_is_a_training_set_is_named(tmp_path, write, train, test
         assert ["is what data.train names" in str(warning.message) for warning in caught] == [True] * is_named
 
 
+def test_an_evaluation_needs_no_pictures_of_the_training_set(tmp_path):
+    source, values = write_karpathy(tmp_path)
+    for number in range(7, NUM_SAMPLES):
+        (tmp_path / "pictures" / f"id{number}.jpg").unlink()
+    data = config_of(source, tmp_path, **values | {"train": "dataset.json", "images": "pictures"})
+    assert len(open_retrieval_sets(data)["test"]) == 4
+    refused(("no captioned image in mine-train", lambda: open_training_pairs(data, 0)))
+
+
 @pytest.mark.parametrize("values", [{"train": "*.tar"}, {"train": "x-test-0.tar", "test": "*-test-*.tar"}])
 def test_a_test_set_with_a_shard_of_the_training_set_is_refused(tmp_path, values):
     write_shards(tmp_path)

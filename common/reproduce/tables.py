@@ -413,7 +413,7 @@ def _chosen_by(paper: str, command: Command, rows: Sequence[str] = ()) -> str:
     # a line of a row stands right above the beginnings of names that it is about
     of_rows = re.findall(r"^  # chosen by: (.+)\n(?:  # .*\n)*  (\w[\w ]*):", text, re.MULTILINE)
     for how, names in [] if command.takes_best else of_rows:
-        about = " ".join(start for start in names.split() if any(row.startswith(start) for row in rows))
+        about = " ".join(start for start in names.split() if any(f"{row}_".startswith(f"{start}_") for row in rows))
         by_scale += f"; of rows that begin with {about} also by {how}" if about else ""
     by_search = f"val, what its search varied, for each row; else {by_scale}" if command.takes_best else by_scale
     set_by_command = ", ".join(command.changed_settings)
