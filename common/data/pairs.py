@@ -189,11 +189,8 @@ def _check_apart(opened: Pairs, trained: DataConfig, place: Path, split: str | N
     root = Path(trained.root).expanduser()
     name, of_training = _name_and_split(trained, "train", root)
     training, other = (root / name).resolve(), place.resolve()
-    # a folder is read with those below it: the images of one set would be in the other, too
-    if trained.source == "folder" and (training.is_relative_to(other) or other.is_relative_to(training)):
-        raise ValueError(
-            f"{key} = {value!r}: {other} and the folder of data.train, {training}, are not apart; expected: two folders"
-        )
+    if trained.source == "folder":
+        check_folders_apart(training, other, f"{key} = {value!r}")
     both = split and of_training
     if training != other or (both and set(split.split("+")).isdisjoint(of_training.split("+"))):
         return
@@ -211,6 +208,15 @@ def _check_apart(opened: Pairs, trained: DataConfig, place: Path, split: str | N
             f"itself; expected: {CAPTION_FILES[trained.source]}"
         )
     _warn_of_training_data(f"{key} = {value!r} is what data.train names")
+
+
+def check_folders_apart(training: Path, other: Path, key: str) -> None:
+    """Raises ValueError where one holds the other: a folder is read with those below it."""
+    training, other = training.resolve(), other.resolve()
+    if training.is_relative_to(other) or other.is_relative_to(training):
+        raise ValueError(
+            f"{key}: {other} and the folder of data.train, {training}, are not apart; expected: two folders"
+        )
 
 
 def _warn_of_training_data(what: str) -> None:
