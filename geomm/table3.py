@@ -23,13 +23,9 @@ WITHOUT = {"blank": "blank pictures in training and test", "exchanged": "the two
 def table3(command: Command, code: PaperCode) -> list[Table]:
     """The printed table and, as experiment `tasks`, each accuracy beside that without images."""
     source = code.printed("table3")
-    configs = {
-        (row["method"], task): row[task]
-        for row in source["rows"]
-        for task in TASKS
-        if "config" in row and command.trains(row["config"])
-    }
-    of_tasks = {row["config"]: [row[task] for task in TASKS] for row in source["rows"] if "config" in row}
+    trained = [row for row in [*source["rows"], *source["beyond"]] if "config" in row]
+    configs = {(row["method"], task): row[task] for row in trained for task in TASKS if command.trains(row["config"])}
+    of_tasks = {row["config"]: [row[task] for task in TASKS] for row in trained}
 
     def note(command: Command, row: str) -> str:
         return f"{note_of(command, row, code)}; then {', '.join(_steps(command, each, code) for each in of_tasks[row])}"
