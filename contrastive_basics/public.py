@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 from common.base.config import load_beside_weights
-from common.base.settings import RunConfig
 from common.data.pairs import open_retrieval_sets
 from common.encoders.weights import agreed_activation, agreed_heads, pixels_of_processor
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
@@ -79,12 +78,12 @@ class PublicTokenizer:
         return torch.stack([batch["input_ids"], batch["attention_mask"]], dim=1)
 
 
-def open_public(source: str, run: RunConfig, device: torch.device) -> Encoder:
+def open_public(source: str, settings: Config, device: torch.device) -> Encoder:
     """Model, preprocessing and tokenizer of a published checkpoint.
 
     Args:
         source: folder or hub name.
-        run: batch size and loader processes of the evaluation.
+        settings: data and run decide how it evaluates.
     Raises:
         ValueError: the checkpoint does not exist, is no CLIP or FLAVA, or has a preprocessing that `ImageTransform`
             lacks; names the checkpoint.
@@ -102,10 +101,11 @@ def open_public(source: str, run: RunConfig, device: torch.device) -> Encoder:
         transform=pixels_of_processor(_read("AutoImageProcessor", source).to_dict(), f"checkpoint {source!r}: "),
         tokenizer=PublicTokenizer(_read("AutoTokenizer", source)),
         context_length=min(CONTEXT_LENGTH, config.text_config.max_position_embeddings),
-        batch_size=run.evaluation_batch_size,
+        batch_size=settings.run.evaluation_batch_size,
         device=device,
-        num_workers=run.num_workers,
-        ranking_gb=run.ranking_gb,
+        num_workers=settings.run.num_workers,
+        ranking_gb=settings.run.ranking_gb,
+        max_broken_share=settings.data.max_broken_share,
     )
 
 
@@ -163,7 +163,7 @@ def main() -> None:
     join_processes()
 
     config = load_beside_weights(Config, arguments.overrides)
-    encoder = open_public(arguments.checkpoint, config.run, this_device())
+    encoder = open_public(arguments.checkpoint, config, this_device())
     agreed_activation(arguments.checkpoint, activation_of(encoder), arguments.activation)
     agreed_heads(arguments.checkpoint, heads_of_public(encoder), arguments.heads)
     results = evaluate_public(encoder, config, arguments.prefix)

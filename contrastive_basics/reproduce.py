@@ -107,7 +107,7 @@ def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:
     files = RunFiles(command.runs / PAPER / f"public_{Path(checkpoint).name}-{key}", {"key": key})
     device = start_accelerator(config.run, files.folder).device
     if not gather_objects(is_current(files, open_retrieval_sets(config.data)))[0]:
-        results = evaluate_public(open_public(checkpoint, config.run, device), config, prefix)
+        results = evaluate_public(open_public(checkpoint, config, device), config, prefix)
         provenance = provenance_of()
         state = public_state(checkpoint, provenance["git_revision"])
         save_evaluations(PAPER, results, files, 0, state, provenance)

@@ -243,7 +243,7 @@ def open_published(
     tokenizer = ClipTokenizer.from_vocabulary(config.data.vocabulary)
     if layout == "transformers":
         tokenizer.check_beside(weights.source, "model")
-    return published_encoder(model, tokenizer, config.run, device, pixels)
+    return published_encoder(model, tokenizer, config, device, pixels)
 
 
 def published_config(overrides: Sequence[str], geometry: str) -> Config:

@@ -2,7 +2,7 @@
 
     python -m examples.embed_pictures openai/clip-vit-base-patch32 --texts "a red boat" "two dogs" --pictures *.jpg
 
-The model is a run, a model folder, a file of weights or a hub name; it brings its preprocessing and its tokenizer.
+The model is a run, a model folder or a hub name; it brings its preprocessing and its tokenizer.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from common.run.named_models import open_model
 
 def main(arguments: list[str] | None = None) -> Path:
     parser = Parser(__doc__)
-    parser.add_argument("model", help="run, model folder, file of weights or name on the hub")
+    parser.add_argument("model", help="run, model folder or name on the hub")
     parser.add_argument("--pictures", nargs="+", required=True, help="files")
     parser.add_argument("--texts", nargs="+", required=True)
     parser.add_argument(

@@ -168,10 +168,12 @@ def tensors_of_run(config: Config, image_tower: nn.Module, key: str = "run") -> 
     """Weights of the run that `start.<key>` names; positions are resampled if its images had another size.
 
     Raises:
-        ConfigError: a tower of that run has another of the settings that its tensors do not show.
+        ConfigError: it is another paper's, or a tower has another of the settings that its tensors do not show.
     """
     folder = getattr(config.start, key)
     checkpoint = named_checkpoint(Path(folder), f"start.{key}")
+    if (paper := checkpoint.state["paper"]) != "geomm":
+        raise ConfigError(f"start.{key} = {folder} was trained by {paper}; expected: a run of geomm")
     for side in ("image", "text"):
         ours = not_in_tensors(vars(getattr(config.model, side)))
         for name, theirs in not_in_tensors(checkpoint.state["config"]["model"].get(side, {})).items():

@@ -73,7 +73,7 @@ def open_published(
         tokenizer = ClipTokenizer.from_vocabulary(config.data.vocabulary)
         tokenizer.check_beside(weights.source, "model")
     agreed_heads(checkpoint, heads_in(model), heads)
-    return published_encoder(model, tokenizer, config.run, device, pixels)
+    return published_encoder(model, tokenizer, config, device, pixels)
 
 
 def main() -> None:

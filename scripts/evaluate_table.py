@@ -29,7 +29,7 @@ from common.encoders.weights import HEADS_HELP, NOT_STATED, heads_argument
 from common.evaluation.embed import Encoder
 from common.evaluation.knn import evaluate_knn
 from common.evaluation.linear_probe import backbone_encoder
-from common.evaluation.protocol import HEADLINES, MAY_DIFFER, Evaluation, data_text, first_difference
+from common.evaluation.protocol import HEADLINES, LEFT_OUT, MAY_DIFFER, Evaluation, data_text, first_difference
 from common.geometry import has_root
 from common.run.evaluation import refuse_stated, zero_shot_and_retrieval
 from common.run.launch import join_processes
@@ -184,7 +184,10 @@ def table_text(numbers: Sequence[Number]) -> str:
         unlike = protocols[key[0], key[1]]
         # the first beside the second, all others beside the first
         difference = len(unlike) > 1 and first_difference(unlike[which], unlike[which == 0], _MAY_DIFFER)
-        end = " ".join(difference[:2]) if difference else ""
+        ends = [" ".join(difference[:2])] if difference else []
+        if lost := unlike[which].get("unreadable_images"):
+            ends.append(LEFT_OUT.format(lost))
+        end = "; ".join(ends)
         rows.append((*key, *(values.get(label, "") for label in labels), end))
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)

@@ -140,11 +140,11 @@ def test_a_row_that_cannot_be_used_is_named(tmp_path, reader, good, changes, rea
     assert len(annotations.rows) == 1
     assert [(sample.path, sample.key) for sample in annotations.broken] == [(str(path), "row 2"), (str(path), "row 3")]
     assert reason in str(annotations.broken[0])
-    assert annotations.broken[1].reason == "row has the wrong type: str instead of an object"
+    assert annotations.broken[1].reason == "row is no JSON object: 'text'"
 
 
 def test_a_cut_line_is_one_broken_row(tmp_path):
-    lines = json.dumps(ENTAILMENT) + "\n" + json.dumps(ENTAILMENT)[:20] + "\n" + json.dumps(ENTAILMENT)
+    lines = json.dumps(ENTAILMENT) + "\r\n\r\n" + json.dumps(ENTAILMENT)[:20] + "\n" + json.dumps(ENTAILMENT) + "\n\n"
     annotations = read_entailment(written(tmp_path, lines, "rows.jsonl"))
     assert (len(annotations.rows), [sample.key for sample in annotations.broken]) == (2, ["row 2"])
     nothing = r"no annotation that can be used; first fault: .*rows.json \[row 1\]"

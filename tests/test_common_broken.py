@@ -2,7 +2,7 @@
 
 from refusals import refused
 
-from common.data.broken import BrokenSample, BrokenSamples, TooManyBroken, readable_items
+from common.data.broken import BrokenSample, BrokenSamples, TooManyBroken, check_whole, readable_items
 
 
 def test_the_counter_stops_clearly_above_the_share_and_only_after_enough_samples():
@@ -19,6 +19,16 @@ def test_the_counter_stops_clearly_above_the_share_and_only_after_enough_samples
     kinds = "13 x missing caption, 12 x empty caption, 2 x shard is cut"
     words = rf"27 of 152 .* \(17.76%\); .* 10.00% .* \(max_broken_share\). .*{kinds}. First .*\n  a.tar \[k0\]: mis"
     refused((words, counter.check), error=TooManyBroken)
+
+
+def test_a_whole_set_is_judged_below_the_number_that_a_run_waits_for():
+    broken = [BrokenSample("a.json", f"row {number}", "missing image") for number in range(6)]
+    check_whole(4, broken[:5], 0.01)
+    check_whole(40, broken, 0.1)  # 4.6 are allowed, and 3 standard deviations above that
+    refused(
+        (r"6 of 46 samples are broken .*\n  a.json \[row 0\]", lambda: check_whole(40, broken, 0.01)),
+        error=TooManyBroken,
+    )
 
 
 def test_a_share_of_nothing_stops_at_the_first_broken_sample():

@@ -74,6 +74,7 @@ def test_the_first_of_several_names_is_used_with_a_warning(write):
         ("a {} {", "no other brace"),
         ("a {0}", "no other brace"),
         ("", "template 2 is blank"),
+        ("lambda c: f'a photo of a {c}.'", "is a Python function; expected its text, as in 'a photo of a {}.'"),
     ],
 )
 def test_a_template_has_one_placeholder(write, template, words):

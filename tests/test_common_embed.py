@@ -10,6 +10,7 @@ from PIL import Image
 from refusals import refused
 from torch import nn
 
+from common.data.broken import BrokenSample, TooManyBroken
 from common.data.decoding import read_picture
 from common.data.scenes import SceneDataset
 from common.data.tokenizer import WordTokenizer
@@ -89,6 +90,31 @@ def test_pictures_of_scenes_are_embedded_without_their_captions(encoder, monkeyp
     expected = encoder.images([{"image": scenes[index]["image"]} for index in range(8)])[0]
     monkeypatch.setattr(SceneDataset, "captions", None)
     assert torch.equal(encoder.images(scenes)[0], expected)
+
+
+class Damaged(Pictures):
+    """Of the pictures as many are cut off as `lost` says; opening them has left out a row."""
+
+    broken_at_open = (BrokenSample("rows.tsv", "row 9", "missing image"),)
+
+    def __init__(self, lost):
+        self.lost = lost
+
+    def __getitem__(self, index):
+        if index < self.lost:
+            raise BrokenSample(f"{index}.jpg", "", "image is cut off")
+        return super().__getitem__(index)
+
+
+def test_what_is_left_out_is_named_and_half_a_set_is_no_test_set(encoder):
+    with pytest.warns(UserWarning, match="left out") as warned:
+        _, readable = encoder.images(Damaged(5))
+    assert readable.tolist() == [False] * 5 + [True] * 3
+    cut, opened = (str(warning.message) for warning in warned)
+    assert cut.startswith("pictures: 5 of 8 pictures cannot be read and are left out: 0.jpg: image is cut off; 1.jpg")
+    assert opened == "pictures: left out when opened, 1 in all: rows.tsv [row 9]: missing image"
+    refused(("6 of 8 samples are broken", lambda: encoder.images(Damaged(6))), error=TooManyBroken)
+    assert not replace(encoder, max_broken_share=1.0).images(Damaged(6))[1][:6].any()
 
 
 # EXIF's numbers -> how the stored rows and columns become the picture that was taken

@@ -176,6 +176,8 @@ def test_a_run_that_started_from_weights_resumes_to_the_last_bit_and_from_no_oth
     key = run_key("euclip", config, "data")
     moved = config_of("euclip", f"model.init={source.rename(tmp_path / 'moved')}", "model.image.lock=1")
     assert run_key("euclip", moved, "data") == key  # the bytes count, not where they lie
+    gone = "the run in .*whole began with these weights, and needs them to resume"
+    refused((gone, lambda: run(tmp_path / "whole", config, "euclip", resume=True)), error=ConfigError)
     (tmp_path / "moved/model.safetensors").write_bytes((public[0] / "bert/model.safetensors").read_bytes())
     assert run_key("euclip", moved, "data") != key
     shutil.copy(public[0] / "clip/model.safetensors", tmp_path / "moved")

@@ -167,6 +167,8 @@ def test_unlike_protocols_are_refused_by_the_first_key_that_differs(encoder):
 def test_a_key_that_one_protocol_lacks_is_a_difference():
     assert first_difference({"task": "retrieval"}, {"task": "retrieval", "k": 1}) == ("k", "absent", "1")
     assert first_difference({"size": {"a": 1}}, {}) == ("size.a", "1", "absent")
+    one, other = ({"fingerprint": f"f{lost}", "num_images": 9 - lost, "unreadable_images": lost} for lost in (0, 1))
+    assert first_difference(one, other)[2] == '"f1" (num_images 8, unreadable_images 1)'
     assert first_difference({"task": "retrieval", "mean": (0.5, 1)}, {"mean": [0.5, 1], "task": "retrieval"}) is None
 
 

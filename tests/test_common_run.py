@@ -345,7 +345,10 @@ def test_log_survives_any_text_and_refuses_damage_in_the_middle(tmp_path):
     RunLog(path).write("broken", step=1, samples=[text])
     assert [record["samples"] for record in read_log(path)] == [[text]]
     path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    with pytest.raises(ValueError, match="line 2 is no JSON"):
+    with pytest.raises(ValueError, match="line 2 is no record"):
+        read_log(path)
+    path.write_text('{"step": 1}\n{"step": "2"}\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"line 2 is no record.* a whole number; without this line the file can"):
         read_log(path)
 
 

@@ -1,9 +1,11 @@
 """Weights in and out, against the libraries whose layouts they are, on tiny random models."""
 
 import argparse
+import copy
 import json
 import math
 import re
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -35,6 +37,7 @@ from common.encoders.weights import (
 )
 from common.encoders.weights.exporting import ratio_rounded_down
 from common.encoders.weights.single import vit_tower
+from common.encoders.weights.towers import towers_of_sizes
 from common.geometry import Sphere
 from common.logit_scale import LogitBias, LogitScale
 from scripts import export_weights
@@ -452,6 +455,36 @@ def test_albefs_split_gives_berts_lower_layers_to_the_text_and_the_upper_ones_to
     for block in fusion.transformer.blocks:
         block.cross_attention = None
     torch.testing.assert_close(fusion.transformer(text.forward_tokens(IDS), mask)[mask], hidden[3][mask], **TOLERANCE)
+
+
+def test_towers_without_a_tensor_that_gives_a_size_are_refused_by_its_name():
+    tensors = our_clip().state_dict()
+    for name in ("text_tower.token_embedding.weight", "image_tower.transformer.blocks.0.mlp.0.weight"):
+        some = {other: value for other, value in tensors.items() if other != name}
+        read = partial(towers_of_sizes, some, {"heads": 3}, {"heads": 2}, "the run")
+        refused((f"the run has no {name}; expected the weights of two tran", read), error=WeightsError)
+
+
+def test_a_folder_of_transformers_that_does_not_fit_is_refused_by_name(tmp_path):
+    clip, whole = tmp_path / "clip", tmp_path / "whole"
+    tiny_transformers_clip().save_pretrained(whole)
+    config = json.loads((whole / "config.json").read_text())
+    for section, key, value, message in (
+        (None, "projection_dim", 24, r"other shapes .*: text_projection.weight \(16, 32\), by config.json \(24, 32\)"),
+        ("vision_config", "num_attention_heads", 5, "cannot be read by transformers: .*"),
+        ("vision_config", "image_size", 36, "vision_config.image_size = 36; not a multiple of patch_size = 8"),
+        ("text_config", "eos_token_id", [59, 2], r"text_config.eos_token_id = \[59, 2\].*expected one id"),
+    ):
+        shutil.copytree(whole, clip)
+        changed = copy.deepcopy(config)
+        (changed if section is None else changed[section])[key] = value
+        (clip / "config.json").write_text(json.dumps(changed))
+        refused((message, partial(load_clip, clip)), error=WeightsError)
+        shutil.rmtree(clip)
+    shutil.copytree(whole, clip)
+    weights = clip / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    refused(("clip cannot be read by transformers: .*not fully covered", partial(load_clip, clip)), error=WeightsError)
 
 
 def test_a_bert_that_does_not_fit_is_refused():

@@ -14,7 +14,6 @@ from test_common_weights import our_clip
 from test_common_weights_keys import CONFIGURATIONS, shrunk, write_folder
 
 import oblique_topology.published
-from common.base.settings import RunConfig
 from common.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform, normalize
 from common.encoders.vision import VisionTransformer
 from common.encoders.weights import WeightsError, fill_, pixels_of_processor, read_source
@@ -141,11 +140,11 @@ def test_published_weights_are_evaluated_with_their_preprocessing(tmp_path, prep
 def test_a_picture_size_that_the_tower_does_not_take_is_refused():
     words = SimpleNamespace(vocabulary_size=60, end_id=59)
     with pytest.warns(UserWarning, match="do not state their preprocessing; CLIP's is used"):
-        published_encoder(our_clip(), words, RunConfig(), torch.device("cpu"))
+        published_encoder(our_clip(), words, Config(), torch.device("cpu"))
     refused(
         (
             r"images of 48 pixels, their image tower takes 32, in patches of 8; expected the same",
-            lambda: published_encoder(our_clip(), words, RunConfig(), torch.device("cpu"), ImageTransform(48)),
+            lambda: published_encoder(our_clip(), words, Config(), torch.device("cpu"), ImageTransform(48)),
         )
     )
 

@@ -76,7 +76,7 @@ def pictures():
 
 
 def opened(folder):
-    return open_public(str(folder), RunConfig(evaluation_batch_size=2), torch.device("cpu"))
+    return open_public(str(folder), Config(run=RunConfig(evaluation_batch_size=2)), torch.device("cpu"))
 
 
 @torch.no_grad()

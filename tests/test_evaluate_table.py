@@ -103,6 +103,8 @@ def test_numbers_share_a_line_by_protocol_and_only_shares_are_in_percent():
         ["d", "retrieval/i2t_recall_at_1", "percent", "1.0", "25.0", "12.5"],
         ["d", "hierarchy/walk_captions", "captions", "2.75", "1.38"],
     ]
+    lost = recall._replace(protocol='{"tie_rule": "low", "view": "squeeze", "unreadable_images": 3}')
+    assert table_text([lost]).splitlines()[1].endswith("25.0  left out: 3 broken or surplus files or rows")
     resized = others[0]._replace(protocol='{"tie_rule": "low", "view": "squeeze", "preprocessing": {"size": 8}}')
     assert len(table_text([recall, resized]).splitlines()) == 2
     other_protocol = others[0]._replace(protocol='{"tie_rule": "low", "view": "crop", "preprocessing": {"size": 8}}')

@@ -123,7 +123,7 @@ def test_what_a_run_starts_from_is_what_it_takes(finetuned):
         assert model.logit_scale().item() == pytest.approx(expected)
 
 
-def test_a_run_of_other_sizes_is_refused(finetuned):
+def test_a_run_of_other_sizes_or_papers_is_refused(finetuned, monkeypatch):
     folder, tokenizer = finetuned.files.folder, encoder_of(finetuned)[1].tokenizer
 
     def start(*arguments):
@@ -140,6 +140,9 @@ def test_a_run_of_other_sizes_is_refused(finetuned):
         ("start.row = tower; expected another row of geomm: albef, ", lambda: run_row(job)),
         error=ConfigError,
     )
+    monkeypatch.setattr("geomm.model.named_checkpoint", lambda *_: SimpleNamespace(state={"paper": "euclip"}))
+    words = "start.run = .* was trained by euclip; expected: a run of geomm"
+    refused((words, lambda: start("clip_geo")), error=ConfigError)
 
 
 def test_another_tokenizer_than_that_of_the_start_is_refused(finetuned, tmp_path):

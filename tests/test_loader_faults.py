@@ -3,7 +3,9 @@
 Loaders that die or stand still on two processes are in tests/test_resume.py.
 """
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +15,8 @@ import psutil
 import pytest
 from test_resume import ended, last_line, saved_steps, started
 
+from common.base.signals import stop_signals
+from common.data.loader import Loader, NoBatch
 from common.run.log import read_log
 
 
@@ -75,3 +79,25 @@ def test_too_little_shared_memory_is_known_before_the_first_step_with_the_number
         "the loader of pictures (run.num_workers=2) has filled /dev/shm; expected: fewer loader processes "
         "(run.num_workers), or more shared memory (docker run --shm-size)"
     )
+
+
+class SlowRows:
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, row):
+        time.sleep(0.3)
+        return row
+
+
+@pytest.mark.parametrize("stops_at_signal", [True, False])
+def test_a_signal_ends_the_wait_of_training_but_not_of_an_evaluation(monkeypatch, stops_at_signal):
+    monkeypatch.setattr("common.data.loader.TURN", 0.05)
+    loader = Loader(SlowRows(), "rows", 1, stops_at_signal=stops_at_signal)
+    with stop_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        if stops_at_signal:
+            with pytest.raises(NoBatch, match="received a stop signal while the loader of rows"):
+                list(loader)
+        else:
+            assert [int(row) for row in loader] == [0, 1]

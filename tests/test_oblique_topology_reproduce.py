@@ -332,7 +332,7 @@ def test_swapped_and_copied_seeds_are_refused(output):
     ("torn", "reason"),
     [
         (lambda whole: whole[: len(whole) // 2], "does not go on to step 6"),
-        (lambda whole: b"\xff" * 9 + whole, "line 1 is no JSON"),
+        (lambda whole: b"\xff" * 9 + whole, "line 1 is no record"),
         (lambda whole: None, "No such file"),
     ],
 )

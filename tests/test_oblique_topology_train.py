@@ -147,7 +147,7 @@ def test_a_gradient_that_is_not_finite_stops_an_unclipped_run_before_the_weights
         return similarity(self, images, texts)
 
     monkeypatch.setattr(Sphere, "similarity", spoilt_at_the_third_step)
-    with pytest.raises(NonFiniteLoss, match=r"the gradient norm is nan at step 2, while the loss is finite"):
+    with pytest.raises(NonFiniteLoss, match=r"the gradient norm is nan at step 3, while the loss is finite"):
         run(tmp_path, "optim.max_gradient_norm=null", "run.save_every=1", "run.log_every=100")
     assert last_checkpoint(tmp_path / "checkpoints").state["step"] == 2
 

@@ -287,7 +287,7 @@ def test_a_loss_that_is_not_finite_stops_every_process(tmp_path):
     assert ended(started(tmp_path, *settings, processes=2)) == [1, 1]
     for rank in range(2):  # the step after the one that spoilt the weights
         assert re.match(
-            r"error: loss is (nan|inf) at step 1 \(learning_rate .*Largest norms: towers", last_line(tmp_path, rank)
+            r"error: loss is (nan|inf) at step 2 \(learning_rate .*Largest norms: towers", last_line(tmp_path, rank)
         )
     assert saved_steps(tmp_path) == []
 

@@ -270,7 +270,7 @@ def _content(path: Path) -> Any:
     text = read_text(path)
     first, _, rest = text.partition("\n")
     if ".jsonl" in path.name or (rest.strip() and isinstance(_of_line(first), dict)):
-        return [_of_line(line) for line in text.removesuffix("\n").split("\n")]
+        return [_of_line(line) for line in text.split("\n") if line.strip()]
     return parsed_json(text, path)
 
 
@@ -308,6 +308,8 @@ def _checked(path: Path, rows: Raw, check: Callable[[dict[str, Any]], Annotation
     annotations = Annotations([], [])
     for place, row in rows:
         try:
+            if isinstance(row, str):  # a line that cannot be read, too
+                raise Unusable(f"row is no JSON object: {row[:40]!r}")
             if not isinstance(row, dict):
                 raise Unusable(f"row has the wrong type: {type(row).__name__} instead of an object")
             annotations.rows.append(check(row))

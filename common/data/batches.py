@@ -122,7 +122,15 @@ def training_batches(
 ) -> Loader:
     """The batches of these steps, in order."""
     return Loader(
-        view, name, num_workers, _as_is, prefetch=4, timeout=timeout, batch_sampler=positions, pin_memory=pin_memory
+        view,
+        name,
+        num_workers,
+        _as_is,
+        prefetch=4,
+        timeout=timeout,
+        stops_at_signal=True,
+        batch_sampler=positions,
+        pin_memory=pin_memory,
     )
 
 

@@ -11,6 +11,7 @@ from common.base.files import printable
 
 ATTEMPTS = 20  # samples that are tried before a whole set counts as broken
 MINIMUM_SEEN = 100  # samples before a share of broken ones stops a run
+FEW = 5  # broken samples that a smaller set may have whatever their share
 
 
 class BrokenSample(Exception):
@@ -111,15 +112,18 @@ class BrokenSamples:
         listed = BrokenSample(broken.path, broken.key, broken.reason)
         self._times[listed] = self._times.get(listed, 0) + 1
 
-    def check(self) -> None:
+    def check(self, is_whole: bool = False) -> None:
         """Stops a run with too many broken samples.
 
+        Args:
+            is_whole: these are all samples of a set, not those that a run has met so far.
         Raises:
-            TooManyBroken: after `MINIMUM_SEEN` samples, a share above `max_share` by more than three standard
-                deviations of chance.
+            TooManyBroken: a share above `max_share` by more than three standard deviations of chance, after
+                `MINIMUM_SEEN` samples, or with more than `FEW` broken ones in a whole set.
         """
         expected = self.max_share * self.seen
-        if self.seen < MINIMUM_SEEN or self.count <= expected + 3 * math.sqrt(expected):
+        too_early = self.seen < MINIMUM_SEEN and not (is_whole and self.count > FEW)
+        if too_early or self.count <= expected + 3 * math.sqrt(expected):
             return  # a run with fewer broken samples than allowed must not stop by chance
         times_of: Counter[str] = Counter()
         for broken, times in self._times.items():
@@ -143,8 +147,17 @@ def check_opened(empty: str, num_good: int, broken: Sequence[BrokenSample], max_
     """
     if not num_good:
         raise ValueError(f"{empty}; first fault: {broken[0]}" if broken else empty)
-    opened = BrokenSamples(max_share)
-    opened.saw(num_good)
+    check_whole(num_good, broken, max_share)
+
+
+def check_whole(num_good: int, broken: Sequence[BrokenSample], max_share: float) -> None:
+    """Refuses a whole set of which too many samples are broken.
+
+    Raises:
+        TooManyBroken: see `BrokenSamples.check`.
+    """
+    samples = BrokenSamples(max_share)
+    samples.saw(num_good)
     for sample in broken:
-        opened.record(sample)
-    opened.check()
+        samples.record(sample)
+    samples.check(is_whole=True)

@@ -18,7 +18,7 @@ def open_folder(folder: Path, *, split: str | None = None, role: str = "train", 
     """The images below a folder, without hidden ones, sorted by path, which is their id.
 
     An image without a text is broken, and so is a second one of the same name: both would have one text. A text beside
-    a file of another extension (heic, avif) and no image is a broken image.
+    a file of another extension (heic, avif) and no image is a broken image. Texts alone are not looked at.
     """
     refuse_split(folder, split)
     if not folder.is_dir():

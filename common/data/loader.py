@@ -132,6 +132,7 @@ class Loader:
         num_workers: 0 = no loader processes; None = `default_processes`.
         collate: samples -> batch, as `tensors_of` reads it.
         timeout: seconds that a batch of loader processes may take.
+        stops_at_signal: a stop signal ends the wait for a batch, as in training; an evaluation waits for all of them.
     """
 
     def __init__(
@@ -142,11 +143,13 @@ class Loader:
         collate: Callable[[Any], Any] = default_collate,
         prefetch: int = 2,
         timeout: float = TIMEOUT,
+        stops_at_signal: bool = False,
         **options: Any,
     ) -> None:
         if num_workers is None:
             num_workers = default_processes(len(data_set))
         self.label, self.timeout = f"the loader of {name} (run.num_workers={num_workers})", timeout
+        self.stops_at_signal = stops_at_signal
         # each trainer on this machine has a loader
         room = shutil.disk_usage(_SHARED_MEMORY).free / _trainers() if _SHARED_MEMORY.is_dir() else float("inf")
         self.loader = DataLoader(
@@ -166,8 +169,8 @@ class Loader:
         """The batches.
 
         Raises:
-            NoBatch: a stop signal before the next batch, a batch too late, a dead loader process, or full shared
-                memory.
+            NoBatch: a stop signal before the next batch (`stops_at_signal`), a batch too late, a dead loader process,
+                or full shared memory.
         """
         if not self.loader.num_workers:
             yield from self.loader
@@ -175,7 +178,7 @@ class Loader:
         batches = self._started()
         while True:
             try:
-                batch = _next(batches, self.label, self.timeout)
+                batch = _next(batches, self.label, self.timeout, self.stops_at_signal)
             except StopIteration:
                 return
             except NoBatch:
@@ -195,7 +198,7 @@ class Loader:
             _handle(before)
 
 
-def _next(iterator: Any, label: str, timeout: float) -> Any:
+def _next(iterator: Any, label: str, timeout: float, stops_at_signal: bool) -> Any:
     start = time.monotonic()
     while True:
         try:
@@ -209,7 +212,7 @@ def _next(iterator: Any, label: str, timeout: float) -> Any:
                 raise
             if not text.startswith("DataLoader timed out"):
                 raise NoBatch(f"{label} has lost a process: {_ends(iterator._workers) or text}") from error
-        if is_stop_requested():
+        if stops_at_signal and is_stop_requested():
             raise NoBatch(f"received a stop signal while {label} had no batch ready", is_stop=True)
         if time.monotonic() - start > timeout:
             raise NoBatch(

@@ -21,8 +21,8 @@ from torch import nn
 from torch.utils.data import Subset
 from tqdm import tqdm
 
-from common.base.settings import RunConfig
-from common.data.broken import BrokenSample, named
+from common.base.settings import DataConfig, RunConfig
+from common.data.broken import BrokenSample, check_whole, named
 from common.data.decoding import read_picture, upright
 from common.data.feature_cache import FeatureCache
 from common.data.loader import Loader
@@ -70,6 +70,7 @@ class Encoder:
     model: unwrapped (no DDP), on `device`.
     batch_size: images or captions per forward pass and process.
     cache: features of a frozen stem; None = they are computed again.
+    max_broken_share: of a test set's pictures; with clearly more it is refused.
     """
 
     model: TwoTowers
@@ -81,6 +82,7 @@ class Encoder:
     num_workers: int | None = 0
     cache: FeatureCache | None = None
     ranking_gb: float = RunConfig.ranking_gb
+    max_broken_share: float = DataConfig.max_broken_share
 
     @property
     def preprocessing(self) -> dict[str, Any]:
@@ -106,18 +108,19 @@ class Encoder:
 
         Returns:
             (num_images, ...) on the CPU, and (num_images,) bool: False where an image is unreadable (its embedding is
-            zero and must not be ranked); a warning names some.
+            zero and must not be ranked). A warning names some, and some of what opening the set has left out.
+        Raises:
+            TooManyBroken: clearly more than `max_broken_share` of them.
         """
         embeddings, readable = self._images(data_set)
-        if is_main_process() and not readable.all():
-            lost, name = int((~readable).sum()), getattr(data_set, "name", "pictures")
-            reasons = _why_unreadable(data_set, readable, most=3) or ["they can be read now"]
-            more = ", ..." if lost > len(reasons) else ""
-            warnings.warn(
-                f"{name}: {lost} of {len(readable)} pictures cannot be read and are left out: "
-                f"{'; '.join(reasons)}{more}",
-                stacklevel=2,
-            )
+        name, unreadable = getattr(data_set, "name", "pictures"), _unreadable(data_set, readable)
+        check_whole(int(readable.sum()), unreadable, self.max_broken_share)
+        pictures = f"{len(unreadable)} of {len(readable)} pictures cannot be read and are left out"
+        opened = lost_at_open(data_set)
+        for text, lost in ((pictures, unreadable), (f"left out when opened, {len(opened)} in all", opened)):
+            if lost and is_main_process():
+                more = "; ..." if len(lost) > 3 else ""
+                warnings.warn(f"{name}: {text}: {'; '.join(map(str, lost[:3]))}{more}", stacklevel=2)
         return embeddings, readable
 
     @torch.no_grad()
@@ -146,8 +149,8 @@ class Encoder:
             raise ValueError("pictures is empty; expected at least one")
         embeddings, readable = self._images(given)
         if not readable.all():
-            count, reasons = int((~readable).sum()), _why_unreadable(given, readable, most=1)
-            raise ValueError(f"{count} of {len(given)} pictures cannot be read; the first: {''.join(reasons)}")
+            unreadable = _unreadable(given, readable)
+            raise ValueError(f"{len(unreadable)} of {len(given)} pictures cannot be read; the first: {unreadable[0]}")
         return embeddings
 
     @torch.no_grad()
@@ -191,14 +194,17 @@ class CaptionRule:
         return self.prefix + caption
 
 
-def _why_unreadable(pictures: Any, readable: torch.Tensor, most: int) -> list[str]:
-    reasons = []
-    for index in (~readable).nonzero().flatten()[:most].tolist():
+def _unreadable(pictures: Any, readable: torch.Tensor) -> list[BrokenSample]:
+    # why each is unreadable
+    broken = []
+    for index in (~readable).nonzero().flatten().tolist():
         try:
             pictures[index]
         except BrokenSample as reason:
-            reasons.append(str(reason))
-    return reasons
+            broken.append(reason)
+        else:
+            broken.append(BrokenSample(f"picture {index}", "", "could not be read, and can be read now"))
+    return broken
 
 
 @dataclass(frozen=True)

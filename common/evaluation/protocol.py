@@ -16,6 +16,7 @@ TIE_RULE = "lower index first"
 # how a set or weights were read does not change what is ranked (the hash of the captions and the counts state that);
 # the width of features belongs to the method
 MAY_DIFFER = ("unreadable_images", "activation", "feature_dim")
+LEFT_OUT = "left out: {} broken or surplus files or rows"
 HEADLINES = {  # of all metrics those that a summary and a comparison show: key -> name
     "i2t_recall_at_1": "i2t R@1",
     "t2i_recall_at_1": "t2i R@1",
@@ -105,8 +106,14 @@ def first_difference(
             continue
         values = [json.dumps(flat[key], ensure_ascii=False) if key in flat else "absent" for flat in (first, second)]
         if values[0] != values[1]:
+            if key == "fingerprint":  # what it may be: the number of samples, or what is left out
+                values = [f"{value} ({_counts(flat)})" for value, flat in zip(values, (first, second))]
             return key, values[0], values[1]
     return None
+
+
+def _counts(flat: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {flat[key]}" for key in ("num_images", "num_texts", "unreadable_images") if key in flat)
 
 
 def data_text(protocol: Mapping[str, Any]) -> str:
@@ -166,7 +173,7 @@ def evaluation_text(content: Mapping[str, Any]) -> str:
             text = f"  {role}: {numbers}{f' (chance level: {chance})' if chance else ''}; {about}"
             lost = protocol.get("unreadable_images")
             if lost:
-                text += f"; left out: {lost} broken or surplus files or rows"
+                text += f"; {LEFT_OUT.format(lost)}"
             # there may be many zero-shot sets: those of which nothing is lost come last
             lines.append((protocol.get("task") == "zero_shot" and not lost, text))
     lines = [text for _, text in sorted(lines, key=lambda line: line[0])]

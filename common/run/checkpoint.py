@@ -235,9 +235,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if sums != b"".join(lines):
         differing = [name for name, line in zip(files, lines) if line not in sums] or [SUMS]
         raise CheckpointError(f"{path} is damaged: the sha256 of {', '.join(differing)} is not the one in {SUMS}")
-    state = json.loads((path / "state.json").read_bytes())
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"{path / 'state.json'} has format {state.get('format')!r}; expected {FORMAT}")
+    try:
+        state = json.loads((path / "state.json").read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{path / 'state.json'} is no JSON: {error}") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        has = f"format {state.get('format')!r}" if isinstance(state, dict) else "no object"
+        raise CheckpointError(f"{path / 'state.json'} has {has}; expected an object of format {FORMAT}")
     return Checkpoint(path, state)
 
 

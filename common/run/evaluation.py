@@ -16,7 +16,6 @@ from common.base.config import ConfigError, from_dict, override
 from common.base.files import shown, write_json
 from common.base.places import outputs
 from common.base.provenance import hash_of
-from common.base.settings import RunConfig
 from common.data.pairs import EvaluationSets, Pairs, open_evaluation_sets
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
@@ -101,7 +100,7 @@ class TrainedModels:
             )
         checkpoint.load_model(model, self.training_only)
         transform = replace(ImageTransform.from_json(state["transform"]), resize_with=config.data.resize_with)
-        return config, _encoder(model, transform, tokenizer, trained.data.context_length, config.run, device)
+        return config, _encoder(model, transform, tokenizer, trained.data.context_length, config, device)
 
     def encoder_of(self, files: RunFiles, config: Any) -> Encoder:
         """The model of a finished run on this device; a frozen stem's features come from the cache of the training.
@@ -126,12 +125,19 @@ def _encoder(
     transform: ImageTransform,
     tokenizer: Tokenizer,
     context_length: int,
-    run: RunConfig,
+    config: Any,
     device: torch.device,
 ) -> Encoder:
-    model, size = model.to(device).eval(), run.evaluation_batch_size
     return Encoder(
-        model, transform, tokenizer, context_length, size, device, run.num_workers, ranking_gb=run.ranking_gb
+        model.to(device).eval(),
+        transform,
+        tokenizer,
+        context_length,
+        config.run.evaluation_batch_size,
+        device,
+        config.run.num_workers,
+        ranking_gb=config.run.ranking_gb,
+        max_broken_share=config.data.max_broken_share,
     )
 
 
@@ -290,7 +296,7 @@ def read_with(activation: str, results: dict[str, Evaluation]) -> dict[str, Eval
 def published_encoder(
     model: TwoTowers,
     tokenizer: Tokenizer,
-    run: RunConfig,
+    config: Any,
     device: torch.device,
     pixels: ImageTransform | None = None,
 ) -> Encoder:
@@ -319,7 +325,7 @@ def published_encoder(
             f"{model.image_tower.image_size}, in patches of {model.image_tower.patch_size}; expected the same size in "
             "their preprocessing file"
         )
-    return _encoder(model, pixels, tokenizer, model.text_tower.context_length, run, device)
+    return _encoder(model, pixels, tokenizer, model.text_tower.context_length, config, device)
 
 
 def answer_of_published(

@@ -21,6 +21,7 @@ def check_finite_gradient(gradient_norm: float, step: int, norms: Mapping[str, t
     """Stops the run before a step whose gradient is not finite. Under FSDP2 call it on every process.
 
     Args:
+        step: as the log counts, from 1.
         norms: of each parameter's gradient, by name.
     """
     if not math.isfinite(gradient_norm):

@@ -47,12 +47,14 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         try:
             if line:
                 record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise ValueError("it is no object")
+                if not isinstance(record, dict) or not isinstance(record.get("step", 0), int):
+                    raise ValueError("expected an object whose step is a whole number")
                 records.append(record)
         except ValueError as error:
             if any(lines[number:]):
-                raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+                raise ValueError(
+                    f"{path}, line {number} is no record of a log: {error}; without this line the file can be read"
+                ) from error
     return records
 
 

@@ -56,6 +56,7 @@ def backbone_features(model: Method, config: Any, transform: ImageTransform, dev
         batch_size=config.run.evaluation_batch_size,
         device=device,
         num_workers=config.run.num_workers,
+        max_broken_share=config.data.max_broken_share,
     )
 
 

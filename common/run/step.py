@@ -101,8 +101,8 @@ class Step:
         norms, gradient_norm = clip_gradient(run.accelerator, run.model, run.config.optim)
         self._read(gradient_norm, _scalars(model))
         # before the optimiser: the weights stay those of the last good step
-        check_finite(step=self.number, model=model, **self.values)
-        check_finite_gradient(self.values["gradient_norm"], self.number, norms)
+        check_finite(step=self.number + 1, model=model, **self.values)
+        check_finite_gradient(self.values["gradient_norm"], self.number + 1, norms)
         if self._contrast is not None:
             name, chance = self._contrast
             loss, is_at_bound = self.values[name], at_bound(model.logit_scale, self.values["logit_scale"])

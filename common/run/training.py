@@ -27,13 +27,13 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from common.accumulation import MicroBatches
-from common.base.config import to_dict
+from common.base.config import ConfigError, to_dict
 from common.base.dependencies import loaded_files
 from common.base.signals import Stopped, stop_signals
 from common.data.loader import NoBatch
 from common.distributed import any_process, world_size
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
-from common.run.checkpoint import Checkpoint, save_checkpoint
+from common.run.checkpoint import Checkpoint, save_checkpoint, saved_step
 from common.run.compilation import compile_towers_
 from common.run.dry_run import measured_steps
 from common.run.ema import averaged
@@ -191,6 +191,7 @@ def encoder_of(model: nn.Module, config: Any, training: TrainingData, device: to
         config.run.num_workers,
         training.cache,
         config.run.ranking_gb,
+        config.data.max_broken_share,
     )
 
 
@@ -252,7 +253,13 @@ def opened(
     # what the run is made from
     provenance = provenance_of()
     loaded_files("weights")  # their hashes are those of now, whatever is edited meanwhile
-    initial = InitialWeights.opened(config)
+    try:
+        initial = InitialWeights.opened(config)
+    except (OSError, ValueError) as error:
+        if resume and saved_step(files.checkpoints) is not None:
+            text = f"{error}; the run in {files.folder} began with these weights, and needs them to resume"
+            raise ConfigError(text) from error
+        raise
     config = initial.resolved(config)
     checkpoint = checkpoint_to_resume(files, resume, config, data_set.fingerprint)
     training = setup.open_training(config, data_set, checkpoint)

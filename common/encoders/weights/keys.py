@@ -121,7 +121,8 @@ TRANSFORMERS: Mapping[str, Table] = {  # by model_type
 PROCESSOR: Table = {
     **_same(READ, "size", "crop_size", "do_center_crop", "do_rescale", "rescale_factor", "do_normalize"),
     **_same(READ, "image_mean", "image_std", "resample"),
-    # ours are always RGB; the form of the answer; FLAVA's codebook and masks are not used
+    # ours are always RGB (of a transparent picture its colours, not its blend with white: docs/weights.md); the form of
+    # the answer; FLAVA's codebook and masks are not used
     **_same(FREE, "do_convert_rgb", "default_to_square", "input_data_format", "device", "return_tensors"),
     **_same(FREE, "disable_grouping", "image_seq_length", "return_image_mask", "input_size_patches", "pad_size"),
     **_same(FREE, "total_mask_patches", "mask_group_min_patches", "mask_group_max_patches"),

@@ -185,7 +185,7 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
         is_archive = True
     except Exception as error:  # pickle's own errors have no common class
         raise WeightsError(f"{path} cannot be read without executing code from it: {_sentence(error)}") from None
-    for key in ("state_dict", "model"):  # beside an optimiser's
+    for key in ("state_dict", "model_state_dict", "model"):  # beside an optimiser's
         content = content.get(key, content) if isinstance(content, dict) else content
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise WeightsError(f"{path} holds no state dict; expected a mapping of names to tensors")
@@ -227,10 +227,15 @@ def _of_transformers(kind: type, name: str) -> tuple[nn.Module, list[str]]:
     # A model of transformers in float32, and the names of what its weights lack, which are drawn at random.
     folder = Path(name).expanduser()
     options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
+    options["ignore_mismatched_sizes"] = True  # the message below has names and shapes
     try:
         model, info = kind.from_pretrained(folder if folder.is_dir() else name, **options)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise WeightsError(f"{name} cannot be read by transformers: {str(error).strip().splitlines()[0]}") from error
+    except Exception as error:  # files and configurations are read by libraries with error classes of their own
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise WeightsError(f"{name} cannot be read by transformers: {first}") from error
+    unlike = [f"{one} {tuple(has)}, by config.json {tuple(wants)}" for one, has, wants in info["mismatched_keys"]]
+    if unlike:
+        raise WeightsError(f"{name} has tensors of other shapes than its config.json states: {some(sorted(unlike))}")
     # heads for other tasks may stand beside the body; more of the body is another model
     more = [one for one in sorted(info["unexpected_keys"]) if _BODY.search(one) and not NOT_WEIGHTS.search(one)]
     if more:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from common.base.arguments import some
 from common.data.transforms import ImageTransform
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.transformer import Activation, QuickGELU, Transformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
 from common.encoders.weights.heads import NOT_STATED, Heads, heads_of
-from common.encoders.weights.keys import TRANSFORMERS, check_keys
+from common.encoders.weights.keys import TRANSFORMERS, check_keys, check_patches_of, refused
 from common.encoders.weights.layouts import (
     ARCHIVE_NUMBERS,
     LOGIT_BIAS,
@@ -130,6 +131,13 @@ def towers_of_sizes(
         {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         for prefix in ("image_tower.", "text_tower.")
     )
+    first_layer = "transformer.blocks.0.mlp.0.weight"
+    needed = [("image_tower", name) for name in ("patch_embedding.weight", "class_embedding", "position_embedding")]
+    needed += [("text_tower", name) for name in ("token_embedding.weight", "position_embedding")]
+    needed += [("image_tower", first_layer), ("text_tower", first_layer)]
+    missing = [".".join(name) for name in needed if ".".join(name) not in tensors]
+    if missing:
+        raise WeightsError(f"{source} has no {some(missing)}; expected the weights of two transformers")
     width, _, patch_size, _ = image_tensors["patch_embedding.weight"].shape
     embedding = text_tensors["token_embedding.weight"]
     vocabulary_size, text_width = embedding.shape
@@ -234,9 +242,13 @@ def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
         }
         for side in (model.config.vision_config, model.config.text_config)
     )
-    if model.config.text_config.eos_token_id != 2:
+    vision, end_id = model.config.vision_config, model.config.text_config.eos_token_id
+    check_patches_of(vision.image_size, vision.patch_size, f"{source}: vision_config.")
+    if not isinstance(end_id, int):
+        raise refused(f"{source}: text_config.", "eos_token_id", end_id, "expected one id")
+    if end_id != 2:
         # id 2 stands in configurations older than the tokenizer's; transformers then reads out the largest id of a row
-        text["end_id"] = model.config.text_config.eos_token_id
+        text["end_id"] = end_id
     return two_towers_from(model.state_dict(), TRANSFORMERS_CLIP, image, text, source)
 
 
