@@ -293,7 +293,7 @@ def test_a_loss_that_is_not_finite_stops_every_process(tmp_path):
 
 
 def test_the_paper_s_script_killed_and_asked_to_stop_goes_on_to_the_same_losses(tmp_path):
-    few = ("run.log_every=1", "run.evaluate_every=0", "run.save_every=2", "data.num_test=8", "data.num_labelled=8")
+    few = ("run.log_every=1", "run.evaluate_every=5", "run.save_every=2", "data.num_test=8", "data.num_labelled=8")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     of_the_paper = {"script": "oblique_topology.train"}
     assert run(whole, *few, **of_the_paper) == 0
@@ -302,7 +302,11 @@ def test_the_paper_s_script_killed_and_asked_to_stop_goes_on_to_the_same_losses(
         assert last_step(broken) == saved
     assert f"received a stop signal; saved at step 5 of 6 in {broken}" in (broken / "output-0.txt").read_text()
     assert not (broken / "evaluation.json").exists()
+    validated = [[record["step"] for record in read_log(broken / "log.jsonl") if record["event"] == "evaluate"]]
     assert run(broken, *few, **of_the_paper) == 0
+    logs = [read_log(folder / "log.jsonl") for folder in (broken, whole)]
+    validated += [[record["step"] for record in log if record["event"] == "evaluate"] for log in logs]
+    assert validated == [[], [5, 5, 6, 6], [5, 5, 6, 6]]  # pairs and labels; the stop saves before the validation
     losses = logged(RunFiles(whole))
     assert (logged(RunFiles(broken)), len(losses)) == (losses, 6)  # to the last bit
     one, other = (json.loads((folder / "evaluation.json").read_text())["evaluations"] for folder in (broken, whole))

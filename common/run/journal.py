@@ -270,6 +270,17 @@ class Journal:
         is_due = bool(run.evaluate_every) and done % run.evaluate_every == 0
         return is_due or (done == self.num_steps and validates(run))
 
+    def lacks_validation(self) -> bool:
+        """Whether the step that a resume starts from was to be validated, and the log has nothing of it.
+
+        Call on every process.
+        """
+        if not self.first_step or not self.evaluates_at(self.first_step):
+            return False
+        records = read_log(self.log.path) if self.log.enabled else []
+        validated = any(record["event"] == "evaluate" and record["step"] == self.first_step for record in records)
+        return not gather_objects(validated)[0]
+
     def evaluated(self, done: int, evaluations: Mapping[str, Mapping[str, float]], shown: Mapping[str, str]) -> None:
         """Records an evaluation during training; its time does not count as steps.
 

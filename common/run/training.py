@@ -29,7 +29,7 @@ from torch.optim.swa_utils import AveragedModel
 from common.accumulation import MicroBatches
 from common.base.config import ConfigError, to_dict
 from common.base.dependencies import loaded_files
-from common.base.signals import Stopped, stop_signals
+from common.base.signals import Stopped, is_stop_requested, stop_signals
 from common.data.loader import NoBatch
 from common.distributed import any_process, world_size
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
@@ -82,6 +82,7 @@ class Run:
     whole_copy: nn.Module | None = None
     average: AveragedModel | None = None
     validation: Mapping[str, Mapping[str, float]] | None = None  # of the last validation in this process
+    _is_validating: bool = False
 
     @property
     def is_fresh(self) -> bool:
@@ -97,8 +98,10 @@ class Run:
         """
         if self.files.is_dry:
             yield from measured_steps(self)
-        done, is_validating = self.journal.first_step, False
+        done = self.journal.first_step
         try:
+            if self.journal.lacks_validation():  # a stop came before it
+                self._validate(done)
             for number, batch in self.journal.steps(self.batches):
                 step = self.step(number, batch)
                 yield step
@@ -107,15 +110,13 @@ class Run:
                 if self.average is not None:
                     self.average.update_parameters(self.bare_model)
                 self.journal.step_done(done, batch, step.values)
-                if self.journal.evaluates_at(done):
-                    is_validating = True
-                    self.validation, shown = self.setup.validate(self)
-                    self.journal.evaluated(done, self.validation, shown)
-                    is_validating = False
+                # after a signal little time may be left: the run saves, and validates when it resumes
+                if self.journal.evaluates_at(done) and not self._stops_at(done):
+                    self._validate(done)
                 self._save_if_due(done)
         except NoBatch as error:  # what was trained is saved before the run ends
             self.journal.close()
-            if is_validating and world_size() > 1:  # the other processes are not told, and would not save
+            if self._is_validating and world_size() > 1:  # the other processes are not told, and would not save
                 raise
             raise ending(error, done, self.num_steps, self.files, self._save) from error
         # random weights: nothing trains, but an evaluation needs a checkpoint
@@ -161,6 +162,16 @@ class Run:
         metrics = {data: {**numbers, **further.get(data, {})} for data, numbers in self.validation.items()}
         sets, steps = self.training.validation_sets, self.num_steps
         save_validation(self.setup.paper, metrics, sets, self.files, steps, self.state, self.provenance)
+
+    def _stops_at(self, done: int) -> bool:
+        # Whether a signal ends the run before another step.
+        return done < self.num_steps and any_process(is_stop_requested(), self.accelerator.device)
+
+    def _validate(self, done: int) -> None:
+        self._is_validating = True
+        self.validation, shown = self.setup.validate(self)
+        self.journal.evaluated(done, self.validation, shown)
+        self._is_validating = False
 
     def _save_if_due(self, done: int) -> None:
         # Saves every run.save_every steps and at the end.
