@@ -438,7 +438,8 @@ def searched_rates(scale: str) -> dict[str, dict[float, float]]:
 def test_on_scenes_rows_have_the_searched_rates_which_order_them_as_the_conclusions_tell():
     searched = searched_rates("demo")
     for row, rates in searched.items():
-        assert CODE_OF_GEOMM.config(f"{row}.yaml", "demo", ()).optim.learning_rate == max(rates, key=rates.get), row
+        config = code_of(ROOT / "geomm/configs" / f"{row}.yaml").config(f"{row}.yaml", "demo", ())
+        assert config.optim.learning_rate == max(rates, key=rates.get), row
     cosine, geodesic, soft = (searched[row] for row in ("clip", "clip_geo", "clip_soft"))
     assert max(soft.values()) > max(cosine.values()) > max(geodesic.values())
     assert max(cosine, key=cosine.get) < max(geodesic, key=geodesic.get)
