@@ -138,14 +138,19 @@ def test_a_file_cut_or_flipped_at_any_byte_is_detected_and_named(tmp_path, draw)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [('{"format": 99}', "format 99"), ("[]", "no object"), ("{", "is no JSON")]
+    ("content", "message"),
+    [
+        ('{"format": 99}', f"has format 99; expected an object of format {checkpoint_module.FORMAT}"),
+        ("[]", f"has no object; expected an object of format {checkpoint_module.FORMAT}"),
+        ("{", "is no JSON: "),
+    ],
 )
-def test_a_state_of_another_format_is_refused_though_its_sum_is_right(tmp_path, content, told):
+def test_a_state_of_another_format_is_refused_though_its_sum_is_right(tmp_path, content, message):
     saved(tmp_path, 1)
     path = tmp_path / "step-00000001"
     (path / "state.json").write_text(content)
     (path / SUMS).write_text("".join(checkpoint_module._sum_lines(path)))
-    refused((f"{path}.*{told}", lambda: open_checkpoint(path)), error=CheckpointError)
+    refused((f"{path}.*{message}", lambda: open_checkpoint(path)), error=CheckpointError)
 
 
 def test_weights_that_are_not_finite_are_refused_when_loaded(tmp_path):

@@ -203,6 +203,7 @@ def test_weights_files_are_read_in_every_form(tmp_path):
     save_file(state, tmp_path / "a.safetensors")
     torch.save(state, tmp_path / "b.pt")
     torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in state.items()}}, tmp_path / "c.pt")
+    torch.save({"model_state_dict": state, "optimizer_state_dict": {}}, tmp_path / "e.pt")
 
     class Archive(nn.Module):  # OpenAI's files: a scripted module with three numbers beside the weights
         def __init__(self):
@@ -214,7 +215,7 @@ def test_weights_files_are_read_in_every_form(tmp_path):
             return self.visual(images)
 
     torch.jit.trace(Archive(), IMAGES).save(str(tmp_path / "d.pt"))
-    for file in "a.safetensors", "b.pt", "c.pt":
+    for file in "a.safetensors", "b.pt", "c.pt", "e.pt":
         read = clip_from_open_clip(read_weights(tmp_path / file), "quick_gelu", heads=HEADS)
         assert torch.equal(
             read.image_tower(IMAGES), clip_from_open_clip(state, "quick_gelu", heads=HEADS).image_tower(IMAGES)

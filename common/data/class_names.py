@@ -167,7 +167,7 @@ def _checked_template(template: Any, where: str) -> str:
     text = template.strip().replace("{c}", "{}")
     if not text:
         raise ValueError(f"{where} is blank")
-    if text.startswith("lambda"):
+    if regex.match(r"lambda\s+\w+\s*:", text):
         raise ValueError(f"{where}, {template!r}, is a Python function; expected its text, as in 'a photo of a {{}}.'")
     if text.count("{}") != 1 or any(sign in text.replace("{}", "") for sign in "{}"):
         raise ValueError(f"{where}, {template!r}, must have exactly one {{}} or {{c}} and no other brace")
