@@ -2,7 +2,7 @@
 
 make reproduce-refcoco_plus PAPER=geomm SEEDS=3
 make reproduce-refcoco_plus PAPER=geomm SCALE=paper DATA=/data/refcoco SET="grounding.layer=3 start.run=<a run>"
-A given run is the start of both rows, ALBEF and Geo-ALBEF.
+A given run is the start of all rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,6 +39,7 @@ NUM_DRAWN = 4
 STANDS_FOR = {"val": "scenes, all things", "test_a": "scenes, large things", "test_b": "scenes, small things"}
 WORDS = {"own": "", "other": ", words of another thing"}
 MAPS = {"flat": "a flat map", "oracle": "an oracle, heat in the right box alone"}
+LAYERS = {"demo": 2}  # of two; chosen by the right boxes of referring_val over all rates of the search
 GUESS = "the better of a flat map (the largest box) and a random box"
 
 
@@ -46,7 +47,8 @@ GUESS = "the better of a flat map (the largest box) and a random box"
 class GroundingConfig:
     """Settings of the heat."""
 
-    layer: int | None = setting(None, at_least=1)  # of the fusion, from 1; null = the middle one, the third of six
+    # of the fusion, from 1; null = at scale demo the second of two, else the middle one, the third of six
+    layer: int | None = setting(None, at_least=1)
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,13 @@ class Grounded:
 def grounded(command: Command, code: PaperCode) -> Grounded:
     """The rows of RefCOCO+, trained if they are missing, after the sets are opened."""
     options, command = command.split(GroundConfig)
-    configs = {row["method"]: row["config"] for row in code.printed("refcoco_plus")["rows"] if "config" in row}
+    source = code.printed("refcoco_plus")
+    configs = {row["method"]: row["config"] for row in [*source["rows"], *source["beyond"]] if "config" in row}
     data = code.config(next(iter(configs.values())), command.scale, command.overrides).data
     sets = open_sets(command.scale, data, options.refcoco)
     runs = train_rows(command, code, configs)
-    return Grounded(command, runs, configs, sets, options.grounding.layer, data.source == "scenes")
+    layer = options.grounding.layer or LAYERS.get(command.scale)
+    return Grounded(command, runs, configs, sets, layer, data.source == "scenes")
 
 
 def refcoco_plus(command: Command, code: PaperCode) -> list[Table]:
