@@ -25,7 +25,7 @@ from common.report.table import Column, Measured, Table, measured_over_seeds
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun, measured_once
-from common.reproduce.tables import note_of, printed_rows, table_of, train_rows
+from common.reproduce.tables import note_of, printed_rows, table_of, train_rows, with_custom_rows
 from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import this_device
 from geomm.evaluate import load_encoder
@@ -77,8 +77,8 @@ class Grounded:
 def grounded(command: Command, code: PaperCode) -> Grounded:
     """The rows of RefCOCO+, trained if they are missing, after the sets are opened."""
     options, command = command.split(GroundConfig)
-    source = code.printed("refcoco_plus")
-    configs = {row["method"]: row["config"] for row in [*source["rows"], *source["beyond"]] if "config" in row}
+    source = with_custom_rows(command, code.printed("refcoco_plus"))
+    configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
     data = code.config(next(iter(configs.values())), command.scale, command.overrides).data
     sets = open_sets(command.scale, data, options.refcoco)
     runs = train_rows(command, code, configs)
@@ -92,7 +92,7 @@ def refcoco_plus(command: Command, code: PaperCode) -> list[Table]:
     if not is_main_process():
         return []
     measured = {method: [_measured(run, grounding) for run in seeds] for method, seeds in grounding.runs.items()}
-    source = code.printed("refcoco_plus")
+    source = with_custom_rows(command, code.printed("refcoco_plus"))
     ours = {
         method: (
             {name: _cell(grounding, name, [of_run[name] for of_run in seeds]) for name in grounding.sets},
