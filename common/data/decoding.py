@@ -112,14 +112,18 @@ def _upper_eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(255 - upper if is_tiff and image.tag_v2.get(_PHOTOMETRIC) == 0 else upper)
 
 
+def file_bytes(path: Path) -> bytes:
+    """Content of an image file. Raises: Unusable."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Unusable(f"image cannot be read: {error.strerror}") from None
+
+
 def read_picture(path: Path, decode_size: int | None = None) -> Image.Image:
     """`decode_picture` of a file. Raises: BrokenSample."""
     with named(path):
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise Unusable(f"image cannot be read: {error.strerror}") from None
-        return decode_picture(content, decode_size, FILE_FORMATS)
+        return decode_picture(file_bytes(path), decode_size, FILE_FORMATS)
 
 
 def checked_captions(value: Any, allow_empty: bool) -> list[str]:

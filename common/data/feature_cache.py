@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from common.base.files import check_room, locked, write_json
 from common.base.provenance import hash_of
-from common.data.broken import BrokenSample
+from common.data.broken import BrokenSample, readable_items
 from common.data.loader import Loader
 from common.data.mixture import Mixture
 from common.data.order import seed_of
@@ -70,9 +70,6 @@ class FeatureCache:
         # a file for each view; those that are missing are computed under one lock
         views = self.views if training else (CENTRE,)
         files = [self._file(pictures, transform, view) for view in views]
-        if any(_reads(pictures, row) for row in _unreadable_then(files[0])[:3]):  # a disk that was away for a while
-            hint = "pictures that could not be read can be read now; remove the file to compute them"
-            warnings.warn(f"{files[0]}: {hint}", stacklevel=2)
         if not all(file.is_file() for file in files):
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked(Path(f"{files[0]}.lock"), _WAY_ON):  # one computes, other processes and runs wait, however long
@@ -85,6 +82,9 @@ class FeatureCache:
                     self._fill(file, pictures, transform, view)
         broken = json.loads(_notes(files[0]).read_text(encoding="utf-8"))["broken"]
         broken_rows = {int(index): BrokenSample(*args) for index, args in broken.items()}
+        if readable_items(pictures, 1, [*broken_rows][:3]):  # a disk that was away for a while
+            hint = "pictures that could not be read can be read now; remove the file to compute them"
+            warnings.warn(f"{files[0]}: {hint}", stacklevel=2)
         return Cached(pictures, tuple(map(_Rows, files)), broken_rows), as_cached
 
     def _file(self, pictures: Any, transform: ImageTransform, view: str | int) -> Path:
@@ -133,21 +133,6 @@ class FeatureCache:
                     write_json(notes, done)
                     bar.update(len(batch))
         part.replace(file)
-
-
-def _unreadable_then(file: Path) -> list[int]:
-    # rows of a complete file whose picture could not be read
-    if not (file.is_file() and _notes(file).is_file()):
-        return []
-    return [int(row) for row in json.loads(_notes(file).read_text(encoding="utf-8"))["broken"]]
-
-
-def _reads(pictures: Any, row: int) -> bool:
-    try:
-        pictures[row]
-    except BrokenSample:
-        return False
-    return True
 
 
 class Cached:

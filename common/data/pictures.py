@@ -27,6 +27,7 @@ from common.data.decoding import (
     SHARD_FORMATS,
     checked_captions,
     decode_picture,
+    file_bytes,
     row_of,
     sampled_places,
 )
@@ -249,10 +250,7 @@ class Pictures:
     def read(self, row: int, member: str) -> bytes | None:
         """Bytes of an image, or of another member in a shard; None where there is none. Raises: Unusable."""
         if not self.shards:
-            try:
-                return self.path(row).read_bytes() if member == "image" else None
-            except OSError as error:
-                raise Unusable(f"image cannot be read: {error.strerror}") from None
+            return file_bytes(self.path(row)) if member == "image" else None
         span = self._value(member, row)
         if span is None:
             return None

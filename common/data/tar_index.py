@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
+from common.base.files import write_atomically
 from common.data.broken import BrokenSample, Unusable
 from common.data.decoding import checked_captions, id_text
 from common.data.pictures import MAX_MEMBER_BYTES, check_size, max_bytes, metadata_in, table_of
@@ -332,11 +333,8 @@ def cached_index(path: Path, index_dir: Path | None, allow_missing_captions: boo
     with pa.ipc.new_stream(stream, index.rows.schema.with_metadata(notes)) as writer:
         writer.write_table(index.rows)
     content = stream.getvalue()
-    temporary = cache.with_name(f"{cache.name}.{os.getpid()}.part")
     try:
-        index_dir.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content.to_pybytes() + hashlib.sha256(content).digest())
-        temporary.replace(cache)
+        write_atomically(cache, content.to_pybytes() + hashlib.sha256(content).digest())
     except OSError as error:
         warnings.warn(f"the shard index cannot be cached in {index_dir}: {error}", stacklevel=2)
     return index

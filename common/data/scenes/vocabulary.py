@@ -13,16 +13,13 @@ def _collect(value, words: set[str]) -> None:
         for item in value:
             _collect(item, words)
     elif isinstance(value, dict):
-        for key, item in value.items():
-            _collect(key, words)
-            _collect(item, words)
+        _collect([*value, *value.values()], words)
 
 
 def scene_words() -> list[str]:
     """Sorted list of all words, lower case, without punctuation."""
     words: set[str] = set()
-    for names in (SHAPES, COLOURS, SIZES, TEXTURES, ORIENTATIONS, PLACES, RELATIONS, BACKGROUNDS):
-        _collect(names, words)
+    _collect((SHAPES, COLOURS, SIZES, TEXTURES, ORIENTATIONS, PLACES, RELATIONS, BACKGROUNDS), words)
     for module in (wording, phrases, classification):
         for name, value in vars(module).items():
             if name.isupper() and not name.endswith("_TASKS"):  # a task's name is no word of a caption
