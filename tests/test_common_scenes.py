@@ -20,7 +20,7 @@ from common.data.scenes import (
     draw,
     scene_words,
 )
-from common.data.scenes.statements import Mention, Statement, matching
+from common.data.scenes.statements import Mention, Statement
 from common.data.scenes.wording import say
 from common.data.scenes.world import INVERSE_RELATION, LEFT
 
@@ -123,11 +123,10 @@ def entails(stronger: Statement, weaker: Statement) -> bool:
         return False
     known = {(r, a, b) for a, r, b in stronger.relations}
     known |= {(INVERSE_RELATION[r], b, a) for r, a, b in known}
-    return matching(
-        weaker,
-        len(stronger.mentions),
-        lambda mention, thing: all(w in (-1, s) for w, s in zip(mention, stronger.mentions[thing])),
-        lambda *relation: relation in known,
+    return any(
+        all(w in (-1, s) for m, thing in zip(weaker.mentions, chosen) for w, s in zip(m, stronger.mentions[thing]))
+        and known.issuperset((r, chosen[a], chosen[b]) for a, r, b in weaker.relations)
+        for chosen in itertools.permutations(range(len(stronger.mentions)), len(weaker.mentions))
     )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from common.base.random_keys import Draws, derive_key
 from common.data.decoding import row_of
-from common.data.scenes.dataset import check_drawn, fingerprint_of
+from common.data.scenes.dataset import DrawnSet, check_drawn
 from common.data.scenes.draw import render
 from common.data.scenes.masks import ARROW, CIRCLE, CROSS, HEART, MOON, RING, SHAPES, SQUARE, STAR, TRIANGLE
 from common.data.scenes.sampling import TEXTURE_WEIGHTS
@@ -205,16 +205,12 @@ def _one_of(label, draws, key, attribute, values=range(99), **settings):
     return _one(draws, key, **{attribute: values[label]}, **settings)
 
 
-def _background(label, draws, key):
-    return _crowd(draws, key, draws.between(1, 3), DOMAIN_BACKGROUNDS[0][label])
+def _background(label, draws, key, domain=0):
+    return _crowd(draws, key, draws.between(1, 3), DOMAIN_BACKGROUNDS[domain][label], domain)
 
 
 def _faded_colour(label, draws, key):
     return _one(draws, key, contrast=draws.between(80, 150), colour=label)
-
-
-def _scenery(label, draws, key):
-    return _crowd(draws, key, draws.between(1, 3), DOMAIN_BACKGROUNDS[1][label], domain=1)
 
 
 def _position(label, draws, key):
@@ -271,7 +267,7 @@ VTAB_TASKS = {
         ("colour", COLOURS, ADJECTIVE_TEMPLATES, "natural", "Flowers102", partial(_one_of, attribute="colour")),
         ("texture", TEXTURES, ADJECTIVE_TEMPLATES, "natural", "DTD", partial(_one_of, attribute="texture")),
         ("background", _A_BACKGROUNDS, BACKGROUND_TEMPLATES, "natural", "SUN397", _background),
-        ("scenery", SCENERY_NAMES, PHRASE_TEMPLATES, "specialised", "EuroSAT", _scenery),
+        ("scenery", SCENERY_NAMES, PHRASE_TEMPLATES, "specialised", "EuroSAT", partial(_background, domain=1)),
         (
             "other_domain_shape", SHAPES, NOUN_TEMPLATES, "specialised", "RESISC45",
             partial(_one_of, attribute="shape", domain=1),
@@ -303,7 +299,7 @@ def _order_of_classes(key: int, count: int) -> list[int]:
     return Draws(key).shuffled(range(count))
 
 
-class ClassificationTask:
+class ClassificationTask(DrawnSet):
     """A balanced classification set: every run of `len(class_names)` images holds each class once.
 
     Args:
@@ -319,9 +315,6 @@ class ClassificationTask:
         self.stands_in_for = spec.stands_in_for
         self._make = spec.scene
         self._task_key = derive_key("classification", seed, name, part)
-
-    def __len__(self) -> int:
-        return self.size
 
     def label(self, index: int) -> int:
         """In [0, len(class_names))."""
@@ -342,10 +335,9 @@ class ClassificationTask:
         }
 
     @property
-    def fingerprint(self) -> str:
-        parameters = {name: getattr(self, name) for name in ("size", "image_size", "seed", "part")}
-        parameters |= {"name": self.task, "class_names": self.class_names, "templates": self.templates}
-        return fingerprint_of(parameters, self)
+    def parameters(self) -> dict:
+        of_images = {name: getattr(self, name) for name in ("size", "image_size", "seed", "part")}
+        return of_images | {"name": self.task, "class_names": self.class_names, "templates": self.templates}
 
 
 classification_task = ClassificationTask

@@ -30,19 +30,29 @@ def check_drawn(kind: str, name: str, known: Collection[str], size: int, image_s
         )
 
 
-def fingerprint_of(parameters: dict, data_set) -> str:
-    """sha256 in hex of the parameters, the world's version, and the images and words of the first four items."""
-    digest = hashlib.sha256(json.dumps({**parameters, "world": WORLD_VERSION}, sort_keys=True).encode())
-    for index in range(min(4, len(data_set))):
-        item = data_set[index]
-        rest = {key: value for key, value in item.items() if not isinstance(value, np.ndarray)}
-        digest.update(json.dumps(rest, sort_keys=True).encode())
-        for key in sorted(item.keys() - rest.keys()):
-            digest.update(np.ascontiguousarray(item[key]).tobytes())
-    return digest.hexdigest()
+class DrawnSet:
+    """A set of `size` drawn items, known by its `parameters`."""
+
+    size: int
+    parameters: dict
+
+    def __len__(self) -> int:
+        return self.size
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 in hex of the parameters, the world's version, and the images and words of the first four items."""
+        digest = hashlib.sha256(json.dumps({**self.parameters, "world": WORLD_VERSION}, sort_keys=True).encode())
+        for index in range(min(4, len(self))):
+            item = self[index]
+            rest = {key: value for key, value in item.items() if not isinstance(value, np.ndarray)}
+            digest.update(json.dumps(rest, sort_keys=True).encode())
+            for key in sorted(item.keys() - rest.keys()):
+                digest.update(np.ascontiguousarray(item[key]).tobytes())
+        return digest.hexdigest()
 
 
-class SceneDataset:
+class SceneDataset(DrawnSet):
     """The embedded image-caption data set.
 
     Args:
@@ -79,9 +89,6 @@ class SceneDataset:
         self._noise_threshold = round(caption_noise * 2**31)
         self._ambiguity_threshold = round(ambiguity * 2**31)
         self._split_key = derive_key("scenes", seed, split)
-
-    def __len__(self) -> int:
-        return self.size
 
     def __getitem__(self, index: int) -> dict:
         """{"image": (H, W, 3) uint8, "captions": sentences from specific to generic, "image_id": str}."""
@@ -141,7 +148,3 @@ class SceneDataset:
         names = ("split", "size", "image_size", "seed", "caption_noise", "ambiguity")
         values = {name: getattr(self, name) for name in names}
         return values if self.num_captions == NUM_CAPTIONS else {**values, "num_captions": self.num_captions}
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint_of(self.parameters, self)

@@ -6,7 +6,7 @@ of a scene with more things. Dropping a part weakens a statement: the shorter on
 describes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from common.data.scenes.world import (
@@ -55,46 +55,37 @@ def fits(mention: Mention, item) -> bool:
     return all(value in (-1, attribute) for value, attribute in zip(mention, attributes(item)))
 
 
-def matching(
-    statement: Statement,
-    count: int,
-    may_be: Callable[[Mention, int], bool],
-    related: Callable[[int, int, int], bool],
-) -> bool:
-    """Whether a statement's mentions can be different ones of `count` things such that all its relations hold.
+def assignments(
+    statement: Statement, scene: Scene, may_be: Callable[[Mention, int], bool] | None = None
+) -> Iterator[tuple[int, ...]]:
+    """The ways in which a statement's mentions are different objects such that all its relations hold, as indices.
 
     Its background and number of things do not count here.
 
     Args:
-        may_be: whether a mention can be the thing of that index.
-        related: (relation, thing, other thing) -> whether the first stands so to the other.
+        may_be: whether a mention can be the object of that index; None = where it `fits`.
     """
+    objects = scene.objects
 
-    def extend(chosen: tuple[int, ...]) -> bool:
+    def extend(chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         position = len(chosen)
         if position == len(statement.mentions):
-            return True
+            yield chosen
+            return
         mention = statement.mentions[position]
-        for thing in range(count):
-            if thing not in chosen and may_be(mention, thing):
-                longer = (*chosen, thing)
+        for index, item in enumerate(objects):
+            if index not in chosen and (fits(mention, item) if may_be is None else may_be(mention, index)):
+                longer = (*chosen, index)
                 # relations are checked as soon as both of their things are chosen
                 due = ((r, longer[a], longer[b]) for a, r, b in statement.relations if max(a, b) == position)
-                if all(related(*relation) for relation in due) and extend(longer):
-                    return True
-        return False
+                if all(holds(relation, objects[one], objects[other]) for relation, one, other in due):
+                    yield from extend(longer)
 
     return extend(())
 
 
 def describes(statement: Statement, scene: Scene) -> bool:
     """Whether the statement holds of the scene, as the module defines it."""
-    objects = scene.objects
-    if statement.background not in (-1, scene.background) or statement.count not in (-1, len(objects)):
+    if statement.background not in (-1, scene.background) or statement.count not in (-1, len(scene.objects)):
         return False
-    return matching(
-        statement,
-        len(objects),
-        lambda mention, thing: fits(mention, objects[thing]),
-        lambda relation, thing, other: holds(relation, objects[thing], objects[other]),
-    )
+    return next(assignments(statement, scene), None) is not None

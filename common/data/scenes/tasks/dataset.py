@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from common.base.random_keys import Draws, derive_key
 from common.data.decoding import row_of
-from common.data.scenes.dataset import check_drawn, fingerprint_of
+from common.data.scenes.dataset import DrawnSet, check_drawn
 from common.data.scenes.tasks.associations import association_item
 from common.data.scenes.tasks.entailment import ENTAILMENT_LABELS, entailment_item
 from common.data.scenes.tasks.grounding import grounding_item
@@ -29,7 +29,7 @@ ANNOTATION_TASKS: dict[str, AnnotationSpec] = {
 }
 
 
-class AnnotationTask:
+class AnnotationTask(DrawnSet):
     """Images with boxes, questions, statements or cues; each task's file documents its items.
 
     size, image_size, seed and part are those of `ClassificationTask`.
@@ -41,9 +41,6 @@ class AnnotationTask:
         self._make, self._turns = ANNOTATION_TASKS[name]
         self._task_key = derive_key("annotation", seed, name, part)
 
-    def __len__(self) -> int:
-        return self.size
-
     def __getitem__(self, index: int) -> dict:
         index = row_of(index, self)
         block, place = divmod(index, self._turns)
@@ -53,9 +50,8 @@ class AnnotationTask:
         return item
 
     @property
-    def fingerprint(self) -> str:
-        parameters = {name: getattr(self, name) for name in ("name", "size", "image_size", "seed", "part")}
-        return fingerprint_of(parameters, self)
+    def parameters(self) -> dict:
+        return {name: getattr(self, name) for name in ("name", "size", "image_size", "seed", "part")}
 
 
 annotation_task = AnnotationTask

@@ -11,9 +11,9 @@ from dataclasses import replace
 from common.base.random_keys import Draws, derive_key
 from common.data.scenes.draw import render
 from common.data.scenes.sampling import Statistics, draw_scene
-from common.data.scenes.statements import Mention, Statement, fits, matching
+from common.data.scenes.statements import Mention, Statement, assignments, fits
 from common.data.scenes.wording import say
-from common.data.scenes.world import COLOURS, SHAPES, Scene, holds
+from common.data.scenes.world import COLOURS, SHAPES, Scene
 
 ENTAILMENT_LABELS = ("contradiction", "neutral", "entailment")
 CONTRADICTION, NEUTRAL, ENTAILMENT = range(3)
@@ -22,13 +22,10 @@ _STATISTICS = Statistics(count_weights=(5, 35, 35, 25), copy_percent=25)
 
 def _can_hold(statement: Statement, scene: Scene, covered_may_be_anything: bool) -> bool:
     # whether mentions can be matched to different objects; a covered object fits every mention or none
-    objects = scene.objects
-    return matching(
-        statement,
-        len(objects),
-        lambda mention, k: covered_may_be_anything if k in scene.covered else fits(mention, objects[k]),
-        lambda relation, k, other: holds(relation, objects[k], objects[other]),
-    )
+    def may_be(mention: Mention, index: int) -> bool:
+        return covered_may_be_anything if index in scene.covered else fits(mention, scene.objects[index])
+
+    return next(assignments(statement, scene, may_be), None) is not None
 
 
 def entailment_label(statement: Statement, scene: Scene) -> int:

@@ -6,7 +6,7 @@ from common.base.random_keys import Draws, derive_key
 from common.data.scenes.draw import render
 from common.data.scenes.masks import ARROW
 from common.data.scenes.sampling import Statistics, draw_scene
-from common.data.scenes.statements import Mention, Statement, attributes, fits
+from common.data.scenes.statements import Mention, Statement, assignments, attributes
 from common.data.scenes.wording import say_reference
 from common.data.scenes.world import Scene, SceneObject, holds, main_relation
 
@@ -19,16 +19,7 @@ _FIELDS_WITH_RELATION = ((0,), (1,), (0, 1), (0, 1, 2, 3))
 
 def referents(statement: Statement, scene: Scene) -> list[int]:
     """Indices of the objects that can be the statement's first mention while the whole statement holds."""
-    indices = []
-    for index, item in enumerate(scene.objects):
-        if fits(statement.mentions[0], item):
-            others = scene.objects[:index] + scene.objects[index + 1 :]
-            if len(statement.mentions) == 1 or any(
-                fits(statement.mentions[1], other) and all(holds(r, item, other) for _, r, _ in statement.relations)
-                for other in others
-            ):
-                indices.append(index)
-    return indices
+    return list(dict.fromkeys(chosen[0] for chosen in assignments(statement, scene)))
 
 
 def _keep(mention: Mention, fields: tuple[int, ...]) -> Mention:

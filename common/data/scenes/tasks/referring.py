@@ -4,7 +4,7 @@ import numpy as np
 
 from common.base.random_keys import Draws, derive_key
 from common.data.decoding import row_of
-from common.data.scenes.dataset import PARTS, check_drawn, fingerprint_of
+from common.data.scenes.dataset import PARTS, DrawnSet, check_drawn
 from common.data.scenes.draw import render
 from common.data.scenes.sampling import draw_scene
 from common.data.scenes.tasks.grounding import STATISTICS, appearance_statement, proposals
@@ -12,7 +12,7 @@ from common.data.scenes.wording import say_reference
 from common.data.scenes.world import LARGE, Scene
 
 
-class ReferringScenes:
+class ReferringScenes(DrawnSet):
     """Two to four things, often alike; the captions of an image are expressions that fit one of them each."""
 
     def __init__(
@@ -22,9 +22,6 @@ class ReferringScenes:
         self.part, self.size, self.image_size, self.seed, self.num_captions = part, size, image_size, seed, num_captions
         self.name = f"scenes/referring_{part}"
         self._key = derive_key("referring", seed, part)
-
-    def __len__(self) -> int:
-        return self.size
 
     def __getitem__(self, index: int) -> dict:
         """{"image": (H, W, 3) uint8, "captions": expressions, "image_id": str}."""
@@ -62,6 +59,6 @@ class ReferringScenes:
         return np.array(draws.shuffled(proposals(scene, draws)), dtype=np.float64)
 
     @property
-    def fingerprint(self) -> str:
+    def parameters(self) -> dict:
         names = ("part", "size", "image_size", "seed", "num_captions")
-        return fingerprint_of({"set": "referring", **{name: getattr(self, name) for name in names}}, self)
+        return {"set": "referring"} | {name: getattr(self, name) for name in names}
