@@ -260,7 +260,7 @@ def test_sugarcrepe_groups_are_one_list(tmp_path, data_dir):
         assert read_sugarcrepe(written(tmp_path, groups)).rows == 2 * annotations.rows
     data = DataConfig(source="shards", root="x")
     refused(
-        (r"rows.json \[swap 0\]: row has the wrong type", lambda: read_sugarcrepe(written(tmp_path, {"swap": None}))),
+        (r"rows.json \[swap 0\]: row is no JSON object", lambda: read_sugarcrepe(written(tmp_path, {"swap": None}))),
         ("holds a list; expected: an object of rows or of groups", lambda: read_sugarcrepe(written(tmp_path, [row]))),
         (r"sugarcrepe\.pairs is empty; expected: SugarCrepe's", lambda: open_lookalikes(data, SugarCrepeFiles())),
     )

@@ -398,7 +398,7 @@ NO_FILE = [  # name, content, what is said of the whole file
     ("x.tsv", b"\x00\x01binary\t", "holds zero bytes"),
     ("x.tsv", b"path\tcaption\n", "no captioned image in x"),
     ("x.tsv", b"path\tcaption\n\tb\n", "no captioned image in x; first fault"),
-    ("x.tsv.gz", gzip.compress(b"0.jpg\ta dog\n", mtime=0)[:-9], "cannot be unpacked"),
+    ("x.tsv.gz", gzip.compress(b"0.jpg\ta dog\n", mtime=0)[:-9], "cannot be read"),
     ("x.tsv", b"a\tb\tc\n0.jpg\ta dog\tx\n", "line 1: which columns hold paths and captions?"),  # no known name
     ("x.tsv", b"path\tb\n0.jpg\ta dog\n", "line 1: which columns hold paths and captions?"),  # one known name only
     ("x.csv", b'0.jpg,a dog, a cat\n1.jpg,"a"\n', "data.image_column"),  # no header, a comma in the first caption

@@ -59,12 +59,10 @@ def read_vqa(path: str | Path, answers: str | Path | None = None) -> Annotations
         Items {"question", "answers": list of str, "answer": the most frequent one, "answer_type", "question_id",
         "image_id"}. An image without a path is COCO's of that number.
     """
-    path = Path(path).expanduser()
     content = _content(path)
     if isinstance(content, dict) and isinstance(content.get("questions"), list):
         if answers is None:
             raise ValueError(f"{path} holds only questions; expected: also the file of their annotations")
-        answers = Path(answers).expanduser()
         annotated = _content(answers)
         if not isinstance(annotated, dict) or not isinstance(annotated.get("annotations"), list):
             raise ValueError(f"{answers}: expected an object with a list 'annotations', VQA v2's own file")
@@ -83,7 +81,6 @@ def read_entailment(path: str | Path) -> Annotations:
     Returns:
         Items {"hypothesis", "label": place in `ENTAILMENT_LABELS`, "image_id"}; rows labelled "-" are left out.
     """
-    path = Path(path).expanduser()
     labelled = (
         (place, row)
         for place, row in _listed(path, _content(path))
@@ -98,7 +95,6 @@ def read_nlvr2(path: str | Path) -> Annotations:
     Returns:
         Items {"statement", "label": 1 if true, else 0, "identifier" where the file gives it, "image_id"}.
     """
-    path = Path(path).expanduser()
     return _checked(path, _listed(path, _content(path)), _nlvr2)
 
 
@@ -111,7 +107,6 @@ def read_refcoco(path: str | Path) -> Annotations:
     Returns:
         Items {"text", "box": 4 numbers, "proposals": at least one such box, "image_id"}.
     """
-    path = Path(path).expanduser()
     return _checked(path, _listed(path, _content(path)), _refcoco)
 
 
@@ -124,7 +119,6 @@ def read_sugarcrepe(path: str | Path) -> Annotations:
     Returns:
         Items {"caption", "negative_caption", "image_id"}.
     """
-    path = Path(path).expanduser()
     content = _content(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; expected: an object of rows or of groups of rows")
@@ -152,7 +146,6 @@ READERS: dict[str, Callable[..., Annotations]] = {
 
 def read_answer_list(path: str | Path) -> list[str]:
     """A model's closed list of answers: a JSON list of distinct strings (the paper's has 3,192)."""
-    path = Path(path).expanduser()
     content = _content(path)
     if not isinstance(content, list) or not content or not all(isinstance(answer, str) for answer in content):
         raise ValueError(f"{path}: expected a JSON list of answers, strings, at least one")
@@ -258,8 +251,9 @@ def open_annotated(
     return AnnotatedPictures(annotations, path, images, **options)
 
 
-def _content(path: Path) -> Any:
+def _content(path: str | Path) -> Any:
     # of JSON lines a list, with a line that cannot be read as its text
+    path = Path(path).expanduser()
     if path.suffix in _PICKLE or (path.is_file() and path.open("rb").read(1) == b"\x80"):
         raise ValueError(
             f"{path} is a pickle, which can run any program when it is loaded, so it is not; expected: JSON rows "
@@ -281,7 +275,7 @@ def _of_line(line: str) -> Any:
         return line
 
 
-def _listed(path: Path, content: Any) -> Raw:
+def _listed(path: str | Path, content: Any) -> Raw:
     if not isinstance(content, list):
         raise ValueError(f"{path} holds a {type(content).__name__}; expected: a list of rows, or one row on each line")
     return ((f"row {number}", row) for number, row in enumerate(content, 1))
@@ -304,14 +298,12 @@ def _joined(questions: list[Any], annotations: list[Any]) -> Raw:
         yield f"annotation of question {question}", row
 
 
-def _checked(path: Path, rows: Raw, check: Callable[[dict[str, Any]], Annotation]) -> Annotations:
+def _checked(path: str | Path, rows: Raw, check: Callable[[dict[str, Any]], Annotation]) -> Annotations:
     annotations = Annotations([], [])
     for place, row in rows:
         try:
-            if isinstance(row, str):  # a line that cannot be read, too
-                raise Unusable(f"row is no JSON object: {row[:40]!r}")
-            if not isinstance(row, dict):
-                raise Unusable(f"row has the wrong type: {type(row).__name__} instead of an object")
+            if not isinstance(row, dict):  # also a line that cannot be read, of which its text is here
+                raise Unusable(f"row is no JSON object: {str(row)[:40]!r}")
             annotations.rows.append(check(row))
         except Unusable as error:
             annotations.broken.append(BrokenSample(path, place, str(error)))

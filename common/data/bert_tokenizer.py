@@ -30,7 +30,7 @@ def clean_caption(text: str) -> str:
     Lower case; , . ' ! ? " ( ) * # : ; ~ removed; - and / to spaces; <person> to person; at most 30 words. ALBEF counts
     "a<tab>b" as one word; here every blank separates.
     """
-    text = text.lower().translate(_ALBEF_REMOVED).replace("<person>", "person")
+    text = without_lone_surrogates(text).lower().translate(_ALBEF_REMOVED).replace("<person>", "person")
     return " ".join(text.split()[:_ALBEF_MAX_WORDS])
 
 
@@ -103,11 +103,7 @@ class AlbefTokenizer(BertTokenizer):
 
     def __init__(self, vocabulary: Iterable[str]) -> None:
         super().__init__(vocabulary)
-        self._clean = _cleaned
-
-
-def _cleaned(text: str) -> str:
-    return clean_caption(without_lone_surrogates(text))
+        self._clean = clean_caption
 
 
 # What the text is cleaned by, in tokenizer_config.json and in tokenizer.json; other values give other ids.

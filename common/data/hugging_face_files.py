@@ -171,17 +171,9 @@ def stream_of(
     return rows, shown, num_rows, named
 
 
-def _names_no_split(folder: Path) -> bool:
-    # Whether the library calls the only set of a folder train because nothing in it names a split.
-    names = [str(path.relative_to(folder)).lower() for path in files_below(folder)] if folder.is_dir() else ["train"]
-    return not any("train" in name or name in ("readme.md", "state.json", "dataset_dict.json") for name in names)
-
-
 def _chosen_split(where: str, splits: list[str], split: str | None, role: str) -> tuple[str, str]:
     # The split, and what is shown of it.
     names = _SPLITS_OF_ROLE[role] if split is None else (split,)
-    if role != "train" and splits == ["train"] and Path(where).name in names and _names_no_split(Path(where)):
-        return "train", ""
     chosen = next((name for name in names if name in splits), None)
     if chosen is None:
         raise ValueError(

@@ -33,8 +33,8 @@ def decoded(content: bytes, errors: str = "strict") -> str:
     return content.decode("utf-16") if content.startswith(_MARKS_OF_UTF16) else content.decode("utf-8-sig", errors)
 
 
-def refused_text(path: Path, error: UnicodeDecodeError) -> ValueError:
-    """The error of a file that `decoded` cannot read, with its first wrong byte."""
+def _refused_text(path: Path, error: UnicodeDecodeError) -> ValueError:
+    # the error of a file that `decoded` cannot read, with its first wrong byte
     byte, line = error.object[error.start], error.object[: error.start].count(b"\n") + 1
     return ValueError(
         f"{path} is no text in {error.encoding.upper()}: byte 0x{byte:02x} at position {error.start}, line {line}; "
@@ -42,15 +42,19 @@ def refused_text(path: Path, error: UnicodeDecodeError) -> ValueError:
     )
 
 
-def read_text(path: Path) -> str:
-    """Content of a text file, `unpacked` and `decoded`."""
+def raw_text(path: Path, errors: str = "strict") -> str:
+    """Content of a text file, `unpacked` and `decoded`, with its own line ends."""
     try:
-        content = unpacked(path.read_bytes())
-        return decoded(content).replace("\r\n", "\n")
+        return decoded(unpacked(path.read_bytes()), errors)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     except UnicodeDecodeError as error:
-        raise refused_text(path, error) from None
+        raise _refused_text(path, error) from None
+
+
+def read_text(path: Path) -> str:
+    """`raw_text` with line ends of Unix."""
+    return raw_text(path).replace("\r\n", "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -10,7 +10,6 @@ import io
 import itertools
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ from common.data.decoding import refuse_split
 from common.data.picture_files import pictures_in_files
 from common.data.pictures import Pictures
 from common.data.rows import Row, captions_in, named_columns, pictures_of, refuse_splits
-from common.data.text_files import decoded, refused_text, unpacked
+from common.data.text_files import raw_text
 
 # names by which a header is recognised
 IMAGE_COLUMNS = ("filepath", "file_path", "path", "file_name", "filename", "image_path", "image", "file", "img")
@@ -82,7 +81,7 @@ def open_tsv(
     entries, broken = pictures_of(checked_rows, table, role, together="path")
     undecoded = sum(sample.reason == _UNDECODED for sample in broken)
     if undecoded > max_broken_share * (len(broken) + sum(len(entry.rows) for entry in entries)):
-        raise _of_another_encoding(table, content)
+        raw_text(table)  # raises: the first byte that is no UTF-8
     options |= {"role": role, "max_broken_share": max_broken_share}
     return pictures_in_files(entries, broken, table, images, table.name.partition(".")[0], **options)
 
@@ -123,26 +122,12 @@ def _read(table: Path) -> str:
     # bytes that are not UTF-8 become lone surrogates: valid in a path, a fault in a caption
     if not table.is_file():
         raise FileNotFoundError(f"{table}: no such file; expected: a table with a column of paths and one of captions")
-    try:
-        content = unpacked(table.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{table} cannot be unpacked: {error}") from None
-    try:
-        text = decoded(content, "surrogateescape")
-    except UnicodeDecodeError as error:  # of UTF-16, half a character at its end
-        raise refused_text(table, error) from None
+    text = raw_text(table, "surrogateescape")
     if "\0" in text[:4096]:
         raise ValueError(f"{table} is no table: it holds zero bytes; expected: text in UTF-8")
     if not text.strip():
         raise ValueError(f"{table} is empty; expected: rows of path and caption")
     return text
-
-
-def _of_another_encoding(table: Path, content: str) -> ValueError:
-    try:
-        content.encode("utf-8", "surrogateescape").decode("utf-8")
-    except UnicodeDecodeError as error:
-        return refused_text(table, error)
 
 
 def _lines(content: str) -> Iterator[tuple[int, list[str]]]:
