@@ -67,11 +67,8 @@ class HuggingFacePairs:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """{"image": Pillow image in RGB, "captions": list of str, "image_id": `RowReader.identity`}."""
-        first, *others = self._rows_of(index)
+        first, captions = self._rows_of(index)[0], self.captions(index)
         row = self._rows[first]
-        captions = self.reader.captions(row, first)
-        for other in others:
-            captions += self.reader.captions(self._texts[other], other)
         image_id = self._image_id(row, first)
         return {"image": self.reader.picture(row, first), "captions": captions, "image_id": image_id}
 

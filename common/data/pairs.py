@@ -157,9 +157,13 @@ def _open_photographs(
 ) -> Pairs:
     # The set of one role; the seed is that of a stream's order, the key names it in messages. is_ranked: a share of the
     # training set is.
-    options: dict[str, Any] = {"role": role, "max_broken_share": data.max_broken_share}
-    # training may decode a JPEG at a fraction of its size; ranking sees every pixel
-    options["decode_size"] = 2 * data.image_size if role == "train" and not is_ranked else None
+    is_trained = role == "train" and not is_ranked
+    options: dict[str, Any] = {
+        "role": role,
+        "max_broken_share": data.max_broken_share,
+        # training may decode a JPEG at a fraction of its size; ranking sees every pixel
+        "decode_size": 2 * data.image_size if is_trained else None,
+    }
     if data.source == "shards":
         return _open_shards(data, role, {**options, "key": key})
     root = Path(data.root).expanduser()
@@ -171,7 +175,7 @@ def _open_photographs(
         if data.source in TAKEN_BY[column]:
             options[column] = getattr(data, column) or None
     if data.source == "hugging_face":
-        stream_buffer = data.stream_buffer if role == "train" and not is_ranked else 0
+        stream_buffer = data.stream_buffer if is_trained else 0
         options |= {"stream_buffer": stream_buffer, "seed": seed, "key": key, "is_ranked": is_ranked}
     opened = _reader(data.source)(name if data.source == "hugging_face" else root / name, **options)
     for trained in [] if role == "train" else _training_sets(data):

@@ -110,9 +110,8 @@ def _id_list(ids: Any, count: int) -> list[int | None] | None:
     if not isinstance(ids, list) or len(ids) != count:
         raise Unusable(f"caption ids do not fit: {str(ids)[:60]} for {count} captions")
     for number in ids:
-        if number is None:
-            continue
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63:
+        is_whole = isinstance(number, int) and not isinstance(number, bool)
+        if number is not None and not (is_whole and 0 <= number < 1 << 63):
             raise Unusable(f"caption id has the wrong type: {number!r} instead of a whole number from 0")
     return ids if any(number is not None for number in ids) else None
 

@@ -65,16 +65,13 @@ def open_tsv(
     separator = "\t" if "\t" in content.split("\n", 1)[0] else ","
     rows = _lines(content) if separator == "\t" else _records(content, table)
     first_line, header = next(rows, (1, []))
-    columns = _columns(table, header, image_column, caption_column)
-    has_header = columns is not None
-    path_at, captions_at = columns if has_header else (0, [1])
-    if not has_header:
-        rows = itertools.chain([(first_line, header)], rows)
-
-    names = [name.strip().lower() for name in header] if has_header else []
-    if "split" in names:
+    columns, names = _columns(table, header, image_column, caption_column), [name.strip().lower() for name in header]
+    if columns is None:  # no header
+        columns, rows = (0, [1]), itertools.chain([(first_line, header)], rows)
+    elif "split" in names:
         rows, split_at = list(rows), names.index("split")
         refuse_splits(table, (row[split_at] for _, row in rows if len(row) == len(header)))
+    path_at, captions_at = columns
 
     # rows of one path become one image; too many in another encoding mean that the whole file is
     checked_rows = (_row(line, row, len(header), path_at, captions_at, separator) for line, row in rows if any(row))
@@ -145,18 +142,15 @@ def _unquoted(field: str) -> str:
 def _records(content: str, table: Path) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(io.StringIO(content, newline=""), strict=True)
     start = 1
-    while True:
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise ValueError(
-                f"{table}, line {start}: the row has malformed quotes ({error}); expected: fields with "
-                'commas, quotes or line ends stand in quotes, and each quote inside is doubled ("")'
-            ) from None
-        yield start, row
-        start = reader.line_num + 1
+    try:
+        for row in reader:
+            yield start, row
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"{table}, line {start}: the row has malformed quotes ({error}); expected: fields with "
+            'commas, quotes or line ends stand in quotes, and each quote inside is doubled ("")'
+        ) from None
 
 
 def _columns(
