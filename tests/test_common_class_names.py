@@ -118,7 +118,10 @@ def test_without_open_clip_the_way_out_is_named(monkeypatch):
         (["1", "2", "0"], ["Emu bird", "ox", "dog"]),
         (["02", "00", "01"], ["ox", "dog", "Emu bird"]),
         (["OX", "dog", "emu_bird"], ["ox", "dog", "Emu bird"]),
-        (["7-ox", "8-emu bird", "9-dog"], ["ox", "Emu bird", "dog"]),
+        *(
+            ([f"{number}ox", f"{number}emu bird", f"{number}Dog"], ["ox", "Emu bird", "dog"])
+            for number in ("7-", "001.", "n02085620-", "3_")
+        ),
         (["1", "2", "3"], None),
         (["0", "1"], None),
         (["dog", "cat", "emu bird"], None),

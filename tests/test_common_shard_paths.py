@@ -78,10 +78,6 @@ def test_shards_that_are_not_there_are_named(tmp_path):
         ("the root folder does not exist", lambda: expand_shards("*.tar", tmp_path / "nowhere")),
         error=FileNotFoundError,
     )
-    refused(
-        ("shard pattern", lambda: expand_shards([], tmp_path)),
-        ("shard pattern", lambda: expand_shards(["a.tar", ""], tmp_path)),
-    )
 
 
 GONE = "/annex/gone"

@@ -129,10 +129,3 @@ def test_an_order_that_gives_two_names_to_one_folder_is_refused(tmp_path, prompt
     arguments = ["--source", str(prompts), "--dataset", "pets", "--order", str(tmp_path / "order.txt")]
     words = r"has 3 lines .* for 3 names and 2 class folders"
     refused((words, lambda: main([str(tmp_path / "pets"), *arguments])))
-
-
-@pytest.mark.parametrize("prefix", ["001.", "n02085620-", "3_"])
-def test_a_number_or_an_id_before_the_name_does_not_hide_it(tmp_path, prompts, prefix):
-    pictures(tmp_path / "pets", [f"{prefix}Emu", f"{prefix}Cat", f"{prefix}dog"])
-    main([str(tmp_path / "pets"), "--source", str(prompts), "--dataset", "pets"])
-    assert lines_of(tmp_path / "pets") == ["cat", "emu", "dog"]

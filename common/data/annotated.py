@@ -186,7 +186,7 @@ class AnnotatedPictures:
         self.name = printable(name or self.file.name.partition(".")[0])
         self.broken_at_open = list(annotations.broken)
         paths = [picture for row in annotations.rows for picture in row.pictures]
-        self.images = find_images(paths, self.file, images, root) if paths else self.file.parent
+        self.images = find_images(paths, self.file, images, root)
         sizes = dict(sizes_of_files(self.images / path for path in dict.fromkeys(paths)))
         kept = []
         for row in annotations.rows:

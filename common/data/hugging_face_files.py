@@ -42,8 +42,6 @@ def place_of(source: str, root: Path | None, key: str) -> list[Path]:
 
 
 def _existing(source: str, root: Path | None, key: str) -> list[Path]:
-    if not source:
-        raise ValueError("the source of a Hugging Face data set is empty; expected: a folder, files, or a hub name")
     base = Path(expanded(source)) if root is None else Path(expanded(root), expanded(source))
     if base.exists() or base.is_symlink():
         check_opens(base, f"{key} = {source!r}", or_folder=True)

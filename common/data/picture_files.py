@@ -26,7 +26,7 @@ def pictures_in_files(
 ) -> Pictures:
     """The data set of an annotation file; `broken_at_open` lists missing and empty image files. No file is opened."""
     paths = [entry.path for entry in entries]
-    folder = find_images(paths, annotations, images, root) if paths else annotations.parent
+    folder = find_images(paths, annotations, images, root)
     broken, kept, spans = list(broken), [], []
     for entry, (path, size) in zip(entries, sizes_of_files(folder / path for path in paths)):
         if size:

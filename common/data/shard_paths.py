@@ -46,11 +46,9 @@ def expand_shards(
         root: folder that relative patterns start from; None for the working folder.
     Raises:
         FileNotFoundError: a name, also one of a brace range, is missing, or a pattern matches nothing.
-        ValueError: the pattern is empty, or a match cannot be opened, see `check_opens`.
+        ValueError: a match cannot be opened, see `check_opens`.
     """
     patterns = [os.fspath(item) for item in (pattern if isinstance(pattern, list | tuple) else [pattern])]
-    if not patterns or not all(patterns):
-        raise ValueError(f"the shard pattern is {pattern!r}; a path, a pattern with braces or globs, or a list of them")
     folder = Path.cwd() if root is None else Path.cwd() / expanded(root)
     shards: set[str] = set()
     for item in patterns:

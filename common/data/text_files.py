@@ -68,10 +68,8 @@ def parsed_json(text: Any, where: str | Path) -> Any:
     """Content of a JSON text; parsed content stays as it is."""
     try:
         return json.loads(text) if isinstance(text, str) else text
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{where}: not valid JSON: {error}") from None
-    except RecursionError:
-        raise ValueError(f"{where}: not valid JSON: nested too deeply") from None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

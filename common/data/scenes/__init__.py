@@ -1,11 +1,9 @@
 """Scenes: the embedded data set of drawn images with captions, made from a seed. See `docs/scenes.md`."""
 # ruff: noqa: F401
 
-from common.data.scenes.captions import NUM_CAPTIONS, caption_statements, caption_texts
 from common.data.scenes.classification import CLASSIFICATION_TASKS, ClassificationTask, classification_task
 from common.data.scenes.dataset import SceneDataset
 from common.data.scenes.draw import render
-from common.data.scenes.negatives import hard_negative_pairs
 from common.data.scenes.positives import caption_positives, matches
 from common.data.scenes.sampling import SPLITS
 from common.data.scenes.statements import Mention, Statement, describes

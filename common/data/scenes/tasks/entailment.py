@@ -31,11 +31,8 @@ def _can_hold(statement: Statement, scene: Scene, covered_may_be_anything: bool)
 def entailment_label(statement: Statement, scene: Scene) -> int:
     """Index into `ENTAILMENT_LABELS`; `scene.covered` lists the hidden objects.
 
-    Raises:
-        ValueError: a mention has a place or a size, which show through the cloth.
+    A hypothesis says no place or size, which show through the cloth.
     """
-    if any(mention.place >= 0 or mention.size >= 0 for mention in statement.mentions):
-        raise ValueError("a hypothesis must not say place or size, which show through the cloth")
     if statement.background not in (-1, scene.background) or statement.count not in (-1, len(scene.objects)):
         return CONTRADICTION
     if _can_hold(statement, scene, covered_may_be_anything=False):
