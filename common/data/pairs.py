@@ -263,11 +263,11 @@ def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> Pairs:
         index_dir=_shard_index(),
         **options,
     )
-    for trained in [] if role == "train" else _training_sets(data):
+    of_shards = [trained for trained in _training_sets(data) if trained.source == "shards"]
+    for trained in [] if role == "train" else of_shards:
         of_training = trained.train or "*train*.tar"
-        if trained.source == "shards" and pattern == of_training:
+        if pattern == of_training:
             _warn_of_training_data(f"data.{role} = {pattern!r} is what data.train names")
-        if trained.source != "shards" or pattern == of_training:
             continue
         shared: set[Path] = set()
         with suppress(FileNotFoundError, ValueError):  # an evaluation needs no training set
