@@ -190,7 +190,7 @@ def test_the_comparison_that_is_shown_is_one_that_decides(kind, answers, decidin
         't["a"]["x"]', "1", "1 + 1", "1 if 2 > 1 else 3", "(1 if 2 > 1 else 3) > 0", "(x := 1) > 0", "x = 1",
         't["a"]["x"] == 1', 't["a"]["x"] != 1', '1 in t["a"]["x"]', 't["a"]["x"] is 1', "(1 > 0) + 1 > 2",
         'max(1 > 0, 2) > 1', '"a" > "b"', "b'a' > 1", 'f"{1}" > 1', "True > 0", "None > 0", "1j > 0", "... > 0",
-        "1e999 > 0", "1e13 > 0", "(1 > 0)(2)", "max(*t) > 1", "max(1, 2, key=abs) > 0", "max() > 0", "abs(1) > 0",
+        "(1 > 0)(2)", "max(*t) > 1", "max(1, 2, key=abs) > 0", "max() > 0", "abs(1) > 0",
         "approximately(1, 2)", "approximately(1, 2, 3) > 0", "approximately(1, 2, within=3)", "1 / 0 > 1",
         't["a"]["x"] / 2 > 1', 'max(t["a"]["x"], 1) * t["b"]["x"] > 1', 'not t["a"]["x"] > 1', "await x", "yield", "",
         ">", "1 >", "(",
@@ -198,14 +198,7 @@ def test_the_comparison_that_is_shown_is_one_that_decides(kind, answers, decidin
     ],
 )  # fmt: skip
 def test_what_is_not_of_the_language_is_refused_with_its_place(text):
-    with pytest.raises(ExpressionError, match=r"column|cannot be read"):
-        parse(text)
-
-
-@pytest.mark.parametrize("text", ["(" * 500 + "1" + ")" * 500 + " > 0", "-" * 3900 + "1 > 0", "not " * 900 + "1 > 0",
-                                  "1 + " * 900 + "1 > 0", "9" * 4100 + " > 0", "\0 > 1", "1 > 0" * 900])  # fmt: skip
-def test_monstrous_texts_are_refused_in_time(text):
-    with pytest.raises(ExpressionError):
+    with pytest.raises(ExpressionError, match="column"):
         parse(text)
 
 
@@ -216,7 +209,7 @@ _PIECES = ['t["a"]["x"]', "1", "2.5", "+", "-", "*", "/", "**", "//", ">", "<", 
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from(_PIECES), max_size=25).map(" ".join) | st.text(max_size=40))
+@given(st.lists(st.sampled_from(_PIECES), max_size=25).map(" ".join))
 def test_any_text_gives_a_condition_of_known_parts_or_an_expression_error(text):
     try:
         condition = parse(text)
@@ -264,11 +257,7 @@ def test_margins_and_logic_agree_with_python(text, numbers):
         "max": max, "min": min, "__builtins__": {},
     }  # fmt: skip
     given_ = {Cell("t", row, "x"): number for row, number in by_row.items()}
-    try:
-        condition = parse(text)
-    except ExpressionError as error:
-        assert re.search("more than 400|more than .* comparisons|at most", str(error))  # noqa: PT017
-        return
+    condition = parse(text)
 
     def settle(comparison, *_):
         return (comparison.value(given_) > 0 if comparison.strict else comparison.value(given_) >= 0), 0.0
@@ -320,7 +309,6 @@ def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
         ({"holds_if": 't["{row}"]["x"] > 1'}, r"\{row\} is not a name of 'for'; expected: none"),
         ({"for": {"row": ["a"]}}, "'for' gives row, which no expression uses"),
         ({"for": {"row": []}}, r"for\.row: .*at least 1 item"),
-        ({"for": {"row": list(range(300))}, "holds_if": 't["a"]["x"] > {row}'}, "makes 300 expressions"),
         ({"holds_if": None, "audit": f"{A_X} > 1", "needs": "x", "after_the_data": A_X + " > 2"}, "needs the earlier"),
         ({"claim": ""}, "claim: .*, got $"),
         ({"id": "a b"}, "id: .*, got a b"),

@@ -47,7 +47,6 @@ from common.report.claims.expressions import EXPERIMENT, Cell, Condition, cells,
 from common.report.table import KNOWN_KEYS_ONLY, build
 
 HOLDS, FAILS = "holds", "does not hold"
-_MAX_COMBINATIONS = 200
 
 
 class ClaimError(ValueError):
@@ -266,8 +265,6 @@ def _conditions(texts: Sequence[str], names: Mapping[str, list], printed: PaperT
             known = ", ".join(names) or "none"
             _need(not unknown, f"{''.join(unknown[:1])} is not a name of 'for'; expected: {known}")
             expanded[full] = None
-    number = f"'for' makes {len(expanded)} expressions; expected: at most {_MAX_COMBINATIONS}"
-    _need(len(expanded) <= _MAX_COMBINATIONS, number)
     conditions = tuple(dict.fromkeys(map(parse, expanded)))
     for cell in cells(*conditions):
         if cell.table == EXPERIMENT:
