@@ -316,9 +316,10 @@ def to_json(table: Table) -> str:
     return json_of_format("report table", _adapter(Table).dump_python(table, mode="json"))
 
 
-def is_table(content: object) -> bool:
-    """Whether parsed JSON claims to be a table (it may still be a broken one)."""
-    return isinstance(content, dict) and content.get("format") == "report table"
+def is_table(path: Path) -> bool:
+    """Whether a JSON file begins as `to_json` writes it; it may still be a broken table."""
+    with path.open("rb") as file:
+        return b'"format": "report table"' in file.read(100)
 
 
 def from_json(text: str) -> Table:
