@@ -111,14 +111,10 @@ def stuck(config, pairs, files, *others):
         waits(config, pairs, files)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_second_signal_ends_all_at_once_and_tells_what_is_saved(tmp_path, number, terminal_signals):
-    once(lambda: begun(tmp_path), ctrl_c, lambda: os.kill(os.getpid(), number))
-    with pytest.raises(KeyboardInterrupt) as ended:
+def test_a_second_signal_ends_all_at_once(tmp_path, terminal_signals):
+    once(lambda: begun(tmp_path), ctrl_c, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt, match=r"^the same command resumes$"):
         train_side_by_side(jobs_in(tmp_path, train=stuck))
-    assert [line.partition(";")[0] for line in sorted(str(ended.value).splitlines())] == [
-        f"nothing is saved in {folder}" for folder in sorted(tmp_path.glob("*/*/*"))
-    ]
 
 
 def dies(config, pairs, files, *others):

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,12 +29,10 @@ from common.reproduce.rows import Job, RowRun, is_missing, run_row
 from common.run.guards import NonFiniteLoss
 
 MEMORY = 2 * 2**30  # bytes free for each run; one at demo scale takes 1.4 GB
-PATIENCE = 10  # seconds in which runs that end at once tell what is saved
 LOOK = 0.2  # seconds after which a signal that has come is passed on
 PROCESSES = multiprocessing.get_context("spawn")  # one forked after torch has used its threads hangs
 # a terminal and a scheduler send them to all processes; the first one says what they mean
 OF_FIRST_PROCESS = {getattr(signal, name) for name in ("SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)}
-AT_ONCE = getattr(signal, "SIGUSR2", None)  # from the first process: end without saving
 
 
 def run_rows(jobs: Mapping[str, Sequence[Job]]) -> dict[str, list[RowRun]]:
@@ -86,7 +83,7 @@ def at_once() -> int:
 
     A run has one core, or OMP_NUM_THREADS.
     """
-    if torch.accelerator.is_available() or world_size() > 1 or "WORLD_SIZE" in os.environ or AT_ONCE is None:
+    if torch.accelerator.is_available() or world_size() > 1 or "WORLD_SIZE" in os.environ or os.name != "posix":
         return 1
     return min(cores() // _threads_asked(), psutil.virtual_memory().available // MEMORY)
 
@@ -116,20 +113,18 @@ class _Trainer:
                 passed_on = False
                 while self.running or (self.waiting and not stop.received):
                     if stop.received and not passed_on:
-                        self._signal(signal.SIGTERM)
+                        for worker in self.running:
+                            worker.process.terminate()
                         passed_on = True
                     while self.waiting and len(self.running) < self.count and not stop.received:
                         self._start(self.waiting.pop())
                     self._listen()
         except KeyboardInterrupt:  # a second Ctrl-C
-            self._signal(AT_ONCE)
-            # a run that ends at once still reports its last checkpoint
-            until = time.monotonic() + PATIENCE
-            while self.running and time.monotonic() < until:
-                self._listen()
             raise KeyboardInterrupt(self._saved()) from None
         finally:
-            self._signal(signal.SIGKILL)
+            for worker in self.running:
+                worker.process.kill()
+                worker.process.join()
             for bar in (*self.bars, self.total):
                 bar.close()
         if stop.received:
@@ -145,7 +140,7 @@ class _Trainer:
         process = PROCESSES.Process(target=_work, args=(speaker, self.threads, job))
         resource_tracker.ensure_running()  # its start would undo what is blocked
         # a process that imports cannot tell yet what a signal is to do
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {*OF_FIRST_PROCESS, signal.SIGTERM, AT_ONCE})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {*OF_FIRST_PROCESS, signal.SIGTERM})
         try:
             process.start()
         finally:
@@ -153,11 +148,6 @@ class _Trainer:
         speaker.close()
         place = min({*range(self.count)} - {worker.place for worker in self.running})
         self.running.append(_Worker(process, listener, job, place))
-
-    def _signal(self, number: int) -> None:
-        for worker in self.running:
-            if worker.process.is_alive():
-                os.kill(worker.process.pid, number)
 
     def _listen(self) -> None:
         wait([worker.listener for worker in self.running] + [worker.process.sentinel for worker in self.running], LOOK)
@@ -212,8 +202,7 @@ def _work(speaker: Connection, threads: int, job: Job) -> None:
         # the first process decides what they mean, and forwards it
         for number in OF_FIRST_PROCESS:
             signal.signal(number, signal.SIG_IGN)
-        for number in (signal.SIGTERM, AT_ONCE):
-            signal.signal(number, _end_at_once)
+        signal.signal(signal.SIGTERM, _end_at_once)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         threading.Thread(target=_end_with_first_process, daemon=True).start()
         run_row(job)
@@ -231,12 +220,11 @@ def _work(speaker: Connection, threads: int, job: Job) -> None:
 
 def _ignore() -> None:
     # this process ends by itself; Python reports an error for a signal that is pending at SIG_IGN
-    for number in (signal.SIGTERM, AT_ONCE):
-        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
 
 
 def _end_at_once(number: int, frame: Any) -> NoReturn:
-    # a signal outside of training, or the second one
+    # a signal outside of training
     _ignore()
     raise KeyboardInterrupt
 
