@@ -288,7 +288,7 @@ def of_loss(**more):
         (lambda: Measured((1.0,), (0, 1), None, "", "demo", "d", "p", None), "one value for each"),
         (lambda: Measured((1.0, 2.0), (0, 0), None, "", "demo", "d", "p", None), "distinct seed"),
         (lambda: Measured((float("inf"),), (0,), None, "", "demo", "d", "p", None), "finite"),
-        (lambda: Column("a", "A", better="more"), "must be 'higher', 'lower' or None, got 'more'"),
+        (lambda: Column("a", "A", better="more"), "better\n.*'higher' or 'lower'"),
         (lambda: made_up_table(rows=[of_loss(), of_loss(protocol="other")]), "column loss mixes protocol: .*other"),
         (lambda: made_up_table(rows=[of_loss(scale="smoke")]), "cells smoke, table demo"),
         (lambda: made_up_table(seeds=(0,)), r"seeds \[1\] are not in \(0,\)"),
