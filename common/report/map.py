@@ -129,9 +129,10 @@ def layouts(images: torch.Tensor, texts: torch.Tensor) -> dict[str, dict[str, An
             xy lie within the unit circle.
     """
     from sklearn.decomposition import PCA
+    from sklearn.preprocessing import normalize
 
     vectors = [rows.double().numpy() for rows in (images, texts)]
-    centred = [unit_rows(unit_rows(rows) - unit_rows(rows).mean(axis=0)) for rows in vectors]
+    centred = [normalize(normalize(rows) - normalize(rows).mean(axis=0)) for rows in vectors]
     directions, raw = np.concatenate(centred), np.concatenate(vectors)
     plane = _by_neighbors(directions)
     projections = {"PCA": PCA(2).fit_transform(directions), "t-SNE": plane}
@@ -144,11 +145,6 @@ def layouts(images: torch.Tensor, texts: torch.Tensor) -> dict[str, dict[str, An
         "plane": {"xy": _rounded(plane, 4), "kept": neighbors_kept(directions, plane)},
         "gap": {"xy": _rounded(gap, 4), "kept": neighbors_kept(raw, gap)},
     }
-
-
-def unit_rows(rows: np.ndarray) -> np.ndarray:
-    """Rows of norm 1; a zero row stays zero."""
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
 
 def _by_neighbors(directions: np.ndarray) -> np.ndarray:
@@ -170,13 +166,6 @@ def histogram(groups: Sequence[np.ndarray], bins: int = BINS) -> dict[str, Any]:
     low, high = min(map(np.min, groups)), max(map(np.max, groups))
     counts = [np.histogram(values, bins, (low, high))[0].tolist() for values in groups]
     return {"low": float(low), "high": float(high), "counts": counts}
-
-
-def matched_above_unmatched(matched: np.ndarray, unmatched: np.ndarray) -> float:
-    """Area under the ROC curve: probability that a matched pair is the more similar one, ties half."""
-    unmatched = np.sort(unmatched)
-    ranks = np.searchsorted(unmatched, matched, "left") + np.searchsorted(unmatched, matched, "right")
-    return float(ranks.mean() / 2 / len(unmatched))
 
 
 def cluster_graph(centers: torch.Tensor, paths: torch.Tensor, edges: torch.Tensor) -> dict[str, Any]:
@@ -218,6 +207,9 @@ def describe(space: Space, test_set: TestSet) -> dict[str, Any]:
     norms: histogram of images and captions by distance.
     similarities: histogram of pairs: an image with its captions, and with captions that are not true of it.
     """
+    from sklearn.metrics import roc_auc_score
+    from sklearn.preprocessing import normalize
+
     geometry, root = space.geometry, space.root
     distances = [geometry.distance_to(rows, root).double().numpy() for rows in (space.images, space.texts)]
     similarity = geometry.similarity(space.images, space.texts).double().numpy()
@@ -231,9 +223,9 @@ def describe(space: Space, test_set: TestSet) -> dict[str, Any]:
     matched, unmatched = similarity[is_chain], similarity[~holds & ~is_chain]
     nearest = similarity.argmax(axis=1)
     share = (holds | is_chain)[np.arange(len(nearest)), nearest].mean()
-    means = [unit_rows(rows.double().numpy()).mean(axis=0) for rows in vectors]
+    means = [normalize(rows.double().numpy()).mean(axis=0) for rows in vectors]
     curvature = scalar_values(geometry.scalars()).get("curvature")
-    area = matched_above_unmatched(matched, unmatched)
+    area = roc_auc_score(np.repeat([1, 0], [len(matched), len(unmatched)]), np.concatenate([matched, unmatched]))
     facts = {
         "geometry": geometry.name + ("" if curvature is None else f", c = {curvature:.2f}"),
         "root": space.root_name,
