@@ -1,8 +1,7 @@
-"""Contact sheets of the embedded data set, its ceilings and its speed.
+"""Contact sheets of the embedded data set, and its ceilings.
 
 python scripts/draw_scenes.py               # writes docs/scenes/*.png
 python scripts/draw_scenes.py --ceiling     # best possible R@1 of an oracle, test and test_crowded, 1,000 pictures
-python scripts/draw_scenes.py --speed       # items per second of one core
 """
 
 import sys
@@ -12,7 +11,6 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import itertools
-import time
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -282,32 +280,15 @@ def print_ceilings() -> None:
         print(f"{split:36s} {levels.mean():5.1f}  {' '.join(f'{level:5.1f}' for level in levels)}")
 
 
-def print_speed() -> None:
-    """Items per second of processor time on one core, captions included; the best of three passes."""
-    for split, image_size in (("train", 48), ("train", 32), ("train", 64), ("test_crowded", 48), ("train", 224)):
-        dataset = SceneDataset(split, size=2_000, image_size=image_size)
-        count = 2_000 if image_size < 100 else 300
-        best = float("inf")
-        for _ in range(3):
-            start = time.process_time()
-            for i in range(count):
-                dataset[i]
-            best = min(best, time.process_time() - start)
-        print(f"{split:14s} {image_size:3d} px  {count / best:7.0f} items/s of one core")
-
-
 def main() -> None:
     """Draw, or print what was asked for."""
     parser = Parser(__doc__)
     parser.add_argument("--ceiling", action="store_true", help="print the oracle's R@1 instead of drawing")
-    parser.add_argument("--speed", action="store_true", help="print items per second instead of drawing")
     parser.add_argument("--output-dir", type=Path, default=Path("docs/scenes"), help="where the sheets go")
     arguments = parser.parse_args()
     if arguments.ceiling:
         print_ceilings()
-    if arguments.speed:
-        print_speed()
-    if not (arguments.ceiling or arguments.speed):
+    else:
         draw_sheets(arguments.output_dir)
 
 

@@ -9,7 +9,6 @@ called. Imports for type checkers do not count, nor does what a library imports.
 """
 
 import ast
-import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -123,15 +122,11 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("modules", nargs="+", metavar="MODULE", help="such as geomm.pool")
     parser.add_argument("--copy", type=Path, metavar="FOLDER", help="copy the files there, with the licence")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     needed = needed_by(options.modules)
     if options.copy:
         copy(needed, options.copy)
     name, holder = [line for line in licence().read_text(encoding="utf-8").splitlines() if line][:2]
-    if options.json:
-        print(json.dumps({**vars(needed), "lines": needed.lines, "licence": name, "copyright": holder}, indent=1))
-        return
     for file, lines in needed.files.items():
         print(f"{lines:6}  {file}")
     for file, lines in needed.optional_files.items():

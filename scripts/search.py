@@ -23,7 +23,7 @@ from common.base.places import ROOT, outputs, papers
 from common.distributed import is_main_process
 from common.reproduce.command import SEARCH_SEEDS, set_text, with_folders
 from common.reproduce.rows import Job, PaperCode
-from common.reproduce.search import Search, axes_of, content_of, markdown_of, name_of, run_search, write_search
+from common.reproduce.search import axes_of, content_of, markdown_of, name_of, run_search, write_search
 from common.run.launch import join_processes, run_or_explain
 
 
@@ -62,7 +62,6 @@ def main(arguments: list[str] | None = None) -> None:
     places = "".join(f" {name.upper()}=<folder>" for name in ("data", "weights") if getattr(given, name))
     command = f'make search PAPER={given.paper} SCALE={given.scale}{places} ROWS="{" ".join(rows)}"'
     command += set_text(settings)
-    search = Search(given.paper, given.scale, jobs, axes, command, name_of(given.scale, rows, axes, fixed))
 
     join_processes()
     if is_main_process():
@@ -70,10 +69,12 @@ def main(arguments: list[str] | None = None) -> None:
             f"{given.paper}, scale {given.scale}: {len(rows)} rows, seeds {', '.join(map(str, SEARCH_SEEDS))}",
             flush=True,
         )
-    searched = run_search(search)
+    searched = run_search(jobs, axes)
     if is_main_process():
-        print("\n" + markdown_of(content_of(searched)))
-        written = write_search(searched, given.results or given.output / "results")
+        content = content_of(searched, command)
+        print("\n" + markdown_of(content))
+        name = name_of(given.scale, rows, axes, fixed)
+        written = write_search(content, given.results or given.output / "results", name)
         print(f"search.json and search.md: {shown(written)}")
 
 

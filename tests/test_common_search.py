@@ -18,7 +18,7 @@ from common.base.provenance import ROOT
 from common.reproduce import search
 from common.reproduce.command import SEARCH_SEEDS, reproduce_main
 from common.reproduce.rows import Job
-from common.reproduce.search import Axis, Search, Trial, axes_of, best_of, equivalent, grid
+from common.reproduce.search import Axis, Trial, axes_of, best_of, equivalent, grid
 from common.run.log import read_log
 from contrastive_basics.reproduce import EVERY_ROW
 from geomm.reproduce import CODE as GEOMM
@@ -31,8 +31,8 @@ def job_of(row: str) -> Job:
     return Job(EVERY_ROW.of(f"{row}.yaml"), f"{row}.yaml", "smoke", 0, (), Path("runs"))
 
 
-def search_of(rows, *texts: str) -> Search:
-    return Search("contrastive_basics", "smoke", {row: job_of(row) for row in rows}, axes_of(texts)[0], "", "name")
+def searched_of(rows, *texts: str) -> search.Searched:
+    return search.run_search({row: job_of(row) for row in rows}, axes_of(texts)[0])
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def peak_at(*optima: float):
 
 def test_a_best_value_at_the_edge_widens_the_grid_of_all_rows_by_its_ratio(scored):
     jobs = scored(peak_at(1e-3, 3e-2))  # the first row's optimum lies in the grid, the second row's beyond it
-    searched = search.run_search(search_of(("table1_ours", "beyond_sigmoid"), f"{RATE}=3e-4,1e-3,3e-3"))
+    searched = searched_of(("table1_ours", "beyond_sigmoid"), f"{RATE}=3e-4,1e-3,3e-3")
     assert [axis.values for axis in searched.axes] == [("3e-4", "1e-3", "3e-3", "0.009", "0.027")]
     assert best_of(searched.trials["table1_ours"]).settings == (f"{RATE}=1e-3",)
     assert best_of(searched.trials["beyond_sigmoid"]).settings == (f"{RATE}=0.027",)
@@ -82,7 +82,7 @@ def test_a_best_value_at_the_edge_widens_the_grid_of_all_rows_by_its_ratio(score
 
 def test_a_widened_value_that_a_row_refuses_is_noted(scored):
     scored(lambda row, values: values["optim.beta1"])
-    searched = search.run_search(search_of(("table1_ours",), "optim.beta1=0.5,0.9"))
+    searched = searched_of(("table1_ours",), "optim.beta1=0.5,0.9")
     assert searched.axes[0].values == ("0.5", "0.9")
     assert "optim.beta1: the grid could not grow at its high edge" in searched.notes[0]
 
@@ -90,21 +90,21 @@ def test_a_widened_value_that_a_row_refuses_is_noted(scored):
 def test_a_widened_value_that_another_setting_forbids_is_noted(scored):
     scored(lambda row, values: -values[RATE])
     final = "optim.final_learning_rate"
-    searched = search.run_search(search_of(("table1_ours",), f"{RATE}=3e-4,1e-3", f"{final}=1e-4,3e-4"))
+    searched = searched_of(("table1_ours",), f"{RATE}=3e-4,1e-3", f"{final}=1e-4,3e-4")
     assert [axis.values[0] for axis in searched.axes if axis.key == RATE] == ["3e-4"]
     assert any(note.startswith(f"{RATE}: the grid could not grow at its low edge: ") for note in searched.notes)
 
 
 def test_only_the_axis_whose_edge_is_best_grows(scored):
     scored(lambda row, values: values[RATE] - abs(values["optim.weight_decay"] - 0.1))
-    searched = search.run_search(search_of(("table1_ours",), f"{RATE}=1e-3,2e-3", "optim.weight_decay=0.05,0.1,0.2"))
+    searched = searched_of(("table1_ours",), f"{RATE}=1e-3,2e-3", "optim.weight_decay=0.05,0.1,0.2")
     assert [axis.values for axis in searched.axes] == [("1e-3", "2e-3", "0.004", "0.008"), ("0.05", "0.1", "0.2")]
     assert len(searched.trials["table1_ours"]) == 12
 
 
 def test_a_diverged_run_is_a_trial_and_never_chosen(scored):
     scored(lambda row, values: None if values[RATE] > 1e-3 else values[RATE])
-    searched = search.run_search(search_of(("table1_ours",), f"{RATE}=5e-4,1e-3,2e-3"))
+    searched = searched_of(("table1_ours",), f"{RATE}=5e-4,1e-3,2e-3")
     assert best_of(searched.trials["table1_ours"]).settings == (f"{RATE}=1e-3",)
     assert searched.trials["table1_ours"][2].values == (None, None, None)
     assert searched.axes[0].values == ("5e-4", "1e-3", "2e-3")
@@ -199,13 +199,14 @@ def test_a_wrong_search_trains_nothing(tmp_path, rows, settings, message):
 
 
 def test_the_command_of_a_search_has_no_path_of_this_machine(tmp_path, monkeypatch):
-    searches = []
-    monkeypatch.setattr(scripts.search, "run_search", lambda search: sys.exit(searches.append(search)))
+    commands = []
+    monkeypatch.setattr(scripts.search, "run_search", lambda jobs, axes: None)
+    monkeypatch.setattr(scripts.search, "content_of", lambda _, command: sys.exit(commands.append(command)))
     settings = f"{RATE}=1e-3,3e-3 'data.labelled=/sets/a b'"
     arguments = ["contrastive_basics", "--rows", "table1_ours", "--scale", "smoke", "--set", settings]
     with pytest.raises(SystemExit):
         scripts.search.main([*arguments, "--output", str(tmp_path)])
-    assert searches[0].command.endswith(f' ROWS="table1_ours" SET="{RATE}=1e-3,3e-3 data.labelled=<path>"')
+    assert commands[0].endswith(f' ROWS="table1_ours" SET="{RATE}=1e-3,3e-3 data.labelled=<path>"')
 
 
 def test_a_search_end_to_end(tmp_path):

@@ -50,7 +50,7 @@ def checkpoint_of(output, row):
 
 def test_printed_rows_stand_beside_ours_under_the_same_name(output):
     for part in (*WALK_PARTS, "root_norms"):
-        printed = CODE.paper_tables()["tables"][part]
+        printed = CODE.printed(part)
         rows = {row.method: row for row in table_of(output, part).rows}
         keys = [column["key"] for column in printed["columns"]]
         for row in printed["rows"]:

@@ -23,7 +23,7 @@ from common.report.claims.verdict import NOT_RUN, UNDECIDED
 from common.report.experiments import collect_experiments
 from common.report.table import read_table
 from common.reproduce.command import Command
-from common.reproduce.rows import RowRun, measured_once
+from common.reproduce.rows import RowRun, measured_once, paper_tables
 from common.run.checkpoint import SUMS
 from common.run.folder import RunFiles
 from oblique_topology import class_token_cost, low_precision, noise, temperature_order, temperature_rate
@@ -121,7 +121,7 @@ def only_run(output, row):
 
 
 def test_every_part_that_is_no_table_is_looked_at_here():
-    assert [part for part in PARTS if part not in CODE.paper_tables()["tables"]] == list(ANALYSES)
+    assert [part for part in PARTS if part not in paper_tables(CODE.name)["tables"]] == list(ANALYSES)
 
 
 @pytest.mark.parametrize("part", ANALYSES)

@@ -94,11 +94,8 @@ class PaperCode:
         file = self.folder / "configs" / row
         return load_row(self.config_class, self.folder, file, scale, list(overrides), self.scale_files)
 
-    def paper_tables(self) -> dict[str, Any]:
-        return paper_tables(self.name)
-
     def printed(self, table_id: str) -> dict[str, Any]:
-        return self.paper_tables()["tables"][table_id]
+        return paper_tables(self.name)["tables"][table_id]
 
 
 def paper_tables(paper: str) -> dict[str, Any]:

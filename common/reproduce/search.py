@@ -116,34 +116,19 @@ def equivalent(trials: Sequence[Trial]) -> list[Trial]:
 
 
 @dataclass(frozen=True)
-class Search:
-    """What is searched.
-
-    jobs: row -> its job with the first seed, without grid settings and as tables would train it.
-    axes: of the grid; each row is trained at all combinations.
-    command: as typed, without paths of this machine.
-    name: of the folder of the results.
-    """
-
-    paper: str
-    scale: str
-    jobs: Mapping[str, Job]
-    axes: tuple[Axis, ...]
-    command: str
-    name: str
-
-
-@dataclass(frozen=True)
 class Searched:
     """A finished search.
 
+    jobs: row -> its job with the first seed, without grid settings and as tables would train it.
+    axes_at_start, axes: of the grid; each row is trained at all combinations.
     trials: by row, the same settings in the same order.
     runs: of all trials that ended.
     measured: row -> (name of the metric, name of the validation data).
     notes: where a grid could not grow, and best values at an edge.
     """
 
-    search: Search
+    jobs: Mapping[str, Job]
+    axes_at_start: tuple[Axis, ...]
     axes: tuple[Axis, ...]
     trials: dict[str, list[Trial]]
     runs: list[RowRun]
@@ -151,29 +136,31 @@ class Searched:
     notes: tuple[str, ...]
 
 
-def run_search(search: Search) -> Searched:
+def run_search(jobs_of_rows: Mapping[str, Job], axes_at_start: tuple[Axis, ...]) -> Searched:
     """Trains what is missing of the grid; widens it while a best value lies at an edge, at most MAX_WIDENINGS times.
+
+    Arguments as the fields of `Searched`.
 
     Raises:
         ConfigError: a row has no such setting, no validation number, or takes no value of the grid.
         Stopped, KeyboardInterrupt: as `train_side_by_side`; the same command resumes.
     """
-    axes, notes, runs = search.axes, [], {}
+    axes, notes, runs = axes_at_start, [], {}
     for widenings in itertools.count():
         settings = grid(axes)
-        jobs = {(row, chosen): _jobs(job, chosen) for row, job in search.jobs.items() for chosen in settings}
+        jobs = {(row, chosen): _jobs(job, chosen) for row, job in jobs_of_rows.items() for chosen in settings}
         every_job = [job for seeds in jobs.values() for job in seeds]
         for job in every_job:
             job.config()  # refuses a value before anything is trained
         runs |= _run([job for job in every_job if job not in runs])
         trials = {
             row: [Trial(chosen, tuple(_value(runs[job]) for job in jobs[row, chosen])) for chosen in settings]
-            for row in search.jobs
+            for row in jobs_of_rows
         }
         ends = {(axis, end) for of_row in trials.values() for axis, end in at_edge(axes, of_row)}
         if not ends or widenings == MAX_WIDENINGS:
             break
-        wider, refused = _widened(axes, ends, search.jobs.values())
+        wider, refused = _widened(axes, ends, jobs_of_rows.values())
         notes += refused
         if wider == axes:
             break
@@ -184,7 +171,7 @@ def run_search(search: Search) -> Searched:
             f"{row}: its best {axis.key} lies at the {end} edge of the grid" for axis, end in at_edge(axes, of_row)
         ]
     ended = [run for run in runs.values() if isinstance(run, RowRun)]
-    return Searched(search, axes, trials, ended, measured, tuple(dict.fromkeys(notes)))
+    return Searched(jobs_of_rows, axes_at_start, axes, trials, ended, measured, tuple(dict.fromkeys(notes)))
 
 
 def grid(axes: Iterable[Axis]) -> list[tuple[str, ...]]:
@@ -267,15 +254,19 @@ def _measured(row: str, runs: Sequence[RowRun | None]) -> tuple[str, str]:
 # ---------------------------------------------------------------- what is written
 
 
-def content_of(searched: Searched) -> dict[str, Any]:
-    """A search as plain values, for search.json."""
-    search, runs = searched.search, searched.runs
+def content_of(searched: Searched, command: str) -> dict[str, Any]:
+    """A search as plain values, for search.json.
+
+    Args:
+        command: as typed, without paths of this machine.
+    """
+    job, runs = next(iter(searched.jobs.values())), searched.runs
     return {
         "kind": "search",
         "status": NO_RESULT,
-        "paper": search.paper,
-        "scale": search.scale,
-        "command": search.command,
+        "paper": job.paper.name,
+        "scale": job.scale,
+        "command": command,
         "created": datetime.date.today().isoformat(),
         "seeds": list(SEARCH_SEEDS),
         "training_data": trained_on(runs),
@@ -283,7 +274,7 @@ def content_of(searched: Searched) -> dict[str, Any]:
         "hardware": sorted({run.hardware for run in runs}),
         "versions": sorted({run.versions for run in runs}),
         "grid": {axis.key: list(axis.values) for axis in searched.axes},
-        "grid_at_start": {axis.key: list(axis.values) for axis in search.axes},
+        "grid_at_start": {axis.key: list(axis.values) for axis in searched.axes_at_start},
         "notes": list(searched.notes),
         "rows": {row: _content_of_row(searched, row) for row in searched.trials},
     }
@@ -352,12 +343,12 @@ def _percent(share: float | None) -> str:
     return "diverged" if share is None else f"{100 * share:.2f}"
 
 
-def write_search(searched: Searched, root: Path) -> Path:
+def write_search(content: Mapping[str, Any], root: Path, name: str) -> Path:
     """Writes search.json and .md; returns their folder, <root>/<paper>/search/<name>. Call on the main process.
 
     A search on other data stays; the folder then has a hash of the data at its end.
     """
-    folder, content = root / searched.search.paper / "search" / searched.search.name, content_of(searched)
+    folder = root / content["paper"] / "search" / name
     earlier, data = read_json(folder / "search.json"), content["training_data"]
     if earlier is not None and earlier.get("training_data") != data:
         folder = folder.with_name(f"{folder.name}-{hash_of(data)[:6]}")
