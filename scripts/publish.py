@@ -9,7 +9,6 @@ A model on the hub is named by its repository in the place of the folder.
 """
 
 import shutil
-import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +27,12 @@ from common.data.text import tokenizer_from_json
 from common.evaluation.protocol import HEADLINES
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint, write_published
 from common.run.evaluation_files import read_evaluations
-from common.run.folder import RunFiles, RunName, settings_of_all_seeds
+from common.run.folder import RunFiles, RunName
 from common.run.launch import run_or_explain
 
 
 def publish(run: Path, folder: Path, licence: str) -> None:
-    """Writes the model folder of a finished run, whose seeds beside it are counted in."""
+    """Writes the model folder of a finished run."""
     checkpoint = named_checkpoint(run)
     if not (run / "config.yaml").is_file():  # a checkpoint, which holds none
         raise ConfigError(f"--run {run} has no config.yaml; expected the folder of a run")
@@ -49,7 +48,8 @@ def publish(run: Path, folder: Path, licence: str) -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(state["config"], sort_keys=False), encoding="utf-8")
     words = tokenizer_from_json(state["tokenizer"]).vocabulary
     (folder / "vocabulary.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
-    measured = _measured(run, state["step"])
+    saved = read_evaluations(RunFiles(run))
+    measured = saved[0]["evaluations"] if saved and saved[0]["step"] == state["step"] else {}
     if measured:
         shutil.copy(run / "evaluation.json", folder)
     write_atomically(folder / "README.md", card(checkpoint, run, measured, licence, folder.name))
@@ -65,29 +65,8 @@ def without_places(settings: Any) -> Any:
     return Path(settings).name if is_place else settings
 
 
-def _measured(run: Path, step: int) -> list[dict[str, Any]]:
-    # Evaluations of this run, first, and of the other seeds of its row that got as far, each once.
-    #
-    # Empty without its own, as its files were written and of these weights. Another seed is another folder:
-    # table4_clip-demo-0a1b/seed0, table4_clip-demo-2c3d/seed1.
-    name = RunName.of(run)
-    configs = run.resolve().parents[1].glob(f"{name.row}-{name.scale}-*/seed*/config.yaml") if name.scale else []
-    settings = _settings(run / "config.yaml")
-    others = sorted(file.parent for file in configs if file.parent != run.resolve() and _settings(file) == settings)
-    saved = [read_evaluations(RunFiles(folder)) for folder in [run, *others]]
-    by_seed, own = {}, saved[0][0] if saved[0] else {}
-    for content, _ in filter(None, saved):
-        if content["step"] == step and content.get("precision") == own.get("precision"):
-            by_seed.setdefault(content.get("seed"), content)
-    return [] if saved[0] is None else list(by_seed.values())
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    return settings_of_all_seeds(yaml.safe_load(file.read_text(encoding="utf-8")))
-
-
-def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], licence: str, name: str) -> str:
-    """The model card, in Markdown with the hub's header."""
+def card(checkpoint: Checkpoint, run: Path, measured: dict[str, Any], licence: str, name: str) -> str:
+    """The model card, in Markdown with the hub's header; `measured`: evaluations by role."""
     state = checkpoint.state
     config, paper = state["config"], state["paper"]
     row = RunName.of(run)
@@ -104,24 +83,17 @@ def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], lice
     code = f", hash of its files {hash_of(files)}" if files else ""
     recipe = yaml.safe_dump({part: config[part] for part in ("method", "model", "optim")}, sort_keys=False)
     lines = []
-    for role, one in (measured[0]["evaluations"] if measured else {}).items():
-        for metric in HEADLINES:  # all are in the JSON
-            if metric not in one["metrics"]:
-                continue
-            alike = [other for content in measured if (other := content["evaluations"].get(role))]
-            alike = [other for other in alike if other["protocol"] == one["protocol"]]
-            of_seeds = [100 * other["metrics"][metric] for other in alike]
-            spread = f"{statistics.mean(of_seeds):.1f} +- {statistics.stdev(of_seeds):.1f}" if of_seeds[1:] else "-"
+    for role, one in measured.items():
+        for metric in [name for name in HEADLINES if name in one["metrics"]]:  # all are in the JSON
             chance = one["chance"].get(metric)
             chance_level = "-" if chance is None else f"{100 * chance:.1f}"
-            cells = (role, one["protocol"].get("data", "-"), metric, f"{of_seeds[0]:.1f}", spread, chance_level)
-            lines.append(f"| {' | '.join(cells)} |")
+            number = f"{100 * one['metrics'][metric]:.1f}"
+            lines.append(f"| {role} | {one['protocol'].get('data', '-')} | {metric} | {number} | {chance_level} |")
     table = "\n".join(lines)
-    numbers = f"""Percent. Seeds: {len(measured)} (mean +- standard deviation where there are several). What each
-number means, its protocol and test set, is in `evaluation.json`.
+    numbers = f"""Percent. What each number means, its protocol and test set, is in `evaluation.json`.
 
-| role | data | metric | this model | over seeds | chance level |
-|---|---|---|---|---|---|
+| role | data | metric | this model | chance level |
+|---|---|---|---|---|
 {table}"""
     return f"""---
 license: {licence}
