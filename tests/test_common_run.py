@@ -34,7 +34,7 @@ from common.data.pairs import image_transform, open_training_pairs
 from common.data.text import build_tokenizer
 from common.evaluation.protocol import Evaluation
 from common.reproduce.rows import is_current
-from common.run.checkpoint import last_checkpoint, save_checkpoint
+from common.run.checkpoint import save_checkpoint
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import (
     RunFiles,
@@ -555,18 +555,6 @@ def test_an_evaluation_that_is_torn_changed_by_hand_or_of_another_run_code_or_se
     assert not current(run)
     evaluated(run)
     assert current(run)
-
-
-def test_a_checkpoint_on_other_data_or_with_another_key_is_refused(tmp_path):
-    run = run_files(PAPER, "table2_clip", "smoke", Config(), "data", tmp_path)
-    save(run, 7)
-    checkpoint = last_checkpoint(run.checkpoints)
-    checkpoint.state["run_key"] = "0123456789ab"
-    refused(
-        ("holds a run on other training data", lambda: checkpoint_to_resume(run, True, Config(), "other data")),
-        ("with another key, 0123456789ab", lambda: check_same_run(checkpoint, run, Config(), "data")),
-        error=ConfigError,
-    )
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])

@@ -79,8 +79,8 @@ def measured_steps(run: "Run") -> Iterator["Step"]:
     journal.progress.leave = False
     start = time.perf_counter()
     for number, batch in itertools.islice(journal.steps(run.batches), BEFORE_TIMING + TIMED):
-        if number == 1:
-            _forget_peak(device)
+        if number == 1:  # the counted step takes more memory than others
+            forget_peak(device)
         with _counting() if number == 0 else nullcontext() as counter:
             yield run.step(number, batch)
         wait_for_device(device)
@@ -110,7 +110,7 @@ def _figures(run: "Run", seconds: list[float], flops: int) -> dict[str, Any]:
             "average": (copies - 1) * _bytes([*model.parameters(), *model.buffers()]),
             "gradients": _bytes(trained),
             "optimizer": _bytes(state),
-            "peak": _peak(run.accelerator.device),
+            "peak": peak(run.accelerator.device),
         },
         "checkpoint": {"bytes": saved, "kept": min(settings.keep_checkpoints, times)},
         "flops_per_step": flops * run.accelerator.num_processes,
@@ -194,19 +194,20 @@ def _counting() -> Iterator[Any]:
         yield stack.enter_context(FlopCounterMode(display=False))
 
 
-def _forget_peak(device: torch.device) -> None:
-    # the counted step takes more memory than others
+def forget_peak(device: torch.device) -> None:
+    """Lets the peak of the memory start again from what is taken now; of a process on Linux only."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError):  # Linux: the peak of this process starts again
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _peak(device: torch.device) -> int:
+def peak(device: torch.device) -> int:
+    """Most bytes that a GPU, or this process with all that it holds, has taken; elsewhere than on Linux bytes now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return 1024 * int(line.split()[1])
-    return psutil.Process().memory_info().rss  # elsewhere, of now
+    return psutil.Process().memory_info().rss

@@ -287,9 +287,6 @@ def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fi
             f"{files.folder} holds a run on other training data than data.train and data.root name now"
             + (f": {'; '.join(changed)}; expected the settings of that run" if changed else "")
         )
-    key = files.identity.get("key")
-    if None not in (key, checkpoint.state.get("run_key")) and checkpoint.state["run_key"] != key:
-        raise ConfigError(f"{files.folder} holds a run with another key, {checkpoint.state['run_key']}")
 
 
 def _settings_deciding(kind: Decides, config: Any, saved: dict[str, Any] | None = None) -> dict[str, Any]:

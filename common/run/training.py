@@ -304,7 +304,6 @@ def opened(
     facts = {
         "paper": setup.paper,
         "config": to_dict(config),
-        "run_key": files.identity.get("key"),
         "data_fingerprint": data_set.fingerprint,
         "training_data": training.description,
         "precision": _in_turn("precision", accelerator.mixed_precision, checkpoint),

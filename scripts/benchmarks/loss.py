@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import open_clip
+import psutil
 import torch
 from accelerate import Accelerator
 
@@ -23,6 +24,7 @@ from common.feature_queue import FeatureQueue
 from common.geometry import Geometry, Sphere, inner_product_similarity, unit
 from common.info_nce import contrastive_loss
 from common.pool import QueuePool
+from common.run.dry_run import forget_peak, peak
 from common.run.schedule import build_optimizer
 from common.tiled import TILE, geometry_loss, tiled_contrastive_loss
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
@@ -122,17 +124,12 @@ def grown(warm_up: Callable[[], None], work: Callable[[], None]) -> Usage:
         raise Skipped("no /proc/self/clear_refs: the memory's peak is not known")
     warm_up()
     getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # what was freed before must not hide what is taken now
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
-    before, start = _status("VmRSS"), time.perf_counter()
+    cpu = torch.device("cpu")
+    forget_peak(cpu)
+    before, start = psutil.Process().memory_info().rss, time.perf_counter()
     work()
     seconds = time.perf_counter() - start
-    return Usage(seconds, max(_status("VmHWM") - before, 1))
-
-
-def _status(name: str) -> int:
-    # Bytes, from a line such as "VmRSS:  1234 kB".
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    return Usage(seconds, max(peak(cpu) - before, 1))
 
 
 def grown_in_new_process(usage: Callable[..., Usage], *arguments: object) -> Usage:
@@ -149,10 +146,7 @@ usage_in_new_process = partial(grown_in_new_process, usage)
 
 def check_that_the_matrix_fits(name: str, batch: int) -> None:
     """Raises Skipped if the whole matrix needs more memory than is free."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return
-    free = 1024 * int(meminfo.read_text().split("MemAvailable:")[1].split()[0])
+    free = psutil.virtual_memory().available
     needed = BYTES_AT_ONCE[name] * batch**2
     if needed > 0.9 * free:
         raise Skipped(f"the whole matrix needs {needed / 1e9:.0f} GB, {free / 1e9:.0f} GB are free")
