@@ -11,6 +11,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -38,17 +39,12 @@ FONT = ImageFont.load_default(size=12)
 INK, PALE, FRAME, RIGHT, WRONG = (20, 20, 20), (120, 120, 120), (190, 190, 190), (0, 120, 40), (190, 30, 30)
 
 
-def text_width(text: str) -> float:
-    """Width in pixels."""
-    return FONT.getlength(text)
-
-
 def wrapped(text: str, width: int) -> list[str]:
     """Lines of at most `width` pixels, broken between words."""
     lines, line = [], ""
     for word in text.split():
         longer = f"{line} {word}".strip()
-        if line and text_width(longer) > width:
+        if line and FONT.getlength(longer) > width:
             lines.append(line)
             line = word
         else:
@@ -199,33 +195,39 @@ def below(picture: Image.Image, text: str, width: int) -> Image.Image:
     return sheet
 
 
-def question_sheet() -> Image.Image:
-    """Questions with answers."""
-    cells = []
-    for item in itertools.islice(annotation_task("vqa", image_size=SIZE), 16):
-        lines = [(item["question"], INK), (f"{item['answer']}  ({item['answer_type']})", RIGHT)]
-        cells.append(cell(item["image"], lines, 270, beside=True))
-    return arranged(cells, 4)
+def annotation_sheet(
+    task: str,
+    count: int,
+    columns: int,
+    width: int,
+    lines_of: Callable[[dict], list[tuple[str, tuple]]],
+    picture_of: Callable[[dict], np.ndarray] = lambda item: item["image"],
+) -> Image.Image:
+    """Items of a task, each with its lines of text beside its picture."""
+    items = itertools.islice(annotation_task(task, image_size=SIZE), count)
+    return arranged([cell(picture_of(item), lines_of(item), width, beside=True) for item in items], columns)
 
 
-def pair_sheet() -> Image.Image:
-    """Pairs of pictures with statements and verdicts."""
-    cells = []
-    for item in itertools.islice(annotation_task("nlvr2", image_size=SIZE), 12):
-        picture = np.pad(item["images"], ((0, 0), (0, 0), (0, 2), (0, 0)), constant_values=255)
-        verdict = ("true", RIGHT) if item["label"] else ("false", WRONG)
-        cells.append(cell(np.concatenate(list(picture), 1), [(item["statement"], INK), verdict], 360, beside=True))
-    return arranged(cells, 3)
+def pair_of(item: dict) -> np.ndarray:
+    """Both pictures of an item, with a gap between them."""
+    return np.concatenate(list(np.pad(item["images"], ((0, 0), (0, 0), (0, 2), (0, 0)), constant_values=255)), 1)
 
 
-def entailment_sheet() -> Image.Image:
-    """Hypotheses with labels."""
-    cells = []
-    for item in itertools.islice(annotation_task("visual_entailment", image_size=SIZE), 16):
-        label = ENTAILMENT_LABELS[item["label"]]
-        colour = {"entailment": RIGHT, "contradiction": WRONG}.get(label, PALE)
-        cells.append(cell(item["image"], [(item["hypothesis"], INK), (label, colour)], 270, beside=True))
-    return arranged(cells, 4)
+def question_lines(item: dict) -> list[tuple[str, tuple]]:
+    """Question and answer."""
+    return [(item["question"], INK), (f"{item['answer']}  ({item['answer_type']})", RIGHT)]
+
+
+def statement_lines(item: dict) -> list[tuple[str, tuple]]:
+    """Statement and verdict."""
+    return [(item["statement"], INK), ("true", RIGHT) if item["label"] else ("false", WRONG)]
+
+
+def hypothesis_lines(item: dict) -> list[tuple[str, tuple]]:
+    """Hypothesis and label."""
+    label = ENTAILMENT_LABELS[item["label"]]
+    colour = {"entailment": RIGHT, "contradiction": WRONG}.get(label, PALE)
+    return [(item["hypothesis"], INK), (label, colour)]
 
 
 def association_sheet() -> Image.Image:
@@ -256,9 +258,9 @@ def draw_sheets(folder: Path) -> None:
     save(class_sheet([name for name in names if name.startswith("imagenet")], 12), folder / "imagenet.png")
     save(class_sheet([name for name in names if name.startswith("vtab")], 12), folder / "vtab.png")
     save(grounding_sheet(), folder / "grounding.png")
-    save(question_sheet(), folder / "vqa.png")
-    save(pair_sheet(), folder / "nlvr2.png")
-    save(entailment_sheet(), folder / "visual_entailment.png")
+    save(annotation_sheet("vqa", 16, 4, 270, question_lines), folder / "vqa.png")
+    save(annotation_sheet("nlvr2", 12, 3, 360, statement_lines, pair_of), folder / "nlvr2.png")
+    save(annotation_sheet("visual_entailment", 16, 4, 270, hypothesis_lines), folder / "visual_entailment.png")
     save(association_sheet(), folder / "winogavil.png")
 
 

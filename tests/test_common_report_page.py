@@ -129,7 +129,7 @@ def test_command_line_collects_tables_with_their_pictures_and_names_the_root_of_
     (folder / "metrics.json").write_text('{"not": "a table"}')
     for entry in (table, tenth, second):
         write_table(entry, tmp_path / "outputs/no_paper" / entry.table_id / "demo")
-    assert main(["--results", "results", "outputs", "nowhere", "--output", "outputs/report.html"]) == 0
+    main(["--results", "results", "outputs", "nowhere", "--output", "outputs/report.html"])
     first, _, title, head, *_ = capsys.readouterr().out.splitlines()
     assert first == "outputs/report.html: 5 tables, on a page for each paper beside it"
     assert (title, head.partition(":")[0]) == ("Verdicts on claims, measured:", "contrastive_basics")
@@ -189,29 +189,26 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
     assert not any("`" in file.read_text() for file in (path, *pages.values()))  # `code` is shown as such
 
 
-def test_a_broken_claims_file_is_named_on_the_command_line(tmp_path, monkeypatch, capsys):
+def test_a_broken_claims_file_is_named(tmp_path):
     (tmp_path / "no_paper").mkdir()
     (tmp_path / "no_paper/paper_tables.yaml").write_text("paper: {title: x}\ntables: {}")
     (tmp_path / "no_paper/claims.yaml").write_text("claims: [{id: C1}]")
-    with pytest.raises(ValueError, match=r"no_paper/claims.yaml, claim C1: claim: Field required"):
+    with pytest.raises(ValueError, match=r"^no_paper/claims.yaml, claim C1: claim: Field required"):
         collect_page([tmp_path], tmp_path / "page.html", papers=tmp_path)
-    monkeypatch.setattr("common.report.page.collect_page", lambda *_: collect_page([], tmp_path / "x", papers=tmp_path))
-    assert main(["--results", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("error: no_paper/claims.yaml, claim C1")
 
 
 @pytest.mark.parametrize("end", ["", ', "format_version": 1}', ', "format_version": 0}'])
-def test_a_broken_file_is_named_and_no_page_is_written(tmp_path, capsys, end):
+def test_a_broken_file_is_named_and_no_page_is_written(tmp_path, end):
     folder = tmp_path / "results/no_paper/table0/demo"
     write_table(made_up_table(), folder)
     (folder / "table1.json").write_text('{"format": "report table"' + end)
-    assert main(["--results", str(tmp_path / "results"), "--output", str(tmp_path / "page.html")]) == 1
-    assert f"error: {folder / 'table1.json'} is broken: " in capsys.readouterr().err
+    with pytest.raises(ValueError, match=rf"^{folder / 'table1'}\.json is broken: "):
+        main(["--results", str(tmp_path / "results"), "--output", str(tmp_path / "page.html")])
     assert not (tmp_path / "page.html").exists()
 
 
 def test_without_tables_the_page_and_one_line_say_so(tmp_path, capsys):
-    assert main(["--results", str(tmp_path), "--output", str(tmp_path / "page.html")]) == 0
+    main(["--results", str(tmp_path), "--output", str(tmp_path / "page.html")])
     assert len(capsys.readouterr().out.splitlines()) == 1
     _, page = read(tmp_path / "page.html")
     assert "No table has been written yet." in page.texts

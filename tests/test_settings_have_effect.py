@@ -374,12 +374,8 @@ def test_commands_without_a_name_are_refused():
     )
 
 
-def test_rows_of_other_code_are_no_rows_of_this_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(scripts.same_losses, "ROWS", {})
-    scripts.same_losses.train_rows(ROOT, tmp_path)
-    scripts.same_losses.train_rows(ROOT, tmp_path)
-    (tmp_path / "code.txt").write_text("of yesterday")
-    with pytest.raises(ValueError, match="rows of other code"):
+def test_rows_of_two_versions_of_the_code_share_no_folder(tmp_path):
+    with pytest.raises(FileExistsError):
         scripts.same_losses.train_rows(ROOT, tmp_path)
 
 

@@ -269,23 +269,18 @@ def mark_of(judged: Judged) -> str:
     return mark if mark and first.verdict != FAILS else style_of(first)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status: 1 if a file is broken."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line; ValueError for a broken file."""
     parser = Parser("Collect tables of results on one HTML page.")
     parser.add_argument("--results", nargs="+", default=["results", "outputs/results"], help="folders to search")
     parser.add_argument("--output", default="outputs/report.html", help="the page to write")
     given = parser.parse_args(arguments)
-    try:
-        number, claims = collect_page(given.results, given.output)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    number, claims = collect_page(given.results, given.output)
     if number == 0:
         print(f"no tables below {', '.join(given.results)}; {given.output} is empty. Try: make reproduce-table2")
     else:
         print(f"{given.output}: {number} table{'s' if number > 1 else ''}, on a page for each paper beside it")
         print("\nVerdicts on claims, measured:", *(f"{paper.paper}: {counts(paper)[1]}" for paper in claims), sep="\n")
-    return 0
 
 
 def outdated(table: Table) -> list[tuple[str, str]]:
@@ -350,4 +345,7 @@ def _prose(text: str) -> Markup:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"error: {error}")
