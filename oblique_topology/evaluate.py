@@ -18,7 +18,8 @@ from common.data.pairs import EvaluationSets, open_evaluation_sets
 from common.data.scenes import classification_task
 from common.encoders.two_towers import bare_tower
 from common.evaluation.embed import Encoder
-from common.evaluation.linear_probe import PROBES, ProbeConfig, backbone_encoder, check_classes, evaluate_linear_probe
+from common.evaluation.knn import check_classes
+from common.evaluation.linear_probe import PROBES, ProbeConfig, backbone_encoder, evaluate_linear_probe
 from common.evaluation.protocol import Evaluation
 from common.run.evaluation import TrainedModels, evaluate_main, zero_shot_and_retrieval
 from common.run.launch import run_or_explain

@@ -98,9 +98,7 @@ def evaluations():
     actual = retrieval_ranks(scores[rows], _positives(relations[0], np.arange(20), np.arange(1000, 1100)), rows=rows)
     results["ranks"] = actual.image_to_text.tolist(), actual.text_to_image.tolist()
     logits = torch.randn(20, 100, generator=generator)
-    actual = two_stage_ranks(
-        scores, owners, lambda i, j: logits[i, j], 20, pairs_at_once=60, share_queries=True
-    ).matched
+    actual = two_stage_ranks(scores, owners, lambda i, j: logits[i, j], 20, pairs_at_once=60).matched
     results["matched ranks"] = actual.image_to_text.tolist(), actual.text_to_image.tolist()
 
     bad = scores[rows].clone()

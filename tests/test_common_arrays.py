@@ -5,11 +5,9 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from common.evaluation import accuracy, annotated, grad_cam, knn, linear_probe, retrieval, zero_shot
+from common.evaluation import accuracy, annotated, grad_cam, knn, retrieval, zero_shot
 from common.evaluation.coco import Relation, coco_results
-from common.evaluation.linear_probe import PROBES, feature_batches, probe_scores
 from common.evaluation.rerank import best_candidates, two_stage_ranks
 from common.evaluation.retrieval import Positives, precisions_at_r, retrieval_ranks
 from common.geometry import Sphere
@@ -22,7 +20,6 @@ LABELS = OWNERS % 3
 HEAT = torch.rand(6, 8, generator=DRAWS)
 BOX, FRACTIONS = torch.tensor([1, 2, 3, 3]), torch.tensor([0.1, 0.2, 0.5, 0.7])
 ATTENTION = torch.rand(2, 1, 3, 5, generator=DRAWS)
-CLASSIFIER = nn.Linear(4, 3).requires_grad_(False)
 RELATION = Relation("eccv", "y", "precision", {3: [4, 9]}, {4: [3, 11]})
 
 
@@ -77,8 +74,6 @@ METRICS = {  # function under test -> call with a converter of scores and one of
         Sphere().mean, "embeddings",
     ),
     "knn_scores": lambda real, whole: knn.knn_scores(FEATURES[:9], FEATURES, whole(LABELS), 3, k=5),
-    "probe_scores": lambda real, whole: probe_scores(CLASSIFIER, real(FEATURES), PROBES["oblique"]),
-    "feature_batches": lambda real, whole: list(feature_batches(real(FEATURES), whole(LABELS), 16, 0)(0)),
     "entailment_metrics": lambda real, whole: annotated.entailment_metrics(whole(LABELS), whole(OWNERS % 3)),
     "nlvr2_metrics": lambda real, whole: annotated.nlvr2_metrics(whole(LABELS % 2), whole(OWNERS % 2)),
     "attention_heat": lambda real, whole: grad_cam.attention_heat(
@@ -99,8 +94,7 @@ METRICS = {  # function under test -> call with a converter of scores and one of
 ELSEWHERE = {  # no arrays: functions of results and of models
     "recalls", "ranks_of_parts", "precisions_of_parts", "retrieval_metrics", "means", "chance_level",
     "precision_chance_level", "combine_over_processes", "winogavil_prompt", "fill", "evaluate_knn",
-    "labelled_features", "probe_rate_at", "train_probe", "augmented_batches", "backbone_encoder", "frozen",
-    "evaluate_linear_probe", "check_classes", "vqa_score", "best_answers", "vqa_metrics", "recorded_input",
+    "check_classes", "labelled_features", "vqa_score", "best_answers", "vqa_metrics", "recorded_input",
     "gradients_of", "grounding_metrics",
 }  # fmt: skip
 
@@ -133,7 +127,7 @@ def test_numpy_arrays_and_narrow_integers_give_what_tensors_give(name):
 
 
 def test_every_public_function_of_arrays_is_tried():
-    modules = (retrieval, accuracy, zero_shot, knn, linear_probe, annotated, grad_cam)
+    modules = (retrieval, accuracy, zero_shot, knn, annotated, grad_cam)
     public = {
         name
         for module in modules

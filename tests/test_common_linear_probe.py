@@ -84,16 +84,6 @@ def test_rates_of_each_schedule():
     )
 
 
-def test_bad_recipes_are_refused():
-    known = "cosine, cosine_per_epoch, steps"
-    refused(
-        (f"probe.schedule = 'linear'; expected one of: {known}", lambda: replace(PLAIN, schedule="linear")),
-        (r"probe.learning_rate = 0\.0; expected: above 0", lambda: replace(PLAIN, learning_rate=0.0)),
-        ("probe.warmup_epochs = 5 of 5", lambda: replace(PLAIN, warmup_epochs=5)),
-        ("with schedule 'steps'", lambda: replace(PLAIN, warmup_epochs=1, schedule="steps")),
-    )
-
-
 # --- training ------------------------------------------------------------------------------------------------------
 
 
@@ -151,14 +141,8 @@ def test_normalised_features_do_not_depend_on_their_norm():
     torch.testing.assert_close(probe_scores(one, features, config), probe_scores(one, features * 7, config))
 
 
-def test_unusable_batches_are_refused():
+def test_a_loss_that_is_not_finite_is_refused():
     features, labels = clusters()
-    short, graph = feature_batches(features, labels, 16, 0), features.clone().requires_grad_()
-    refused(
-        ("epoch 0 has 6 batches; 100 images in batches of 16 make 7",
-         lambda: train_probe(short, 100, 4, 3, PLAIN, 0, CPU)),
-        ("features carry a gradient", lambda: train_probe(lambda epoch: [(graph, labels)], 90, 4, 3, PLAIN, 0, CPU)),
-    )  # fmt: skip
     spoilt = feature_batches(features * torch.nan, labels, 16, 0)
     refused(("loss is nan at step 0", lambda: train_probe(spoilt, 90, 4, 3, PLAIN, 0, CPU)), error=FloatingPointError)
 
@@ -176,14 +160,8 @@ def test_frozen_network_evaluates_keeps_its_statistics_and_gets_its_modes_back()
     assert all(module.training for module in network.modules())
     assert [parameter.requires_grad for parameter in network.parameters()] == [True, False, True, True]
     assert torch.equal(network[1].running_mean, mean)
-
-
-def test_a_change_of_a_frozen_tensor_is_an_error_that_names_it():
-    network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    with pytest.raises(RuntimeError, match=r"changed during a probe: 1\.running_mean, 1\.running_var"), frozen(network):
-        network.train()(torch.randn(8, 4))
-    with pytest.raises(RuntimeError, match="mat1 and mat2"), frozen(network):  # an error inside is not hidden
-        network.train()(torch.randn(8, 5))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), frozen(network):
+        network(torch.randn(8, 5))
     assert network.training
 
 

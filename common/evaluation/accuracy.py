@@ -49,7 +49,8 @@ def per_class_hits(hits: Any, labels: Any) -> np.ndarray:
 def f1_macro_hits(predictions: Any, labels: Any) -> np.ndarray:
     """(num_items,) numbers whose mean is F1, averaged over the classes in the labels.
 
-    F1 = 2 * right / (predicted + occurring). WILDS reports it, and DataComp as "F1-macro_all". The spread is that of the metric, as in `per_class_hits`.
+    F1 = 2 * right / (predicted + occurring). WILDS reports it, and DataComp as "F1-macro_all". The spread
+    is that of the metric, as in `per_class_hits`.
     """
     predictions, labels = _pair(predictions, labels)
     classes, place, occurring = np.unique(labels, return_inverse=True, return_counts=True)

@@ -59,8 +59,7 @@ def knn_scores(
 
 def evaluate_knn(encoder: Any, bank: Any, task: Any, k: int = 200, temperature: float = 0.1) -> Evaluation:
     """Accuracy of the weighted vote on a labelled set; the bank has the same classes, e.g. its part="train"."""
-    if list(bank.class_names) != list(task.class_names):
-        raise ValueError(f"{bank.name} and {task.name} have unlike class names; a bank must hold the classes asked for")
+    check_classes(bank, task)
     bank_features, bank_labels = labelled_features(encoder, bank)
     features, labels = labelled_features(encoder, task)
     num_classes = len(task.class_names)
@@ -83,6 +82,12 @@ def evaluate_knn(encoder: Any, bank: Any, task: Any, k: int = 200, temperature: 
             "preprocessing": encoder.preprocessing,
         },
     )
+
+
+def check_classes(train: Any, test: Any) -> None:
+    """Refuses two labelled sets whose class names differ (ValueError)."""
+    if list(train.class_names) != list(test.class_names):
+        raise ValueError(f"{train.name} and {test.name} have unlike class names; expected: the same ones")
 
 
 def labelled_features(encoder: Any, task: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -55,9 +55,10 @@ def two_stage_ranks(
     *,
     pairs_at_once: int = 1024,
     text_scores: torch.Tensor | None = None,
-    share_queries: bool = False,
 ) -> TwoStage:
-    """Ranks of both stages.
+    """Ranks of both stages; each process matches its share of the queries, in equally many calls of `match`.
+
+    All processes make this call and get the result.
 
     Args:
         scores: (num_images, num_texts) of the first stage, float32 or float64; all of them on every process.
@@ -65,8 +66,6 @@ def two_stage_ranks(
         match: logits of pairs of several queries in one call. i2t asks image by image, t2i text by text.
         k_test: candidates matched per query (COCO 256, Flickr30k 128).
         pairs_at_once: most pairs per call of `match`, but at least one query; bounds the memory beyond the scores.
-        share_queries: each process matches its share, in equally many calls of `match`; all make this call and get the
-            result.
     Raises:
         ValueError: k_test below 10 (R@10 would count what was not matched) or above the number of candidates, logits of
             another shape, in half precision or not finite; and as `retrieval_ranks`.
@@ -75,9 +74,7 @@ def two_stage_ranks(
     if not isinstance(positives, Positives):
         positives = Positives.from_owners(positives, len(tables[0]))
     part = Part(torch.arange(positives.num_images), *tables)
-    return two_stage_of_parts(
-        [part], positives, match, k_test, pairs_at_once=pairs_at_once, share_queries=share_queries
-    )
+    return two_stage_of_parts([part], positives, match, k_test, pairs_at_once=pairs_at_once)
 
 
 def two_stage_of_parts(
@@ -87,7 +84,6 @@ def two_stage_of_parts(
     k_test: int,
     *,
     pairs_at_once: int = 1024,
-    share_queries: bool = False,
 ) -> TwoStage:
     """`two_stage_ranks` of scores in parts, as in `ranks_of_parts`; every process has all of them."""
     most = min(positives.num_images, positives.num_texts)
@@ -99,12 +95,11 @@ def two_stage_of_parts(
         return match(images, texts)
 
     candidates_of_images, candidates_of_texts = _candidates(parts, positives, k_test)
-    settings = pairs_at_once, share_queries
     *of_images, images_kept = _rerank(
-        candidates_of_images, positives.texts, positives.image_starts, contrastive.image_to_text, match, *settings
+        candidates_of_images, positives.texts, positives.image_starts, contrastive.image_to_text, match, pairs_at_once
     )
     *of_texts, texts_kept = _rerank(
-        candidates_of_texts, positives.images, positives.text_starts, contrastive.text_to_image, by_text, *settings
+        candidates_of_texts, positives.images, positives.text_starts, contrastive.text_to_image, by_text, pairs_at_once
     )
     matched = Ranks.of(positives, *of_images, *of_texts)
     return TwoStage(contrastive, matched, float(images_kept.mean()), float(texts_kept.mean()))
@@ -130,9 +125,7 @@ def evaluate_two_stage(
     parts = ScoreParts(encoder, embedded.images, embedded.texts, shared=False)
     positives = Positives.from_owners(embedded.text_to_image, len(embedded.images))
     k_test = min(k_test, positives.num_images, positives.num_texts)
-    stages = two_stage_of_parts(
-        parts, positives, build_match(embedded), k_test, pairs_at_once=pairs_at_once, share_queries=True
-    )
+    stages = two_stage_of_parts(parts, positives, build_match(embedded), k_test, pairs_at_once=pairs_at_once)
     kept_shares = {"i2t_kept_share": stages.i2t_kept_share, "t2i_kept_share": stages.t2i_kept_share}
     return {
         stage: Evaluation(
@@ -183,7 +176,6 @@ def _rerank(
     first_ranks: torch.Tensor,
     match: Match,
     pairs_at_once: int,
-    share_queries: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     # One direction; candidates_of (all queries, k), first_ranks those of the queries that have positives.
     #
@@ -192,7 +184,7 @@ def _rerank(
     queries = np.flatnonzero(np.diff(starts))
     results = np.zeros((3, len(queries)), np.int64)
     bad = np.zeros(1, np.int64)
-    for places, ours in _shares(len(queries), max(1, pairs_at_once // k), share_queries):
+    for places, ours in _shares(len(queries), max(1, pairs_at_once // k)):
         query_indices = torch.from_numpy(queries[places])
         kept = candidates_of[query_indices].long()
         logits = match(query_indices.repeat_interleave(k), kept.flatten())
@@ -213,8 +205,7 @@ def _rerank(
                 results[:, place] = (row > row[first]).sum() + equal[:first].sum(), equal.any(), 1
             else:
                 results[:, place] = int(first_ranks[place]), 0, 0
-    if share_queries:
-        results, bad = combine_over_processes(results, "SUM"), combine_over_processes(bad, "SUM")
+    results, bad = combine_over_processes(results, "SUM"), combine_over_processes(bad, "SUM")
     if bad[0]:
         raise ValueError(f"{bad[0]} match logits are not finite; a sort would rank NaN first")
     return results[0], results[1] > 0, results[2] > 0
@@ -230,10 +221,10 @@ def best_candidates(scores: torch.Tensor, k: int) -> torch.Tensor:
     return chosen.nonzero()[:, 1].view(len(scores), k)
 
 
-def _shares(count: int, size: int, share: bool) -> Iterator[tuple[np.ndarray, bool]]:
+def _shares(count: int, size: int) -> Iterator[tuple[np.ndarray, bool]]:
     # Batches of this process, and whether its results are ours; padded so that all make as many calls.
     starts = range(0, count, size)
-    first, step = (rank(), world_size()) if share else (0, 1)
-    for index in range(first, -(-len(starts) // step) * step, step):
+    processes = world_size()
+    for index in range(rank(), -(-len(starts) // processes) * processes, processes):
         start = starts[min(index, len(starts) - 1)]
         yield np.arange(start, min(start + size, count)), index < len(starts)

@@ -223,8 +223,8 @@ class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
         num_parts: consecutive parts of equal size.
     """
 
-    def __init__(self, num_features: int, num_parts: int, **options) -> None:
-        super().__init__(num_features, **options)
+    def __init__(self, num_features: int, num_parts: int) -> None:
+        super().__init__(num_features)
         self.num_parts = num_parts
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -241,18 +241,12 @@ class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
         # parts become channels: (batch / parts, parts * channels, ...)
         split = features.unflatten(0, (parts, batch // parts)).transpose(0, 1).flatten(1, 2)
         means, variances, weight, bias = (
-            None if values is None else values.repeat(parts)
-            for values in (self.running_mean, self.running_var, self.weight, self.bias)
+            values.repeat(parts) for values in (self.running_mean, self.running_var, self.weight, self.bias)
         )
-        step = 0.0 if self.momentum is None else self.momentum
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:  # cumulative average
-                step = 1.0 / float(self.num_batches_tracked)
-        normalised = F.batch_norm(split, means, variances, weight, bias, True, step, self.eps)
-        if means is not None:
-            self.running_mean.copy_(means.view(parts, -1).mean(dim=0))
-            self.running_var.copy_(variances.view(parts, -1).mean(dim=0))
+        self.num_batches_tracked.add_(1)
+        normalised = F.batch_norm(split, means, variances, weight, bias, True, self.momentum, self.eps)
+        self.running_mean.copy_(means.view(parts, -1).mean(dim=0))
+        self.running_var.copy_(variances.view(parts, -1).mean(dim=0))
         return normalised.unflatten(1, (parts, -1)).transpose(0, 1).flatten(0, 1)
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -264,10 +258,9 @@ def linear_head(width: int, dim: int = 128) -> nn.Module:
     return nn.Linear(width, dim)
 
 
-def mlp_head(width: int, dim: int = 128, hidden_dim: int | None = None) -> nn.Module:
-    """MoCo v2's head, Linear-ReLU-Linear without normalisation; hidden_dim None = width (2048 for ResNet-50)."""
-    hidden_dim = width if hidden_dim is None else hidden_dim
-    return nn.Sequential(nn.Linear(width, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, dim))
+def mlp_head(width: int, dim: int = 128) -> nn.Module:
+    """MoCo v2's head, Linear-ReLU-Linear without normalisation."""
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, dim))
 
 
 def batch_norm_mlp(
