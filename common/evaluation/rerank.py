@@ -13,7 +13,7 @@ import torch
 from common.data.pairs import Pairs
 from common.distributed import rank, world_size
 from common.evaluation.arrays import tensor_of
-from common.evaluation.embed import CaptionRule, EmbeddedPairs, Encoder, ScoreParts, embed_pairs
+from common.evaluation.embed import CaptionRule, EmbeddedPairs, Encoder, ScoreParts, batches_here, embed_pairs
 from common.evaluation.protocol import Evaluation
 from common.evaluation.retrieval import (
     RECALL_AT,
@@ -184,7 +184,8 @@ def _rerank(
     queries = np.flatnonzero(np.diff(starts))
     results = np.zeros((3, len(queries)), np.int64)
     bad = np.zeros(1, np.int64)
-    for places, ours in _shares(len(queries), max(1, pairs_at_once // k)):
+    size = max(1, pairs_at_once // k)
+    for number, places in enumerate(batches_here(len(queries), size)):
         query_indices = torch.from_numpy(queries[places])
         kept = candidates_of[query_indices].long()
         logits = match(query_indices.repeat_interleave(k), kept.flatten())
@@ -194,7 +195,7 @@ def _rerank(
                 "or float64 logit per pair (half precision ties them)"
             )
         logits = logits.detach().cpu().view_as(kept).numpy()
-        if not ours:  # a padded batch: matched so that all processes make as many calls, not counted
+        if (rank() + number * world_size()) * size >= len(queries):  # padding, for equally many calls everywhere
             continue
         bad += (~np.isfinite(logits)).sum()
         for place, candidates, row in zip(places, kept.numpy(), logits):
@@ -219,12 +220,3 @@ def best_candidates(scores: torch.Tensor, k: int) -> torch.Tensor:
     room = k - above.sum(dim=1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(dim=1) <= room))
     return chosen.nonzero()[:, 1].view(len(scores), k)
-
-
-def _shares(count: int, size: int) -> Iterator[tuple[np.ndarray, bool]]:
-    # Batches of this process, and whether its results are ours; padded so that all make as many calls.
-    starts = range(0, count, size)
-    processes = world_size()
-    for index in range(rank(), -(-len(starts) // processes) * processes, processes):
-        start = starts[min(index, len(starts) - 1)]
-        yield np.arange(start, min(start + size, count)), index < len(starts)
