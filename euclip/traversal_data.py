@@ -158,15 +158,13 @@ NUM_WALKS = 60  # pictures, as in the paper
 class Task:
     """Images where walks start, and a pool of captions.
 
-    pictures: len, [index] -> {"image", "image_id"}. image_id: index -> the image's name. may_show: whether a page may
-    contain the images.
+    pictures: len, [index] -> {"image", "image_id"}. image_id: index -> the image's name.
     """
 
     name: str
     pictures: Any
     image_id: Callable[[int], str]
     pool: Pool
-    may_show: bool
 
 
 class PictureFolder:
@@ -199,18 +197,15 @@ def scenes_task(image_size: int, size: int, pool: Pool | None = None) -> Task:
     """The first test scenes and, unless there is another pool, all their captions."""
     scenes = SceneDataset("test", size=size, image_size=image_size)
     pool = scenes_pool(scenes) if pool is None else pool
-    return Task(scenes.name, scenes, lambda index: f"scene {index}", pool, may_show=True)
+    return Task(scenes.name, scenes, lambda index: f"scene {index}", pool)
 
 
 def pairs_task(pairs: Pairs, size: int, pool: Pool | None = None) -> Task:
-    """The first images of a set, with the captions of its hierarchies, or else of photo_captions.json.
-
-    A page does not show the images, as their licences are not known.
-    """
+    """The first images of a set, with the captions of its hierarchies, or else of photo_captions.json."""
     indices = range(min(size, len(pairs)))
     if pool is None:
         pool = hierarchy_pool(pairs, indices) if has_hierarchy(pairs) else read_pool(PHOTO_CAPTIONS)
-    return Task(pairs.name, Subset(pairs, indices), pairs.image_id, pool, may_show=False)
+    return Task(pairs.name, Subset(pairs, indices), pairs.image_id, pool)
 
 
 def walk_task(config: Any) -> Task:
@@ -245,7 +240,7 @@ def open_task(images: str, image_size: int, size: int, pool: Pool | None) -> Tas
     if images.endswith(".tar"):
         return pairs_task(open_shards(images, role="test"), size, pool)
     pictures, pool = PictureFolder(Path(images), size), read_pool(PHOTO_CAPTIONS) if pool is None else pool
-    return Task(Path(images).name, pictures, pictures.image_id, pool, may_show=True)
+    return Task(Path(images).name, pictures, pictures.image_id, pool)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ data.source=shards data.root=<folder>.
 """
 
 import argparse
-import base64
-import io
 import json
 import sys
 from collections.abc import Sequence
@@ -22,10 +20,6 @@ from typing import Any
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
-
-import jinja2
-import numpy as np
-from PIL import Image
 
 from common.base.arguments import Parser
 from common.base.files import write_atomically
@@ -38,12 +32,11 @@ from common.run.folder import provenance_of
 from common.run.launch import run_or_explain
 from euclip.evaluate import load_encoder
 from euclip.published import LAYOUTS, open_published, published_config
-from euclip.traversal import NUM_POINTS, ROOT, SCORES, generic_nearer, mean_score, met, stays
+from euclip.traversal import NUM_POINTS, SCORES, generic_nearer, mean_score, met, stays
 from euclip.traversal_data import (
     NOUN_PROMPT,
     NUM_WALKS,
     Embedded,
-    Task,
     Walks,
     embed_task,
     model_root,
@@ -55,10 +48,8 @@ from euclip.traversal_data import (
 
 DECIDES = "evaluation"
 
-_SIDE = 256  # pixels of a picture on the page, at most
 
-
-# ---------------------------------------------------------------- the report as JSON, as Markdown, and as one page
+# ---------------------------------------------------------------- the report as JSON and as Markdown
 
 
 def report(embedded: Embedded, walks: Sequence[Walks], **facts: Any) -> dict[str, Any]:
@@ -176,55 +167,9 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]]
 
 
-def to_page(content: dict[str, Any], task: Task, rows: Sequence[int]) -> str:
-    """The report as one self-contained HTML page, with the images where they may be shown.
-
-    Args:
-        content: from `report`.
-        rows: indices of the images in the task.
-    """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    pictures = [
-        {
-            "image_id": views[0]["image_id"],
-            "data": _embedded_picture(task.pictures[row]["image"]) if task.may_show else "",
-            "walks": [
-                {"filter": filter_name(entry["min_radius"]), "stays": view["walk"], "true": view["true_captions"]}
-                for entry, view in zip(content["filters"], views)
-            ],
-        }
-        for row, views in zip(rows, zip(*(entry["pictures"] for entry in content["filters"])))
-    ]
-    return environment.get_template("traversal.html.jinja").render(
-        geometry=content["geometry"],
-        facts=_facts(content),
-        summary=summary_rows(content),
-        pictures=pictures,
-        num_points=content["num_points"],
-        root=ROOT,
-        marked=task.pool.hierarchy is not None,
-    )
-
-
-def _embedded_picture(image: Image.Image | np.ndarray) -> str:
-    """A small copy as the data URL of an inline image."""
-    picture = Image.fromarray(image) if isinstance(image, np.ndarray) else image.convert("RGB")
-    kind = "PNG" if max(picture.size) <= _SIDE else "JPEG"  # drawn pictures are small and must stay sharp
-    picture.thumbnail((_SIDE, _SIDE))
-    stream = io.BytesIO()
-    picture.save(stream, kind, quality=85)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"
-
-
-def write_report(content: dict[str, Any], task: Task, rows: Sequence[int], folder: Path) -> list[Path]:
-    """Writes traversal.json, traversal.md and, with captions, traversal.html; arguments as in `to_page`."""
-    texts = {
-        "json": json.dumps(content, indent=1, ensure_ascii=False) + "\n",
-        "md": to_markdown(content),
-        **({"html": to_page(content, task, rows)} if "pictures" in content["filters"][0] else {}),
-    }
+def write_report(content: dict[str, Any], folder: Path) -> list[Path]:
+    """Writes traversal.json and traversal.md."""
+    texts = {"json": json.dumps(content, indent=1, ensure_ascii=False) + "\n", "md": to_markdown(content)}
     return [write_atomically(folder / f"traversal.{ending}", text) for ending, text in texts.items()]
 
 
@@ -312,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--scores-only", action="store_true", help="only means, for captions that may not be redistributed"
     )
-    parser.add_argument("--output", type=Path, help="folder for JSON, Markdown and a page; default: print the table")
+    parser.add_argument("--output", type=Path, help="folder for JSON and Markdown; default: print the table")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.root=/data/flickr8k")
     options = parser.parse_intermixed_args(arguments)
     _check(options)
@@ -349,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.output is None:
         print(to_markdown(content))
         return
-    for path in write_report(content, task, embedded.rows, options.output):
+    for path in write_report(content, options.output):
         print(path)
 
 

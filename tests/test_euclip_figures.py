@@ -235,4 +235,3 @@ def test_photographs_with_a_hierarchy_are_preferred(data_dir):
     task = walk_tables.walk_task(Config(data=data))
     assert task.pool.name == "hierarchies of 60 pictures of coco-test"
     assert task.image_id(0).isdigit()
-    assert not task.may_show

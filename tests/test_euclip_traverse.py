@@ -39,7 +39,6 @@ from euclip.traversal import (
 from euclip.traversal_data import (
     PHOTO_CAPTIONS,
     PictureFolder,
-    Pool,
     Task,
     embed_task,
     hierarchy_pool,
@@ -51,7 +50,7 @@ from euclip.traversal_data import (
     unknown_words,
     walk_all,
 )
-from euclip.traverse import report, to_markdown, to_page, without_texts, write_report
+from euclip.traverse import report, to_markdown, without_texts, write_report
 
 WITH_CONES = [name for name in GEOMETRIES if name not in ("sphere", "elliptic")]
 
@@ -328,7 +327,6 @@ def test_chains_of_photographs_run_from_specific_to_generic(data_dir):
         assert pool.hierarchy.holds[index].nonzero().squeeze(1).tolist() == sorted(set(chain))
     assert max(pool.hierarchy.levels) == 3
     assert pairs_task(shards, 20).pool.tags == pool.tags
-    assert not pairs_task(shards, 20).may_show
 
 
 def test_photographs_without_chains_are_refused_or_use_our_captions(data_dir):
@@ -372,32 +370,24 @@ def test_a_report_says_of_every_picture_and_filter_what_the_walk_met():
     assert json.loads(json.dumps(content)) == content
 
 
-def test_the_files_of_a_report_hold_all_captions_and_ask_nobody_for_anything(tmp_path):
-    task = scenes_task(16, 4)
-    embedded, _, content = walked(task)
+def test_the_files_of_a_report_hold_all_captions(tmp_path):
+    _, _, content = walked(scenes_task(16, 4))
     for view in content["filters"][0]["pictures"]:  # the toy model meets none
-        view["captions"] = [f"met from {view['image_id']}"]
-        view["walk"].insert(1, [view["captions"][0], 3, 5])
-    paths = write_report(content, task, embedded.rows, tmp_path / "new")
-    assert [path.name for path in paths] == ["traversal.json", "traversal.md", "traversal.html"]
+        view["captions"] = [f"met | from {view['image_id']}"]
+    paths = write_report(content, tmp_path / "new")
+    assert [path.name for path in paths] == ["traversal.json", "traversal.md"]
     assert json.loads(paths[0].read_text()) == content
-    text, page = paths[1].read_text(), paths[2].read_text()
-    for entry in content["filters"]:
-        for view in entry["pictures"]:
-            assert all(caption in text and caption in page for caption in view["captions"])
-    assert page.count("data:image/png;base64,") == 4
-    assert "http" not in page
+    text = paths[1].read_text()
+    assert all(f"met \\| from {view['image_id']}" in text for view in content["filters"][0]["pictures"])
     assert "25.0% of the pairs" in text
     # of photographs only the captions of their own chains are known (`hierarchy_pool`)
     assert "captions known to be true of the picture" in text
-    assert "A tick marks captions known to be true of the picture." in page
 
 
 def test_a_report_without_texts_keeps_every_score_and_no_caption(tmp_path):
-    task = scenes_task(16, 4)
-    embedded, _, content = walked(task)
+    _, _, content = walked(scenes_task(16, 4))
     content["filters"][0]["pictures"][1]["captions"] = ["a striped ring"]
-    paths = write_report(without_texts(content), task, embedded.rows, tmp_path)
+    paths = write_report(without_texts(content), tmp_path)
     assert [path.name for path in paths] == ["traversal.json", "traversal.md"]
     report = json.loads(paths[0].read_text())
     assert [entry["means"] for entry in report["filters"]] == [entry["means"] for entry in content["filters"]]
@@ -410,35 +400,19 @@ def test_a_report_without_texts_keeps_every_score_and_no_caption(tmp_path):
     assert to_markdown(content).startswith(paths[1].read_text())
 
 
-def test_a_page_escapes_what_it_shows_and_shows_no_picture_of_unknown_licence():
-    task = scenes_task(16, 2, Pool("<i>odd</i>", ("a dog", "a cat"), ("red", "blue")))
-    task = Task("odd ones", task.pictures, lambda index: f"<script>{index}</script> | x", task.pool, may_show=False)
-    embedded, _, content = walked(task, radii=(None,))
-    page = to_page(content, task, embedded.rows)
-    assert "data:image" not in page
-    assert "<script>" not in page
-    assert "&lt;script&gt;0&lt;/script&gt;" in page
-    assert content["filters"][0]["pictures"][0]["true_captions"] == []
-    assert "</script> | x" not in to_markdown(content)
-    assert "</script> \\| x" in to_markdown(content)
-
-
 def test_a_folder_of_pictures_is_walked_from_and_what_cannot_be_read_is_counted(tmp_path):
     for name, colour in (("b.png", "red"), ("a.jpg", "blue")):
         Image.new("RGB", (300, 200), colour).save(tmp_path / name)
     (tmp_path / "c.png").write_bytes(b"no picture")
     (tmp_path / "notes.txt").write_text("not looked at")
-    task = open_task(str(tmp_path), 16, 10, None)
-    embedded, _, content = walked(task)
+    _, _, content = walked(open_task(str(tmp_path), 16, 10, None))
     assert content["pictures"] == tmp_path.name
     assert content["unreadable_pictures"] == 1
     assert [view["image_id"] for view in content["filters"][0]["pictures"]] == ["a.jpg", "b.png"]
     assert content["pool"] == PHOTO_CAPTIONS.name
     assert list(content["filters"][0]["means"]) == ["captions"]
     assert 0.2 < content["unknown_words"] < 1
-    page = to_page(content, task, embedded.rows)
-    assert page.count("data:image/jpeg;base64,") == 2
-    assert "does not know" in page
+    assert "does not know" in to_markdown(content)
     (tmp_path / "broken").mkdir()
     (tmp_path / "c.png").rename(tmp_path / "broken" / "c.png")
     broken = open_task(str(tmp_path / "broken"), 16, 10, None)
@@ -458,7 +432,7 @@ def test_unreadable_pictures_take_their_row_of_the_hierarchy_with_them():
                 raise BrokenSample("a.tar", "1", "cut")
             return scenes.pictures[index]
 
-    task = Task("three", WithoutSecond(), str, scenes.pool, may_show=True)
+    task = Task("three", WithoutSecond(), str, scenes.pool)
     embedded, walks, content = walked(task)
     assert embedded.rows == [0, 2, 3]
     assert torch.equal(embedded.hierarchy.holds, scenes.pool.hierarchy.holds[[0, 2, 3]])
