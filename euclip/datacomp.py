@@ -72,14 +72,11 @@ def datacomp_averages(keys: Collection[str]) -> dict[str, tuple[DataCompTask, ..
     """The tasks of each of `DATACOMP_AVERAGES`; an average is the plain mean over the main metrics of its tasks.
 
     Args:
-        keys: of the tasks that there are results for; unscored ones are left out.
+        keys: of the tasks that there are results for.
     Raises:
-        ValueError: an unknown key, or fewer than the 38; names those that are missing.
+        ValueError: fewer than the 38; names those that are missing.
     """
     known = [task.key for task in DATACOMP_TASKS]
-    unknown = [key for key in keys if key not in known and key not in DATACOMP_UNSCORED]
-    if unknown:
-        raise ValueError(f"{unknown[0]!r} is no DataComp task; known: {', '.join(known)}")
     missing = [key for key in known if key not in keys]
     if missing:
         raise ValueError(

@@ -29,7 +29,7 @@ from common.distances import (
     squared_distance_of_chords,
     squared_distances,
 )
-from common.scalars import Scalar, clamp_scalars_
+from common.scalars import Scalar
 from common.vectors import at_least_float32, both_ways, inner_product_similarity, paired_angles, straight_path, unit
 from euclip.entailment import euclidean_entailment_residual, lorentz_entailment_residual
 from euclip.lorentz import (
@@ -295,7 +295,3 @@ class Hyperbolic(nn.Module):
         return lorentz_entailment_residual(
             images=images, texts=texts, min_radius=min_radius, curvature=self.curvature()
         )
-
-    def clamp_(self) -> None:
-        """Moves the scalars back into their bounds; call once after every optimiser step."""
-        clamp_scalars_(self.scalars())

@@ -417,12 +417,6 @@ class GeodesicPool(nn.Module):
                 setattr(self, name, before[name].to(buffer.device))
         return self
 
-    def extra_repr(self) -> str:
-        return (
-            f"distance={self.distance!r}, branching={self.branching}, num_neighbors={self.num_neighbors}, "
-            f"graph={self.kind!r}, attach={self.attach!r}, local={self.local!r}, num_attached={self.num_attached}"
-        )
-
 
 class _Similarity(torch.autograd.Function):
     """Similarities that save no distances for the backward pass: S = cos(D / 4) has the slope -sqrt(1 - S^2) / 4.

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from common.accumulation import MicroBatches
 from common.base.settings import OptimConfig
 from common.distributed import mean_over_processes, rank, wait_for_everyone
-from common.geometry import Geometry, Sphere
+from common.geometry import Geometry, Sphere, clamp_scalars_
 from common.info_nce import symmetric_info_nce
 from common.run.checkpoint import last_checkpoint, save_checkpoint
 from common.run.schedule import build_optimizer
@@ -34,9 +34,7 @@ def train(micro_batches, optimizer, loss_of, images, token_ids):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        model.logit_scale.clamp_()
-        if hasattr(model.geometry, "clamp_"):
-            model.geometry.clamp_()
+        clamp_scalars_([*model.logit_scale.scalars(), *model.geometry.scalars()])
         losses.append(mean_over_processes(loss).item())
     return losses, gradients
 

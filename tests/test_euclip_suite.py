@@ -110,6 +110,13 @@ def test_what_is_evaluated_is_what_the_cache_compares(results):
     assert changed == {"test", "second_test", "mean_retrieval", "mean_all"}
 
 
+def test_datacomps_table_has_38_tasks_and_four_are_scored_by_their_classes():
+    tasks = len(DATACOMP_TASKS), len({task.key for task in DATACOMP_TASKS}), len({task.name for task in DATACOMP_TASKS})
+    assert tasks == (38, 38, 38)
+    per_class = {task.name for task in DATACOMP_TASKS if task.metric == "mean_per_class_recall"}
+    assert per_class == {"Caltech-101", "Oxford Flowers-102", "Oxford-IIIT Pet", "FGVC Aircraft"}
+
+
 def datacomp_sets():
     """DataComp's 38 sets by role, its folders' names, with nothing in them but metadata; and the role of each key."""
     role_of = {
