@@ -11,8 +11,6 @@ from plotted import read_plotted
 from common.base.config import ConfigError
 from common.info_nce import symmetric_info_nce
 from common.report.experiments import collect_experiments
-from common.report.figures import Curves, plot_curves
-from common.report.statistics import interval_over_seeds
 from common.report.table import read_table
 from common.reproduce.command import Command
 from common.run.kept_memory import bytes_kept_for_backward
@@ -271,16 +269,6 @@ def test_parts_refuse_overrides_and_have_nothing_at_the_scales_of_photographs(tm
     assert experiments.collapse(Command("collapse", "photos", (0,), ("data.root=/x",), tmp_path, tmp_path)) == []
     assert "collapse runs only at scale demo, smoke, not at photos: it is an experim" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
-
-
-def test_curves_hold_mean_and_interval_over_seeds(tmp_path):
-    points = [(1.0, [2.0, 4.0, 3.0])]
-    panels = [Curves("with", "x", "y", {"a": points}, log_x=True), Curves("one seed", "x", "y", {"b": [(1.0, [7.0])]})]
-    picture, _ = plot_curves(panels, tmp_path / "plot.png", across=2)
-    first, second = read_plotted(picture)
-    expected = [1.0, 3.0, *interval_over_seeds(points[0][1])]
-    assert [first[key] for key in ("x", "mean", "low", "high")] == pytest.approx(expected, rel=1e-4)
-    assert (second["curve"], second["mean"], second["low"]) == ("b", 7.0, None)
 
 
 # ---- committed results ----------------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ from common.data.order import SampleOrder
 from common.report.experiments import read_experiment
 from common.report.table import from_json
 from contrastive_basics.negatives_sweep import SWEEPS
-from contrastive_basics.reproduce import CODE, PARTS, main
-from scripts.parts import parts_of
+from contrastive_basics.reproduce import CODE, main
 
 FAST = ["run.evaluate_every=0", "run.save_every=0", "data.num_test=12", "data.num_labelled=8"]
 pytestmark = [
@@ -50,10 +49,6 @@ TRAINED_HERE = [row["method"] for row in BEYOND if "scales" not in row]
 def table(output):
     (path,) = output.glob("results/contrastive_basics/table1/smoke*/table1.json")
     return from_json(path.read_text())
-
-
-def test_the_list_of_parts_is_that_of_the_code():
-    assert parts_of("contrastive_basics") == list(PARTS)
 
 
 def test_table1_has_printed_published_and_trained_rows(output):

@@ -18,7 +18,6 @@ from common.run.checkpoint import last_checkpoint
 from common.run.inputs import as_inputs, batches_from, open_training_data
 from common.run.log import read_log
 from common.run.training import Run
-from contrastive_basics.evaluate import load_encoder
 from contrastive_basics.model import build_model
 
 PAPER = "contrastive_basics"
@@ -136,17 +135,13 @@ def test_one_step_runs_at_every_scale_with_small_towers(scale, tmp_path, not_eva
     assert logged(files) == pytest.approx([math.log(8)], abs=2)
 
 
-def test_a_fixed_temperature_stays_to_the_last_bit_and_a_learned_one_within_its_bounds(tmp_path, not_evaluated):
+def test_a_fixed_temperature_stays_to_the_last_bit(tmp_path, not_evaluated):
     for row, expected in (("table1_without_temperature", 1.0), ("table1_fixed_temperature", 1 / 0.07)):
         files = run(tmp_path / row, "optim.learning_rate=0.05", row=row)
         (scale,) = set(logged(files, "logit_scale"))
         assert scale == pytest.approx(expected, rel=1e-5)
         first = LogitScale.from_config(config_of(row=row).method).log_logit_scale.detach()
         assert torch.equal(weights(files)["logit_scale.log_logit_scale"], first)
-    bounds = ("method.logit_scale_min=14.28", "method.logit_scale_max=14.29")
-    scales = logged(run(tmp_path / "learned", *bounds, "optim.learning_rate=0.05"), "logit_scale")
-    assert len(set(scales)) > 1
-    assert 14.28 * (1 - 1e-6) <= min(scales) <= max(scales) <= 14.29 * (1 + 1e-6)
 
 
 def test_a_run_with_queue_and_momentum_encoder_resumes_to_the_last_bit(tmp_path, not_evaluated):
@@ -181,14 +176,6 @@ def test_tiles_and_micro_batches_train_as_one_batch_with_ids_and_a_queue(tmp_pat
 def test_late_interaction_in_tiles_is_refused():
     with pytest.raises(ConfigError, match=r"optim\.loss_tile = 8 with method\.loss = late_interaction, .*expected: 0"):
         config_of("optim.loss_tile=8", row="table1_late_interaction")
-
-
-def test_a_checkpoint_rebuilds_the_model_and_takes_other_data(tmp_path, not_evaluated):
-    files = run(tmp_path, row="table1_late_interaction")
-    config, encoder = load_encoder(last_checkpoint(files.checkpoints), torch.device("cpu"), ["data.num_test=6"])
-    assert config.data.num_test == 6
-    assert encoder.model.geometry.name == "late_interaction"
-    assert all(torch.equal(tensor, encoder.model.state_dict()[name]) for name, tensor in weights(files).items())
 
 
 def test_a_signal_during_the_evaluation_ends_the_table_behind_it(tmp_path, monkeypatch):

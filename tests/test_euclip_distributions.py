@@ -16,7 +16,6 @@ from common.data.scenes import SceneDataset
 from common.report.figures import Distributions, plot_distributions
 from euclip.distributions import (
     DISTANCE,
-    NUM_PICTURES,
     Distances,
     DrawnPairs,
     Sample,
@@ -134,14 +133,6 @@ def test_a_draw_of_no_fewer_than_there_are_is_all():
     everything = DrawnPairs(scenes, 5)
     assert (everything.indices, everything.name) == ([0, 1, 2], "scenes/train, all 3")
     assert DrawnPairs(scenes, 2).fingerprint != everything.fingerprint
-
-
-def test_the_mean_of_a_draw_is_near_that_of_all_where_that_of_the_first_is_not():
-    """Sets are often sorted; three standard errors of the draw."""
-    drawn = DrawnPairs(SceneDataset("train", size=100_000, image_size=16), NUM_PICTURES).indices
-    spread, mean = 100_000 / 12**0.5, 50_000
-    assert abs(sum(drawn) / NUM_PICTURES - mean) < 3 * spread / NUM_PICTURES**0.5
-    assert abs(sum(range(NUM_PICTURES)) / NUM_PICTURES - mean) > 10 * spread / NUM_PICTURES**0.5
 
 
 def test_the_files_hold_the_summary_and_the_histograms(tmp_path):

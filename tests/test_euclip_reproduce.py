@@ -14,18 +14,13 @@ from common.base.config import ConfigError
 from common.base.files import read_repository_yaml
 from common.report.experiments import read_experiment
 from common.report.table import from_json
-from euclip.reproduce import PARTS, main
-from scripts.parts import parts_of
+from euclip.reproduce import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PRINTED = read_repository_yaml(ROOT / "euclip" / "paper_tables.yaml")["tables"]
 TOO_FAST = "optim: {learning_rate: 1.0e+37, max_gradient_norm: null}\nmethod:\n  logit_scale_max: null"
 SEEDS = {"table1": 2, "table4": 1, "table5": 1, "table8": 1}
 MEANS = {"imagenet": "imagenet", "shifts": "shifts", "vtab": "vtab", "retrieval": "retrieval", "average": "all"}
-
-
-def test_the_list_of_parts_is_that_of_the_code():
-    assert parts_of("euclip") == list(PARTS)
 
 
 @pytest.mark.parametrize("part", SEEDS)

@@ -39,11 +39,10 @@ from geomm.graph_table import AT_THE_END, BESIDE_A_TABLE, OF_GRAPHS
 from geomm.hierarchy_error import deviation, ways_of
 from geomm.lookalikes import share_distinguished
 from geomm.readings import figures_of, gains, readings, rows_of
-from geomm.reproduce import PARTS, main
+from geomm.reproduce import main
 from geomm.table3 import WITHOUT, learnt, why_undecided
 from geomm.train import CODE as CODE_OF_GEOMM
 from oblique_topology.reproduce import CODE
-from scripts.parts import parts_of
 
 LOADED = load_paper_tables(ROOT / "geomm" / "paper_tables.yaml")
 PRINTED = read_repository_yaml(ROOT / "geomm" / "paper_tables.yaml")["tables"]
@@ -78,10 +77,6 @@ def test_a_row_that_a_column_measures_is_no_custom_row(tmp_path):
 
 def table_of(geomm, part):
     return from_json((geomm(part) / f"{part}.json").read_text())
-
-
-def test_the_list_of_parts_is_that_of_the_code():
-    assert parts_of("geomm") == list(PARTS)
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -241,15 +241,6 @@ def test_moco_meets_its_keys_where_they_will_be_written_and_in_the_order_of_its_
         model.insert(inserted)
 
 
-def test_shuffled_keys_come_back_to_their_queries():
-    """A momentum encoder that looks at one picture at a time gives the same keys, shuffled or not."""
-    contrast = moco().contrast.eval()
-    _, second = pictures(0)
-    torch.testing.assert_close(contrast.encode_keys(second, 5), contrast.encode_keys(second), rtol=0, atol=1e-5)
-    one_by_one = torch.cat([contrast.encode_keys(picture[None]) for picture in second])
-    torch.testing.assert_close(contrast.encode_keys(second, 5), one_by_one, rtol=0, atol=1e-5)
-
-
 def of_processes(count):
     """Loss and gradients of two steps of SwAV with a queue, this process's share of the batch; and the queue."""
     model, results = swav(queue=2 * BATCH), []

@@ -532,7 +532,7 @@ def config_with(row, tokens, scale="paper"):
 
 
 def test_counted_costs_are_the_formula_with_patches_and_projections_and_those_of_the_notes():
-    """Claims C16 and C35 and the README's first deviation."""
+    """Claims C4, C16, C18 and C35 and the README's first deviation."""
     row = "ablation_multi_64_8.yaml"
     costs = {tokens: counted(config_with(row, tokens), BERT_WORDS) for tokens in (1, 8, 32)}
     for tokens, cost in costs.items():
@@ -542,6 +542,8 @@ def test_counted_costs_are_the_formula_with_patches_and_projections_and_those_of
         assert (cost["vision"], cost["text"], cost["both"]) == (2 * vision, 2 * text, 2 * (vision + text))
     assert [round(costs[tokens]["both"] / costs[1]["both"], 2) for tokens in (8, 32)] == [1.06, 1.27]
     assert costs[8]["parameters"] == pytest.approx(75.229697, abs=1e-9)
+    more = 1e6 * (costs[8]["encoder_parameters"] - costs[1]["encoder_parameters"])
+    assert more == pytest.approx(7 * (384 + 384 + 512), abs=0.5)  # a vector and a position, a position
     assert costs[1]["kept"] > 1e7
     assert 1.02 < costs[8]["kept"] / costs[1]["kept"] < 1.15
     one, *others = (counted(config_with(row, tokens, "demo"), SCENE_WORDS)["both"] for tokens in (1, 8, 16, 32))

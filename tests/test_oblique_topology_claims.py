@@ -10,13 +10,12 @@ import pytest
 from common.base.files import read_repository_yaml
 from common.report.claims.decide import audit
 from common.report.claims.expressions import Cell
-from common.report.claims.read import FAILS, HOLDS, load_claims, load_paper_tables
+from common.report.claims.read import HOLDS, load_claims, load_paper_tables
 from common.report.claims.show import judge
-from common.report.experiments import Experiment, collect_experiments
+from common.report.experiments import collect_experiments
 from common.report.table import read_table
 from common.reproduce.command import Command, _write
-from oblique_topology.class_token_cost import BERT_WORDS, _with_tokens, counted
-from oblique_topology.reproduce import CODE, PARTS
+from oblique_topology.reproduce import PARTS
 from oblique_topology.topology_table import TOPOLOGIES, kept_numbers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,40 +129,6 @@ def test_similarities_keep_as_many_numbers_as_table_1_says():
     assert growth("Ob(64, 8), geodesic", dim=512) == 1
     assert growth("Euclidean, l2, broadcast", dim=512) == pytest.approx(2, rel=0.05)
     assert growth("Euclidean, l2", dim=512) == 1  # of one matrix product, which is ours
-
-
-@pytest.fixture(scope="module")
-def costs():
-    """Of ViT-B/16 with 1 and 16 class tokens, counted on the models: what experiment["class_token_cost"] holds."""
-    return [counted(_with_tokens(CODE, "table2_multi.yaml", "paper", tokens), BERT_WORDS) for tokens in (1, 16)]
-
-
-def test_class_tokens_cost_less_than_8_percent_in_the_vision_tower_but_not_in_both(costs):
-    """Claim C4; counted, where the paper's formula of the blocks alone gives 7.95 and 9.72 %."""
-    one, sixteen = costs
-    assert sixteen["vision"] / one["vision"] == pytest.approx(1.0790, abs=1e-4)
-    assert sixteen["both"] / one["both"] == pytest.approx(1.0966, abs=1e-4)
-
-
-def test_sixteen_class_tokens_add_few_parameters_and_none_in_all(costs):
-    """Claim C18."""
-    one, sixteen = (1e6 * cost["parameters"] for cost in costs)
-    assert one == pytest.approx(139_952_129)  # as in the released weights
-    assert sixteen - one == pytest.approx(-583_680, abs=0.5)
-    one, sixteen = (1e6 * cost["encoder_parameters"] for cost in costs)
-    assert sixteen - one == pytest.approx(15 * (768 + 768 + 512), abs=0.5)  # a vector and a position, a position
-
-
-def test_an_experiment_that_counts_decides_with_two_seeds():
-    """C4 and C18 read numbers that all seeds share."""
-    parameters = {"b16_m1_encoder_parameters": (139.2968,) * 2, "b16_m16_encoder_parameters": (139.3275,) * 2}
-    values = {"b16_m16_both": (1.097, 1.097), **parameters}
-    cost = Experiment(
-        paper="oblique_topology", name="class_token_cost", scale="demo", seeds=(0, 1), values=values, data="no data",
-        git_revision="", command="", created="", hardware="", caption="",
-    )  # fmt: skip
-    judged = {claim.claim.id: claim.measured[0].verdict for claim in judge(PAPER, [], [cost]).judged}
-    assert (judged["C4"], judged["C18"]) == (FAILS, HOLDS)
 
 
 def test_only_under_a_metric_a_false_negative_caps_negatives_at_three_times_the_positives():

@@ -1,7 +1,6 @@
 """The oblique paper's rows at every scale, their sizes and costs, and the laws of several class tokens."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,11 +10,10 @@ from runs import rows_of_paper
 
 from common.base.config import SCALES, ConfigError, load_row
 from common.base.files import read_repository_yaml
-from common.geometry import Sphere
 from common.info_nce import symmetric_info_nce
 from common.reproduce.command import Command
 from common.run.schedule import learning_rate_at
-from oblique_topology.config import Config, MethodConfig
+from oblique_topology.config import Config
 from oblique_topology.model import build_geometry, build_model
 from oblique_topology.reproduce import towers_with_tokens
 
@@ -283,11 +281,3 @@ def test_settings_that_do_not_fit_are_refused_with_what_is_accepted(name, overri
 def test_towers_without_layers_have_no_class_tokens():
     with pytest.raises(ConfigError, match=r"text\.layers = 0: a tower without layers has no class tokens"):
         row("ablation_oblique_264", "photos", "method.multi_token=true")
-
-
-def test_every_geometry_of_the_config_is_built_and_named():
-    config = row("table2_clip")
-    for name in MethodConfig.__dataclass_fields__["geometry"].type.__args__:
-        method = replace(config.method, geometry=name)
-        assert build_geometry(replace(config, method=method)).name == name
-    assert isinstance(build_geometry(config), Sphere)

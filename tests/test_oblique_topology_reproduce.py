@@ -1,6 +1,7 @@
 """Every table of the oblique paper at smoke scale, end to end; the cache; photographs; the wall between numbers."""
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from processes import as_launched, in_processes
 
 from common.base.arguments import rows_of
 from common.base.config import ConfigError
+from common.base.places import PAPERS
 from common.report.experiments import read_experiment
 from common.report.table import QUERIES_INTERVAL, from_json
 from common.reproduce.command import Command
@@ -25,7 +27,7 @@ from common.reproduce.rows import Job, run_row
 from common.reproduce.tables import note_of, train_rows
 from common.run.folder import only_run_in
 from geomm.reproduce import _config as config_of_geomm
-from oblique_topology.reproduce import CODE, PARTS, _note, main
+from oblique_topology.reproduce import CODE, _note, main
 from scripts.parts import described_rows, parts_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,8 +70,9 @@ def table(output):
     return table_of(output, "table2")
 
 
-def test_the_list_of_parts_is_that_of_the_code():
-    assert parts_of("oblique_topology") == list(PARTS)
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_list_of_parts_is_that_of_the_code(paper):
+    assert parts_of(paper) == list(importlib.import_module(f"{paper}.reproduce").PARTS)
 
 
 def make(*arguments, **environment):

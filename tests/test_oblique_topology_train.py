@@ -31,10 +31,6 @@ def run(folder, *overrides, resume=False, row="table2_clip"):
     return trained(PAPER, row_config(PAPER, row, *QUIET, *overrides), folder, resume)
 
 
-def weights(files):
-    return last_checkpoint(files.checkpoints).model_tensors()
-
-
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     settings = ("run.evaluate_every=3", "run.save_every=1", "run.keep_checkpoints=4")
@@ -112,17 +108,9 @@ def test_resume_equals_unbroken_run(unbroken, tmp_path):
     assert files.evaluation.is_file()
 
 
-def test_the_logit_scale_stays_within_its_bounds_and_the_log_tells_how_far_logits_can_reach(tmp_path, not_evaluated):
-    # whichever way it is pushed, a step of 0.05 leaves these bounds
-    bounds = ("method.logit_scale_min=14.28", "method.logit_scale_max=14.29")
-    files = run(tmp_path, *bounds, "optim.learning_rate=0.05", "method.geometry=oblique", "method.num_spheres=4")
-    scales = logged(files, "logit_scale")
-    assert min(scales) >= 14.28 * (1 - 1e-6)
-    assert max(scales) <= 14.29 * (1 + 1e-6)
-    assert len(set(scales)) > 1  # bounded, not frozen
-    final = weights(files)["logit_scale.log_logit_scale"].exp().item()
-    assert 14.28 * (1 - 1e-6) <= final <= 14.29 * (1 + 1e-6)
-    assert logged(files, "largest_logit") == pytest.approx([4 * scale for scale in scales])
+def test_the_log_tells_how_far_logits_can_reach(tmp_path, not_evaluated):
+    files = run(tmp_path, "method.geometry=oblique", "method.num_spheres=4", "optim.steps=2")
+    assert logged(files, "largest_logit") == pytest.approx([4 * scale for scale in logged(files, "logit_scale")])
     for geometry, largest in (("sphere", 1), ("oblique_geodesic", None)):
         assert row_config(PAPER, "table2_clip", f"method.geometry={geometry}").largest_similarity == largest
 
@@ -159,12 +147,6 @@ def test_without_clipping_the_norm_is_measured_and_nothing_is_changed(unbroken, 
     assert logged(none) == logged(above_all)
     assert logged(none) != logged(unbroken)
     assert min(logged(none, "gradient_norm")) > 0
-
-
-def test_as_many_checkpoints_stay_as_the_config_says(unbroken):
-    assert sorted(path.name for path in unbroken.checkpoints.iterdir()) == [
-        f"step-0000000{step}" for step in range(3, 7)
-    ]
 
 
 def test_a_checkpoint_rebuilds_its_model_and_no_other(unbroken):
