@@ -87,21 +87,15 @@ class MomentumQueue(nn.Module):
         self.text_encoder.update_(towers.text_tower, ema_momentum)
 
     @torch.no_grad()
-    def insert_batch(
-        self, images: torch.Tensor, token_ids: torch.Tensor, ids: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def insert_batch(self, images: torch.Tensor, token_ids: torch.Tensor, ids: torch.Tensor) -> None:
         """Writes the keys of all processes' batches, after the backward pass; call on every process.
 
         Args:
             images: (local_batch, 3, size, size), normalised. token_ids: (local_batch, context_length).
             ids: (local_batch,) int64 of the images.
-        Returns:
-            Slots of the keys of all processes, in the image pool and in the text pool.
         """
-        return (
-            self.image_pool.insert(unit(self.image_encoder(images)), ids),
-            self.text_pool.insert(unit(self.text_encoder(token_ids)), ids),
-        )
+        self.image_pool.insert(unit(self.image_encoder(images)), ids)
+        self.text_pool.insert(unit(self.text_encoder(token_ids)), ids)
 
 
 class PatchTokens(nn.Module):

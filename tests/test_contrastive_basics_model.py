@@ -127,26 +127,6 @@ def test_pictures_rank_captions_by_one_matrix_and_captions_rank_pictures_by_the_
     assert of_the_other.sum() != by_caption.sum()  # it does make a difference
 
 
-def test_the_queue_holds_the_newest_keys_of_the_momentum_encoder_and_no_gradient():
-    model = built(MAIN, "method.queue_size=6")
-    memory = model.memory
-    assert memory.pairs().image_embeddings.shape == (0, 32)
-    batches = [(torch.randn(4, 3, 32, 32), ids(["a red circle"] * 4), torch.arange(4) + 10 * k) for k in range(2)]
-    with torch.no_grad():
-        for parameter in model.image_tower.parameters():
-            parameter.add_(0.1)  # the copy stays where it was
-    for batch in batches:
-        slots = memory.insert_batch(*batch)
-    pairs = memory.pairs()
-    assert [of_pool.tolist() for of_pool in slots] == [[4, 5, 0, 1]] * 2
-    assert pairs.ids.tolist() == [12, 13, 2, 3, 10, 11]  # slots 0 and 1 overwritten
-    assert not pairs.image_embeddings.requires_grad
-    torch.testing.assert_close(
-        pairs.image_embeddings[4:], model.geometry.embed_image(memory.image_encoder(batches[1][0]))[:2]
-    )
-    assert not torch.allclose(pairs.image_embeddings[4:], model.encode_image(batches[1][0])[:2], atol=1e-2)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

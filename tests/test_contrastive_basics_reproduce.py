@@ -8,8 +8,6 @@ import yaml
 from test_contrastive_basics_public import write_model
 
 from common.base.config import ConfigError
-from common.base.provenance import ROOT
-from common.data.order import SampleOrder
 from common.report.experiments import read_experiment
 from common.report.table import from_json
 from contrastive_basics.negatives_sweep import SWEEPS
@@ -238,20 +236,3 @@ def test_parts_that_train_have_nothing_at_paper_scale_and_say_so(tmp_path, capsy
         assert f"{part} runs only at scale smoke, demo, photos" in screen
         assert ", not at paper: " in screen
     assert not list(tmp_path.glob("results/**/*.json"))
-
-
-def test_a_third_of_a_batch_has_a_key_in_the_claims_queue_and_the_longest_has_three_of_each_picture():
-    """What the note of C20-flickr8k-queue states of 5,000 pictures, by the order of a run."""
-    positions, batch = np.arange(SWEEPS["photos"].samples), 64
-    pictures = SampleOrder(5_000, batch, 0).epochs_and_indices(positions)[1]
-    shares, keys = {}, {}
-    for size in (4_096, 16_384):
-        counts = [  # of steps with a full queue
-            np.bincount(pictures[step - size : step], minlength=5_000)[pictures[step : step + batch]]
-            for step in range(size, len(pictures), batch)
-        ]
-        shares[size], keys[size] = np.mean(np.array(counts) > 0), np.mean(counts)
-    assert (shares[4_096], shares[16_384]) == pytest.approx((1 / 3, 1.0), abs=0.05)
-    assert keys[16_384] == pytest.approx(3, abs=0.3)
-    note = (ROOT / "contrastive_basics" / "claims.yaml").read_text(encoding="utf-8")
-    assert "a third of a batch have a key of their own in a queue of 4,096" in " ".join(note.split())

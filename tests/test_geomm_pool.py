@@ -207,14 +207,6 @@ def test_albef_and_tcl_take_the_pool_with_no_word_about_it(distance):
         terms.append(info_nce(logits(embeddings), distilled_targets(logits(keys), hard, 0.4)))
         torch.testing.assert_close(actual, logits(embeddings)[:, slots].detach(), rtol=1e-9, atol=1e-9)
     assert loss.item() == pytest.approx(sum(terms).item() / 2, rel=1e-9)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    ours, plain = (
-        torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True) for value in (loss, sum(terms) / 2)
-    )
-    for actual, expected in zip(ours, plain):
-        assert (actual is None) == (expected is None)
-        if actual is not None:
-            torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-10)
     assert torch.isfinite(as_tcl(model)(images, token_ids, None, None, 0.4, ids).parts["contrast"])
 
 
@@ -238,28 +230,17 @@ def test_a_rebuild_starts_from_the_last_centres():
     assert not torch.equal(fresh.cluster_centers, expected.cluster_centers)
 
 
-def test_an_insertion_between_forward_and_backward_is_an_error():
-    for attach in ATTACH:
-        pool, keys = full_pool(attach), draw(12, BATCH, DIM)
-        similarity = pool.open(keys).similarity(draw(13, BATCH, DIM).requires_grad_())
-        pool.insert(keys)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            similarity.sum().backward()
-
-
 @pytest.mark.parametrize("attach", [*ATTACH, "cosine"])
-def test_keys_or_a_graph_that_change_before_the_backward_pass_are_an_error(attach):
+def test_an_insertion_keys_or_a_graph_that_change_before_the_backward_pass_are_an_error(attach):
     settings = {"distance": "cosine"} if attach == "cosine" else {"attach": attach}
     pool = full_pool(**settings, graph_update_interval=1)
-    for change in ("keys", "graph"):
+    for change in ("insertion", "keys", "graph"):
         if change == "graph" and (attach == "cosine" or attach.endswith("_st")):
             continue  # the gradient of the cosine reads no centre
         keys = draw(12, BATCH, DIM)
         similarity = pool.open(keys).similarity(draw(13, BATCH, DIM).requires_grad_())
-        if change == "keys":
-            keys.zero_()
-        else:
-            pool.rebuild(1)
+        changes = {"insertion": partial(pool.insert, keys), "keys": keys.zero_, "graph": partial(pool.rebuild, 1)}
+        changes[change]()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             similarity.sum().backward()
 
