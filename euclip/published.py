@@ -138,17 +138,14 @@ def euclip_from_open_clip(
     return model
 
 
-def meru_from_state(
-    state: Mapping[str, torch.Tensor], image_heads: int | None = None, source: str = "state", heads: Heads = NOT_STATED
-) -> TwoTowers:
+def meru_from_state(state: Mapping[str, torch.Tensor], source: str = "state", heads: Heads = NOT_STATED) -> TwoTowers:
     """MERU, HyCoCLIP, or their authors' CLIP baseline, from MERU's layout; sizes are read off the shapes.
 
     Args:
         state: "visual.cls_token", "textual.token_embed.weight", "visual_proj.weight", ...
-        image_heads: None = width / 64, but 12 for the width of 384 (their ViT-S follows MoCo v3), for their three
-            widths; else of `heads`.
         source: named in errors.
-        heads: as the user states them.
+        heads: as the user states them, for widths that are not theirs; of their image towers width / 64, but 12 for the
+            width of 384 (their ViT-S follows MoCo v3).
     Raises:
         WeightsError: tensors that are missing or left over.
     """
@@ -161,8 +158,7 @@ def meru_from_state(
         raise WeightsError(f"{source} is not in the layout of MERU and HyCoCLIP: it lacks {', '.join(missing)}")
     scalars = _scalars_of(state, 1)
     width, text_width = (state[name].shape[-1] for name in ("visual.pos_embed", "textual.posit_embed"))
-    if image_heads is None:
-        image_heads = MERU_HEADS.get(width)
+    image_heads = MERU_HEADS.get(width)
     if image_heads is None:
         image_heads = heads_of("image", width, count_blocks(state, MERU.image_blocks[0]), heads["image"], source)
     text_heads = heads_of("text", text_width, count_blocks(state, MERU.text_blocks[0]), heads["text"], source)

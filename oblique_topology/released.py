@@ -43,23 +43,15 @@ RELEASED = Layout(
 
 def load_released(path: str | Path, heads: Heads = NOT_STATED) -> TwoTowers:
     """The model of a released file, see `from_released`; no code in the file is executed."""
-    return from_released(read_weights(path), str(path), heads=heads)
+    return from_released(read_weights(path), str(path), heads)
 
 
-def from_released(
-    state: Mapping[str, torch.Tensor],
-    source: str = "state",
-    image_heads: int | None = None,
-    text_heads: int | None = None,
-    heads: Heads = NOT_STATED,
-) -> TwoTowers:
+def from_released(state: Mapping[str, torch.Tensor], source: str = "state", heads: Heads = NOT_STATED) -> TwoTowers:
     """The model of a state dict in the released layout; other sizes come from the shapes.
 
     Args:
         source: named in errors.
-        image_heads, text_heads: None = those of a published CLIP of these sizes (12 and 8, as released), else of
-            `heads`.
-        heads: as the user states them.
+        heads: as the user states them, for sizes that are those of no published CLIP (as released: 12 and 8).
     Returns:
         TwoTowers in eval mode; its geometry is the sphere for one class token, else the product of spheres. Captions
         longer than the released code's 77 ids are an error, as there.
@@ -72,10 +64,8 @@ def from_released(
         raise WeightsError(f"{source} is no released checkpoint of the oblique-topology paper: it lacks {missing[0]}")
     tokens, width = torch.atleast_2d(state["visual.class_embedding"]).shape  # OpenAI's single one is a vector
     text_width, projection_dim = state["text_projection"].shape
-    if image_heads is None:
-        image_heads = heads_of("image", width, count_blocks(state, RELEASED.image_blocks[0]), heads["image"], source)
-    if text_heads is None:
-        text_heads = heads_of("text", text_width, count_blocks(state, RELEASED.text_blocks[0]), heads["text"], source)
+    image_heads = heads_of("image", width, count_blocks(state, RELEASED.image_blocks[0]), heads["image"], source)
+    text_heads = heads_of("text", text_width, count_blocks(state, RELEASED.text_blocks[0]), heads["text"], source)
     image, text = {"heads": image_heads}, {"heads": text_heads, "end_id": END_ID}
     model = two_towers_from(state, RELEASED, image, text, source, maximum=MAXIMA.get(tokens))
     if tokens == 1:

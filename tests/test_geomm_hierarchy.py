@@ -181,33 +181,29 @@ def test_a_pool_reports_its_top_layer_and_clusters_counted_one_by_one():
     assert path_statistics(draw(18, 2, 4), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))["hops"] == 1  # no order of one pair
 
 
-@pytest.mark.parametrize("compute", ["distance", "similarity", "sample_distance"])
-def test_graph_and_distances_are_in_float32_under_autocast_and_of_half_precision(compute):
+def distances_of(rows, queries):
+    graph = build_graph(rows, (10, 2), 3)
+    geodesic = [compute(queries, rows, graph, "knn_local_st") for compute in (geodesic_distance, geodesic_similarity)]
+    return *geodesic, sample_distance(queries, rows, 3)
+
+
+def parts_of_a_graph(rows, queries):
+    rows, queries = rows.float(), queries.float()  # functions of a graph's making, which round nothing either
+    centers = spherical_kmeans(rows, queries)
+    return centers, *nearest_centers(rows, centers), angles(rows, centers), threshold_graph(centers, 3)
+
+
+@pytest.mark.parametrize("measured", [distances_of, parts_of_a_graph])
+def test_graph_and_distances_are_in_float32_under_autocast_and_of_half_precision(measured):
     rows, queries = (unit(torch.randn(count, 8, generator=torch.Generator().manual_seed(count))).bfloat16()
                      for count in (200, 20))  # fmt: skip
-
-    def measured(rows, queries):
-        if compute == "sample_distance":
-            return sample_distance(queries, rows, 3)
-        geodesic = {"distance": geodesic_distance, "similarity": geodesic_similarity}[compute]
-        return geodesic(queries, rows, build_graph(rows, (10, 2), 3), "knn_local_st")
-
     expected = measured(rows.float(), queries.float())
-    assert torch.equal(measured(rows, queries), expected)
+    assert all(map(torch.equal, measured(rows, queries), expected))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(measured(rows.float(), queries.float()), expected)
+        assert all(map(torch.equal, measured(rows.float(), queries.float()), expected))
 
 
-def test_the_functions_of_a_graph_are_in_float32_under_autocast_and_take_rows_with_a_gradient():
-    rows = unit(torch.randn(120, 8, generator=torch.Generator().manual_seed(3)))
-
-    def measured():
-        centers = spherical_kmeans(rows, rows[:9])
-        nearest, offset = nearest_centers(rows, centers)
-        return centers, nearest, offset, angles(rows, centers), threshold_graph(centers, 3)
-
-    expected = measured()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert all(map(torch.equal, measured(), expected))
+def test_a_graph_takes_rows_with_a_gradient():
+    rows = draw(3, 120, 8, dtype=torch.float32)
     graph = build_graph(rows.clone().requires_grad_(), (4, 2), 2)
     assert torch.equal(graph.paths, build_graph(rows, (4, 2), 2).paths)

@@ -133,10 +133,10 @@ def test_both_released_models_have_their_size_and_ours_has_a_place_for_every_ten
 @torch.no_grad()
 def test_heads_of_a_small_model_are_stated():
     state = release(SMALL, 8, 3).state_dict()
-    halved = from_released(state, image_heads=4, text_heads=2)
+    halved = from_released(state, heads={"image": 4, "text": 2})
     assert [tower.transformer.blocks[0].attention.heads for tower in (halved.image_tower, halved.text_tower)] == [4, 2]
     with pytest.raises(WeightsError, match=r"a file: the text tower's width 64 cannot be cut into 5 heads"):
-        from_released(state, "a file", text_heads=5, heads=HEADS)
+        from_released(state, "a file", heads=HEADS | {"text": 5})
 
 
 def test_a_file_is_read_without_running_anything(tmp_path):

@@ -142,17 +142,22 @@ def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
     return RandomWeights(with_head(backbone, nn.Identity()))
 
 
-def simclr_head(width: int, dim: int = 128, num_layers: int = 3) -> nn.Sequential:
-    """Linear layers without bias, batch normalisation after each, ReLU after all but the last (SimCLR).
+def simclr_head(width: int, dim: int = 128) -> nn.Sequential:
+    """Three linear layers without bias, batch normalisation after each, ReLU after all but the last (SimCLR v2).
 
     Args:
         width: of the features and the hidden layers.
         dim: of the output, whose normalisation has a scale and no shift.
-        num_layers: 3 in SimCLR v2, 2 in v1.
     """
-    layers: list[nn.Module] = []
-    for _ in range(num_layers - 1):
-        layers += [nn.Linear(width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU(inplace=True)]
     last = nn.BatchNorm1d(dim)
     last.bias.requires_grad_(False)  # stays 0
-    return nn.Sequential(*layers, nn.Linear(width, dim, bias=False), last)
+    return nn.Sequential(
+        nn.Linear(width, width, bias=False),
+        nn.BatchNorm1d(width),
+        nn.ReLU(inplace=True),
+        nn.Linear(width, width, bias=False),
+        nn.BatchNorm1d(width),
+        nn.ReLU(inplace=True),
+        nn.Linear(width, dim, bias=False),
+        last,
+    )
