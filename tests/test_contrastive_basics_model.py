@@ -6,13 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.base.config import SCALES, ConfigError, load_row
+from common.base.config import ConfigError, load_row
 from common.data.scenes import SceneDataset, scene_words
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, evaluate_retrieval
 from common.evaluation.linear_probe import TowerFeatures
-from common.geometry import Geometry
 from common.late_interaction import late_interaction
 from contrastive_basics.config import Config
 from contrastive_basics.model import build_model
@@ -38,23 +37,6 @@ def built(row=MAIN, *overrides):
 
 def ids(captions, length=32):
     return TOKENIZER.encode(captions, length)
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda path: path.stem)
-def test_every_row_loads_at_every_scale_and_embeds(row):
-    configs = {scale: load_row(Config, FOLDER, row, scale) for scale in SCALES}
-    # the other rows have the towers of the main one, and the other scales the same towers in other sizes
-    is_kind = row.stem in ("table1_ours", "table1_class_tokens", "table1_late_interaction")
-    for scale in ("smoke", "photos", "paper") if is_kind else ("smoke",):
-        data = configs[scale].data
-        with torch.device("meta"):
-            model = build_model(configs[scale], CLIP_IDS)
-            images = torch.empty(2, 3, data.image_size, data.image_size)
-            token_ids = torch.zeros(2, data.context_length, dtype=torch.long)
-        assert isinstance(model.geometry, Geometry)
-        image_embeddings, text_embeddings, logit_scale = model(images, token_ids)
-        assert model.geometry.similarity(image_embeddings, text_embeddings).shape == (2, 2)
-        assert logit_scale.shape == ()
 
 
 def test_features_of_a_row_of_patch_tokens_are_those_of_its_tower_before_the_projection():

@@ -14,7 +14,7 @@ from common.info_nce import symmetric_info_nce
 from common.reproduce.command import Command
 from common.run.schedule import learning_rate_at
 from oblique_topology.config import Config
-from oblique_topology.model import build_geometry, build_model
+from oblique_topology.model import build_model
 from oblique_topology.reproduce import towers_with_tokens
 
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
@@ -38,32 +38,6 @@ def count(module):
 
 
 # rows and scales
-
-
-FEATURES = {}
-
-
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("path", ROWS, ids=lambda path: path.stem)
-def test_every_row_builds_at_every_scale(path, scale):
-    config = load_row(Config, FOLDER, path, scale)
-    if config.model.text.stem.weights:  # which tell these in a run
-        sizes = [f"model.text.stem.{key}" for key in ("layers=2", "width=32", "heads=2", "mlp_ratio=4.0")]
-        config = load_row(Config, FOLDER, path, scale, sizes)
-    data = config.data
-    key = config.model, data.image_size, data.context_length, config.num_class_tokens
-    if key not in FEATURES:  # which is all that towers are built from: many rows share theirs
-        model = on_meta(config)
-        images = torch.empty(2, 3, data.image_size, data.image_size, device="meta")
-        ids = torch.full((2, data.context_length), 102, device="meta")
-        FEATURES[key] = count(model), model.image_tower(images), model.text_tower(ids)
-    parameters, images, texts = FEATURES[key]
-    geometry = build_geometry(config)
-    images, texts = geometry.embed_image(images), geometry.embed_text(texts)
-    assert parameters > 10_000
-    assert geometry.name == config.method.geometry
-    assert images[0].numel() == texts[0].numel() == config.model.embedding_dim
-    assert geometry.similarity(images, texts).shape == (2, 2)
 
 
 def test_every_row_is_trained_by_a_table_and_every_config_of_a_table_exists():
