@@ -17,7 +17,6 @@ from contrastive_basics.config import Config
 from contrastive_basics.model import build_model
 
 FOLDER = Path(__file__).resolve().parents[1] / "contrastive_basics"
-ROWS = sorted([*FOLDER.glob("configs/table1_*.yaml"), *FOLDER.glob("configs/negatives_*.yaml")])
 LATE = FOLDER / "configs" / "table1_late_interaction.yaml"
 MAIN = FOLDER / "configs" / "table1_ours.yaml"
 TOKENIZER = WordTokenizer.from_words(scene_words())

@@ -1,4 +1,4 @@
-"""Every row of three papers builds at every scale, and its geometry compares what its towers give. On the meta device."""
+"""Every row of three papers builds at every scale, and its geometry compares what its towers give."""
 
 import importlib
 from dataclasses import replace
@@ -24,10 +24,9 @@ def test_every_row_builds_at_every_scale(paper, row, scale):
         sizes = [f"model.text.stem.{key}" for key in ("layers=2", "width=32", "heads=2", "mlp_ratio=4.0")]
         config = row_config(paper, row, *sizes, scale=scale)
     towers = {side: getattr(config.model, side) for side in ("image", "text")}
-    one_layer = {
-        side: replace(tower, layers=min(tower.layers, 1)) for side, tower in towers.items()
-    }  # others are alike
-    config, data = replace(config, model=replace(config.model, **one_layer)), config.data
+    # one layer each: others are alike
+    towers = {side: replace(tower, layers=min(tower.layers, 1)) for side, tower in towers.items()}
+    config, data = replace(config, model=replace(config.model, **towers)), config.data
     with torch.device("meta"):
         model = importlib.import_module(f"{paper}.model").build_model(config, tokenizer)
         images = torch.empty(2, 3, data.image_size, data.image_size)
