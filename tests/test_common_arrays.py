@@ -5,9 +5,11 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from common.evaluation import accuracy, annotated, grad_cam, knn, retrieval, zero_shot
+from common.evaluation import accuracy, annotated, grad_cam, knn, linear_probe, retrieval, zero_shot
 from common.evaluation.coco import Relation, coco_results
+from common.evaluation.linear_probe import PROBES, feature_batches, probe_scores
 from common.evaluation.rerank import best_candidates, two_stage_ranks
 from common.evaluation.retrieval import Positives, precisions_at_r, retrieval_ranks
 from common.geometry import Sphere
@@ -20,6 +22,7 @@ LABELS = OWNERS % 3
 HEAT = torch.rand(6, 8, generator=DRAWS)
 BOX, FRACTIONS = torch.tensor([1, 2, 3, 3]), torch.tensor([0.1, 0.2, 0.5, 0.7])
 ATTENTION = torch.rand(2, 1, 3, 5, generator=DRAWS)
+CLASSIFIER = nn.Linear(4, 3).requires_grad_(False)
 RELATION = Relation("eccv", "y", "precision", {3: [4, 9]}, {4: [3, 11]})
 
 
@@ -50,11 +53,16 @@ METRICS = {  # function under test -> call with a converter of scores and one of
             real(SCORES), whole(OWNERS[::5]), whole(torch.arange(60)), whole(OWNERS), [RELATION], fold_size=4
         ).items()
     },
+    "accuracy": lambda real, whole: accuracy.accuracy(whole(OWNERS), whole(LABELS)),
     "accuracy_at_k": lambda real, whole: accuracy.accuracy_at_k(real(SCORES), whole(LABELS[::5]), 3),
+    "mean_per_class_recall": lambda real, whole: accuracy.mean_per_class_recall(whole(OWNERS), whole(LABELS)),
     "per_class_hits": lambda real, whole: accuracy.per_class_hits(whole(LABELS % 2), whole(OWNERS)),
+    "f1_macro_present": lambda real, whole: accuracy.f1_macro_present(whole(OWNERS), whole(LABELS)),
     "f1_macro_hits": lambda real, whole: accuracy.f1_macro_hits(whole(OWNERS), whole(LABELS)),
     "group_accuracies": lambda real, whole: accuracy.group_accuracies(whole(LABELS), whole(OWNERS)),
+    "worst_group_accuracy": lambda real, whole: accuracy.worst_group_accuracy(whole(LABELS % 2), whole(OWNERS)),
     "worst_group_hits": lambda real, whole: accuracy.worst_group_hits(whole(LABELS % 2), whole(OWNERS)),
+    "worst_region_accuracy": lambda real, whole: accuracy.worst_region_accuracy(whole(LABELS[:2]), ["Asia", "Other"]),
     "worst_region_hits": lambda real, whole: accuracy.worst_region_hits(whole(LABELS[:2]), ["Asia", "Other"]),
     "winogavil_jaccard": lambda real, whole: accuracy.winogavil_jaccard(real(SCORES[0]), whole(BOX[:3])),
     "winogavil_metrics": lambda real, whole: accuracy.winogavil_metrics(
@@ -73,7 +81,9 @@ METRICS = {  # function under test -> call with a converter of scores and one of
         real(FEATURES), lambda texts: real(FEATURES[: len(texts)]), ["a", "b"], ["{}", "a {}"], Sphere().similarity,
         Sphere().mean, "embeddings",
     ),
-    "knn_scores": lambda real, whole: knn.knn_scores(FEATURES[:9], FEATURES, whole(LABELS), 3, k=5),
+    "knn_scores": lambda real, whole: knn.knn_scores(real(FEATURES[:9]), real(FEATURES), whole(LABELS), 3, k=5),
+    "probe_scores": lambda real, whole: probe_scores(CLASSIFIER, real(FEATURES), PROBES["oblique"]),
+    "feature_batches": lambda real, whole: list(feature_batches(real(FEATURES), whole(LABELS), 16, 0)(0)),
     "entailment_metrics": lambda real, whole: annotated.entailment_metrics(whole(LABELS), whole(OWNERS % 3)),
     "nlvr2_metrics": lambda real, whole: annotated.nlvr2_metrics(whole(LABELS % 2), whole(OWNERS % 2)),
     "attention_heat": lambda real, whole: grad_cam.attention_heat(
@@ -94,7 +104,8 @@ METRICS = {  # function under test -> call with a converter of scores and one of
 ELSEWHERE = {  # no arrays: functions of results and of models
     "recalls", "ranks_of_parts", "precisions_of_parts", "retrieval_metrics", "means", "chance_level",
     "precision_chance_level", "combine_over_processes", "winogavil_prompt", "fill", "evaluate_knn",
-    "check_classes", "labelled_features", "vqa_score", "best_answers", "vqa_metrics", "recorded_input",
+    "labelled_features", "probe_rate_at", "train_probe", "augmented_batches", "backbone_encoder", "frozen",
+    "evaluate_linear_probe", "check_classes", "vqa_score", "best_answers", "vqa_metrics", "recorded_input",
     "gradients_of", "grounding_metrics",
 }  # fmt: skip
 
@@ -127,7 +138,7 @@ def test_numpy_arrays_and_narrow_integers_give_what_tensors_give(name):
 
 
 def test_every_public_function_of_arrays_is_tried():
-    modules = (retrieval, accuracy, zero_shot, knn, annotated, grad_cam)
+    modules = (retrieval, accuracy, zero_shot, knn, linear_probe, annotated, grad_cam)
     public = {
         name
         for module in modules

@@ -6,7 +6,6 @@ import torch
 from given_features import GivenFeatures, ReadsFeatures
 from refusals import refused
 
-from common.evaluation import knn
 from common.evaluation.knn import evaluate_knn, knn_scores
 from common.geometry import unit
 
@@ -20,9 +19,9 @@ def make(num_images=23, bank=60, dim=6, num_classes=5):
 
 
 @pytest.mark.parametrize(
-    ("k", "temperature", "scores_at_once"), [(1, 0.1, 2**25), (20, 1.0, 1), (60, 0.01, 300), (200, 0.1, 60_000)]
+    ("k", "temperature", "chunk_size"), [(1, 0.1, None), (20, 1.0, 1), (60, 0.01, 5), (200, 0.1, 1000)]
 )
-def test_shares_equal_scikit_learn_in_chunks_of_any_size(k, temperature, scores_at_once, monkeypatch):
+def test_shares_equal_scikit_learn_in_chunks_of_any_size(k, temperature, chunk_size):
     neighbors = pytest.importorskip("sklearn.neighbors")
     features, bank, labels = make()
     labels[:5] = torch.arange(5)  # every class occurs, so that the columns agree
@@ -30,8 +29,7 @@ def test_shares_equal_scikit_learn_in_chunks_of_any_size(k, temperature, scores_
         min(k, 60), metric="cosine", algorithm="brute", weights=lambda distance: np.exp((1 - distance) / temperature)
     )
     theirs = classifier.fit(bank.numpy(), labels.numpy()).predict_proba(features.numpy())
-    monkeypatch.setattr(knn, "_SCORES_PER_CHUNK", scores_at_once)
-    ours = knn_scores(features, bank, labels, 5, k, temperature)
+    ours = knn_scores(features, bank, labels, 5, k, temperature, chunk_size)
     np.testing.assert_allclose(ours.numpy(), theirs, rtol=0, atol=1e-10)
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from refusals import refused
 
-from common.evaluation import zero_shot
 from common.evaluation.zero_shot import class_scores, classification_hits, fill, plain_mean, prompt_scores
 from common.geometry import Sphere, inner_product_similarity, unit
 
@@ -26,8 +25,8 @@ def make(num_images=6, num_templates=3, num_classes=4, dim=5):
     return images, unit(torch.randn(num_templates, num_classes, dim, dtype=torch.float64))
 
 
-def scores_by(images, prompts, average, similarity=inner_product_similarity, mean=SPHERE.mean):
-    return class_scores(images, prompts, similarity, mean, average)
+def scores_by(images, prompts, average, similarity=inner_product_similarity, mean=SPHERE.mean, **options):
+    return class_scores(images, prompts, similarity, mean, average, **options)
 
 
 def test_average_of_squared_distances_is_the_distance_to_the_mean_plus_the_spread_of_the_class():
@@ -63,17 +62,16 @@ def test_a_mean_of_prompts_in_half_precision_is_taken_in_float32():
 
 @pytest.mark.parametrize("average", ["scores", "embeddings"])
 @pytest.mark.parametrize("chunk_size", [1, 4, 100])
-def test_chunks_do_not_change_the_scores(average, chunk_size, monkeypatch):
+def test_chunks_do_not_change_the_scores(average, chunk_size):
     images, prompts = make()
-    expected, seen = scores_by(images, prompts, average, negative_angle), []
-    monkeypatch.setattr(zero_shot, "IMAGES_AT_ONCE", chunk_size)
+    seen = []
 
     def similarity(chunk, texts):
         seen.append(len(chunk))
         return negative_angle(chunk, texts)
 
-    scores = scores_by(images, prompts, average, similarity)
-    torch.testing.assert_close(scores, expected, rtol=1e-12, atol=1e-13)
+    scores = scores_by(images, prompts, average, similarity, chunk_size=chunk_size)
+    torch.testing.assert_close(scores, scores_by(images, prompts, average, negative_angle), rtol=1e-12, atol=1e-13)
     assert max(seen) == min(chunk_size, 6)
 
 
@@ -96,14 +94,15 @@ NAMES, TEMPLATES = [f"thing {n}" for n in range(7)], ["a {}", "the {c}.", "{}"]
 
 @pytest.mark.parametrize("average", ["scores", "embeddings"])
 @pytest.mark.parametrize("prompts_per_chunk", [1, 9, 10_000])
-def test_blocks_of_prompts_do_not_change_the_scores(average, prompts_per_chunk, monkeypatch):
+def test_blocks_of_prompts_do_not_change_the_scores(average, prompts_per_chunk):
     encode, asked = table_encoder()
     images = make()[0]
     prompts = torch.stack([encode([fill(template, name) for name in NAMES]) for template in TEMPLATES])
     expected = scores_by(images, prompts, average)
     asked.clear()
-    monkeypatch.setattr(zero_shot, "PROMPTS_AT_ONCE", prompts_per_chunk)
-    scores = prompt_scores(images, encode, NAMES, TEMPLATES, SPHERE.similarity, SPHERE.mean, average)
+    scores = prompt_scores(
+        images, encode, NAMES, TEMPLATES, SPHERE.similarity, SPHERE.mean, average, 4, prompts_per_chunk
+    )
     torch.testing.assert_close(scores, expected, rtol=1e-12, atol=1e-13)
     assert max(asked) <= max(prompts_per_chunk, len(TEMPLATES))
     assert sum(asked) == 21
@@ -177,6 +176,7 @@ def test_bad_input_is_refused():
         ("at least 5 classes, got 2", lambda: classification_hits(torch.zeros(1, 2), torch.tensor([0]), k=5)),
         (r"labels 0\.\.2; expected: 0\.\.1", lambda: classification_hits(torch.zeros(2, 2), torch.tensor([0, 2]))),
         ("'median'; expected: scores, embeddings, normalized_mean", lambda: scores_by(images, prompts, "median")),
+        ("chunk_size = 0", lambda: scores_by(images, prompts, "scores", chunk_size=0)),
         ("no prompt templates", lambda: scores_by(images, prompts[:0], "scores")),
         (
             "0 class names and 1 templates",

@@ -18,6 +18,12 @@ from common.evaluation.zero_shot import classification_hits
 OTHER_REGION = "Other"  # of FMoW
 
 
+def accuracy(predictions: Any, labels: Any) -> float:
+    """Share of items whose prediction is the label (micro accuracy)."""
+    predictions, labels = _pair(predictions, labels)
+    return float((predictions == labels).mean())
+
+
 def accuracy_at_k(scores: torch.Tensor, labels: torch.Tensor, k: int) -> float:
     """Share of items whose label is among the k best classes: the mean of `classification_hits`.
 
@@ -30,11 +36,17 @@ def accuracy_at_k(scores: torch.Tensor, labels: torch.Tensor, k: int) -> float:
     return float(hits.double().mean())
 
 
-def per_class_hits(hits: Any, labels: Any) -> np.ndarray:
-    """(num_items,) numbers whose mean is the mean hit of each class, averaged over the classes in the labels.
+def mean_per_class_recall(predictions: Any, labels: Any) -> float:
+    """Mean recall of the classes that occur in the labels (scikit-learn's balanced accuracy).
 
-    Of right predictions that is the mean per-class recall, scikit-learn's balanced accuracy; torchmetrics' macro
-    accuracy also counts classes that are only predicted, as 0.
+    torchmetrics' macro accuracy also counts classes that are only predicted, as 0.
+    """
+    predictions, labels = _pair(predictions, labels)
+    return float(per_class_hits(predictions == labels, labels).mean())
+
+
+def per_class_hits(hits: Any, labels: Any) -> np.ndarray:
+    """(num_items,) numbers whose mean is the mean hit of each class, averaged over the classes that occur.
 
     An item gets w (hit - mean of its class) + metric, where w makes the classes equal, so the spread over items is that
     of the metric over test sets.
@@ -46,12 +58,16 @@ def per_class_hits(hits: Any, labels: Any) -> np.ndarray:
     return len(labels) / (len(counts) * counts[place]) * (hits - of_class[place]) + of_class.mean()
 
 
-def f1_macro_hits(predictions: Any, labels: Any) -> np.ndarray:
-    """(num_items,) numbers whose mean is F1, averaged over the classes in the labels.
+def f1_macro_present(predictions: Any, labels: Any) -> float:
+    """F1 = 2 * right / (predicted + occurring), averaged over the classes in the labels.
 
-    F1 = 2 * right / (predicted + occurring). WILDS reports it, and DataComp as "F1-macro_all". The spread
-    is that of the metric, as in `per_class_hits`.
+    WILDS reports it, and DataComp as "F1-macro_all".
     """
+    return float(f1_macro_hits(predictions, labels).mean())
+
+
+def f1_macro_hits(predictions: Any, labels: Any) -> np.ndarray:
+    """(num_items,) numbers whose mean is `f1_macro_present`, with the spread of the metric, as in `per_class_hits`."""
     predictions, labels = _pair(predictions, labels)
     classes, place, occurring = np.unique(labels, return_inverse=True, return_counts=True)
     guessed = np.searchsorted(classes, predictions).clip(max=len(classes) - 1)
@@ -77,24 +93,32 @@ def group_accuracies(hits: Any, groups: Sequence[Any]) -> dict[Any, float]:
     return {key: float(np.mean(members)) for key, members in members_of.items()}
 
 
-def worst_group_hits(hits: Any, groups: Sequence[Any]) -> list[list[float]]:
-    """One list per item, empty outside the worst group; the mean of all entries is the least of `group_accuracies`.
+def worst_group_accuracy(hits: Any, groups: Sequence[Any]) -> float:
+    """Least of `group_accuracies`: acc_wg (GeoDE); of top-5 hits acc_top5_wg (Dollar Street)."""
+    return min(group_accuracies(hits, groups).values())
 
-    acc_wg (GeoDE); of top-5 hits acc_top5_wg (Dollar Street).
-    """
+
+def worst_group_hits(hits: Any, groups: Sequence[Any]) -> list[list[float]]:
+    """One list per item, empty outside the worst group; the mean of all entries is `worst_group_accuracy`."""
     by_group = group_accuracies(hits, groups)
     worst = min(by_group, key=by_group.get)
     return [[float(hit)] if group == worst else [] for hit, group in zip(hits, groups)]
 
 
-def worst_region_hits(hits: Any, regions: Sequence[str]) -> dict[str, list[list[float]]]:
-    """`worst_group_hits` of FMoW in both readings: the published evaluator keeps "Other", which it means to leave out.
+def worst_region_accuracy(hits: Any, regions: Sequence[str]) -> dict[str, float]:
+    """FMoW in both readings: the published evaluator keeps the region "Other", which it intends to leave out.
 
     Returns:
         "acc_worst_region": as published; "acc_worst_region_without_other": as intended.
     Raises:
         ValueError: all items lie in "Other".
     """
+    readings = worst_region_hits(hits, regions)
+    return {name: float(np.mean([hit for item in lists for hit in item])) for name, lists in readings.items()}
+
+
+def worst_region_hits(hits: Any, regions: Sequence[str]) -> dict[str, list[list[float]]]:
+    """`worst_group_hits` for both readings of `worst_region_accuracy`."""
     named = [place for place, region in enumerate(regions) if region != OTHER_REGION]
     if not named:
         raise ValueError(f"all {len(regions)} items lie in region {OTHER_REGION}; expected: at least one named region")

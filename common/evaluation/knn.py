@@ -10,7 +10,7 @@ import torch
 
 from common.data.pairs import lost_at_open
 from common.evaluation.accuracy import classification_evaluation
-from common.evaluation.arrays import labels_of
+from common.evaluation.arrays import labels_of, tensor_of
 from common.evaluation.protocol import Evaluation
 from common.vectors import inner_product_similarity, unit
 
@@ -25,6 +25,7 @@ def knn_scores(
     num_classes: int,
     k: int = 200,
     temperature: float = 0.1,
+    chunk_size: int | None = None,
 ) -> torch.Tensor:
     """Share of each class in the weighted vote of the k nearest bank features.
 
@@ -35,20 +36,24 @@ def knn_scores(
         features, bank_features: (num_images, dim) and (bank, dim), any norm.
         bank_labels: (bank,) in [0, num_classes).
         k: a smaller bank votes as a whole.
+        chunk_size: images at a time, without effect beyond rounding; None = 128 MB of cosines.
     Returns:
         (num_images, num_classes), rows sum to 1; float32, or float64 where the features are.
     Raises:
         ValueError: an empty bank, unlike shapes, labels out of range, non-finite features, k below 1 or temperature not
             above 0.
     """
+    features, bank_features = tensor_of(features, "features"), tensor_of(bank_features, "bank features")
     bank_labels = labels_of(bank_labels, "bank labels").to(features.device)
     _check(features, bank_features, bank_labels, num_classes)
-    if k < 1 or not temperature > 0:
-        raise ValueError(f"k = {k}, temperature = {temperature}; expected: positive ones")
+    if k < 1 or not temperature > 0 or (chunk_size is not None and chunk_size < 1):
+        raise ValueError(f"k = {k}, temperature = {temperature}, chunk_size = {chunk_size}; expected: positive ones")
     k = min(k, len(bank_features))
     bank = unit(bank_features)
+    if chunk_size is None:
+        chunk_size = max(1, _SCORES_PER_CHUNK // len(bank_features))
     shares = []
-    for chunk in unit(features).split(max(1, _SCORES_PER_CHUNK // len(bank_features))):
+    for chunk in unit(features).split(chunk_size):
         cosines = inner_product_similarity(chunk, bank)
         nearest, indices = _first_k(cosines, k)
         weights = (nearest / temperature).softmax(dim=1)  # exp(s / T), each row scaled so that it sums to 1

@@ -29,6 +29,7 @@ from common.data.transforms import ImageTransform
 from common.distributed import gather_rows, rank, world_size
 from common.encoders.two_towers import bare_tower
 from common.evaluation.accuracy import classification_evaluation
+from common.evaluation.arrays import labels_of, tensor_of
 from common.evaluation.embed import evaluation_mode
 from common.evaluation.knn import check_classes, labelled_features
 from common.evaluation.protocol import Evaluation
@@ -155,12 +156,13 @@ def train_probe(
 @torch.no_grad()
 def probe_scores(classifier: nn.Linear, features: torch.Tensor, config: ProbeConfig) -> torch.Tensor:
     """(num_images, num_classes) logits on the CPU."""
-    device = classifier.weight.device
+    device, features = classifier.weight.device, tensor_of(features, "features")
     return torch.cat([classifier(_prepared(chunk.to(device), config)).cpu() for chunk in features.split(8192)])
 
 
 def feature_batches(features: torch.Tensor, labels: torch.Tensor, batch_size: int, seed: int) -> Batches:
     """Batches of cached features; the order is a pure function of (seed, epoch), the last batch may be smaller."""
+    features, labels = tensor_of(features, "features"), labels_of(labels, "labels")
 
     def batches(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for rows in _shuffled(len(features), seed, epoch).split(batch_size):

@@ -13,7 +13,7 @@ classes.
 Hyperbolic embeddings are tangent vectors here, so B and C are the same sum; a protocol names the recipe of a paper.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import get_args
 
 import torch
@@ -24,8 +24,6 @@ from common.vectors import at_least_float32, unit
 
 Similarity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Mean = Callable[[torch.Tensor], torch.Tensor]
-
-IMAGES_AT_ONCE, PROMPTS_AT_ONCE = 1024, 16_384  # compared, and embedded; no effect beyond rounding
 
 
 def normalized_mean(prompt_embeddings: torch.Tensor) -> torch.Tensor:
@@ -51,12 +49,14 @@ def class_scores(
     similarity: Similarity,
     mean: Mean,
     average: PromptAverage,
+    chunk_size: int = 1024,
 ) -> torch.Tensor:
     """(num_images, num_classes) score of every image for every class, higher is closer.
 
     Args:
         image_embeddings, prompt_embeddings: (num_images, ...) and (num_templates, num_classes, ...).
         mean: the geometry's, over the first axis; used by average="embeddings".
+        chunk_size: images per call of `similarity`; no effect beyond rounding.
     """
     if average not in get_args(PromptAverage):
         raise ValueError(f"average = {average!r}; expected: {', '.join(get_args(PromptAverage))}")
@@ -65,12 +65,12 @@ def class_scores(
     if not len(prompt_embeddings):
         raise ValueError("no prompt templates; expected: at least one")
     if average == "scores":
-        total = _in_chunks(similarity, image_embeddings, prompt_embeddings[0])
+        total = _in_chunks(similarity, image_embeddings, prompt_embeddings[0], chunk_size)
         for prompts in prompt_embeddings[1:]:
-            total += _in_chunks(similarity, image_embeddings, prompts)
+            total += _in_chunks(similarity, image_embeddings, prompts, chunk_size)
         return total / len(prompt_embeddings)
     classes = _MEANS.get(average, mean)(prompt_embeddings)
-    return _in_chunks(similarity, image_embeddings, classes)
+    return _in_chunks(similarity, image_embeddings, classes, chunk_size)
 
 
 def prompt_scores(
@@ -81,8 +81,10 @@ def prompt_scores(
     similarity: Similarity,
     mean: Mean,
     average: PromptAverage,
+    chunk_size: int = 1024,
+    prompts_per_chunk: int = 16_384,
 ) -> torch.Tensor:
-    """`class_scores` from names and templates, with the embeddings of `PROMPTS_AT_ONCE` prompts at a time.
+    """`class_scores` from names and templates, with the embeddings of `prompts_per_chunk` prompts at a time.
 
     A name that occurs twice (ImageNet: "missile", "sunglasses") is encoded once, so that its columns tie to the last
     bit and the first class wins.
@@ -90,19 +92,19 @@ def prompt_scores(
     Args:
         encode: texts -> (num_texts, ...), on the device of the image embeddings.
         templates: each with one "{}" or "{c}" for the name.
+        prompts_per_chunk: at least the templates of one class.
     """
     if not class_names or not templates:
         raise ValueError(f"{len(class_names)} class names and {len(templates)} templates; expected: at least one each")
     names = list(dict.fromkeys(class_names))
     column = {name: index for index, name in enumerate(names)}
-    blocks, size = [], max(1, PROMPTS_AT_ONCE // len(templates))
-    for start in range(0, len(names), size):
-        block = names[start : start + size]
+    blocks = []
+    for block in _blocks(names, max(1, prompts_per_chunk // len(templates))):
         prompts = tensor_of(
             encode([fill(template, name) for template in templates for name in block]), "prompt embeddings"
         )
         prompts = prompts.view(len(templates), len(block), *prompts.shape[1:])
-        blocks.append(class_scores(image_embeddings, prompts, similarity, mean, average))
+        blocks.append(class_scores(image_embeddings, prompts, similarity, mean, average, chunk_size))
     return torch.cat(blocks, dim=1)[:, [column[name] for name in class_names]]
 
 
@@ -147,5 +149,14 @@ def classification_hits(scores: torch.Tensor, labels: torch.Tensor, k: int = 1) 
 
 
 @torch.no_grad()
-def _in_chunks(similarity: Similarity, image_embeddings: torch.Tensor, class_embeddings: torch.Tensor) -> torch.Tensor:
-    return torch.cat([similarity(chunk, class_embeddings) for chunk in image_embeddings.split(IMAGES_AT_ONCE)])
+def _in_chunks(
+    similarity: Similarity, image_embeddings: torch.Tensor, class_embeddings: torch.Tensor, chunk_size: int
+) -> torch.Tensor:
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size = {chunk_size}; expected: at least 1")
+    return torch.cat([similarity(chunk, class_embeddings) for chunk in image_embeddings.split(chunk_size)])
+
+
+def _blocks(names: list[str], size: int) -> Iterator[list[str]]:
+    for start in range(0, len(names), size):
+        yield names[start : start + size]
