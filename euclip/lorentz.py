@@ -43,6 +43,22 @@ def exp_map0(tangents: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
     return sinh_over(curvature.sqrt() * norms)[..., None] * tangents
 
 
+def log_map0(points: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """Inverse of exp_map0: asinh(q) / q * x with q = sqrt(c) |x|.
+
+    Args:
+        points: (..., dim), space components.
+        curvature: scalar tensor c > 0.
+    Returns:
+        (..., dim), the tangent vector at the origin; the origin gives the zero vector.
+    """
+    points, curvature = at_least_float32(points), at_least_float32(curvature)
+    sinh_radius = curvature.sqrt() * norm(points)
+    near = sinh_radius < 1.0e-3
+    far = torch.where(near, 1.0, sinh_radius)
+    return torch.where(near, 1 - sinh_radius.square() / 6, torch.asinh(far) / far)[..., None] * points
+
+
 def time_component(points: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
     """sqrt(1/c + |x|^2) of points: (..., dim) -> (...,)."""
     return (1 / at_least_float32(curvature) + at_least_float32(points).square().sum(dim=-1)).sqrt()

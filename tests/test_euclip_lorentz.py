@@ -15,6 +15,7 @@ from common.geometry import unit
 from euclip.lorentz import (
     MAX_RADIUS,
     exp_map0,
+    log_map0,
     lorentz_distance,
     lorentz_inner,
     paired_lorentz_distance,
@@ -50,23 +51,33 @@ def test_exponential_map_and_time_equal_those_of_the_authors():
     assert times.tolist() == pytest.approx([3.2193696261, 3.2416645551, 3.2976291394], abs=1e-9)
 
 
-def test_the_exponential_map_of_zero_is_zero_with_the_identity_as_gradient():
-    tangent = torch.zeros(3, requires_grad=True)
-    mapped = exp_map0(tangent, torch.tensor(1.0))
-    assert (mapped == 0).all()
-    mapped.sum().backward()
-    assert tangent.grad.tolist() == [1, 1, 1]
+@pytest.mark.parametrize("c", CURVATURES)
+@pytest.mark.parametrize("length", [1e-9, 1e-3, 1e-2, 5.0])
+def test_exp_map0_then_log_map0_is_identity(c, length):
+    tangent = length * unit(vectors(20, 5))
+    torch.testing.assert_close(log_map0(exp_map0(tangent, scalar(c)), scalar(c)), tangent, rtol=1e-12, atol=0)
 
 
-def test_the_exponential_map_works_on_any_leading_axes():
+def test_maps_of_zero_are_zero_with_the_identity_as_gradient():
+    for function in (exp_map0, log_map0):
+        tangent = torch.zeros(3, requires_grad=True)
+        mapped = function(tangent, torch.tensor(1.0))
+        assert (mapped == 0).all()
+        mapped.sum().backward()
+        assert tangent.grad.tolist() == [1, 1, 1]
+
+
+def test_maps_work_on_any_leading_axes():
     tangent = vectors(4, 3, 5)
-    expected = torch.stack([exp_map0(part, scalar(2.5)) for part in tangent])
-    torch.testing.assert_close(exp_map0(tangent, scalar(2.5)), expected)
+    mapped = exp_map0(tangent, scalar(2.5))
+    for row in range(4):
+        torch.testing.assert_close(mapped[row], exp_map0(tangent[row], scalar(2.5)))
+    torch.testing.assert_close(log_map0(mapped, scalar(2.5)), tangent)
 
 
 def test_gradients_of_the_maps_are_right():
     tangent, c = vectors(4, 3).requires_grad_(), scalar(0.7).requires_grad_()
-    for function in (exp_map0, time_component):
+    for function in (exp_map0, log_map0, time_component):
         assert torch.autograd.gradcheck(function, (tangent, c))
 
 
@@ -125,9 +136,7 @@ def test_boosts_and_rotations_are_isometries(c):
     def moved(tangent):
         points = exp_map0(tangent, scalar(c))
         whole = torch.cat([time_component(points, scalar(c))[:, None], points], dim=1)
-        space = (whole @ boost.T @ rotation.T)[:, 1:]
-        sinh_radius = c**0.5 * space.norm(dim=1, keepdim=True)
-        return torch.asinh(sinh_radius) / sinh_radius * space  # the logarithmic map
+        return log_map0((whole @ boost.T @ rotation.T)[:, 1:], scalar(c))
 
     before = paired_lorentz_distance(first, second, scalar(c))
     after = paired_lorentz_distance(moved(first), moved(second), scalar(c))
