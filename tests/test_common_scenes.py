@@ -101,8 +101,8 @@ def test_splitmix_matches_its_published_test_vector():
         outputs.append(random_keys.mix64(state))
         state = (state + 0x9E3779B97F4A7C15) % 2**64
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    halves = random_keys._fill(np.uint64(1234567), 3)
-    assert [int(halves[2 * i]) | int(halves[2 * i + 1]) << 32 for i in range(3)] == outputs
+    draws = random_keys.Draws(1234567)  # of each number the lower half, then the upper one
+    assert [draws.below(2**32) | draws.below(2**32) << 32 for _ in range(3)] == outputs
 
 
 def test_kernels_still_compile_where_no_cache_can_be_written(monkeypatch):
