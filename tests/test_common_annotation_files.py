@@ -250,11 +250,13 @@ def test_local_copies_are_read_to_the_last_row_and_oracles_score_what_can_be_att
 
 def test_sugarcrepe_groups_are_one_list(tmp_path, data_dir):
     row = {"filename": "000000000042.jpg", "caption": "a cat", "negative_caption": "a dog"}
-    annotations = read_sugarcrepe(written(tmp_path, {"0": row, "1": {**row, "negative_caption": ""}}))
+    bad = {number: {**row, "negative_caption": text} for number, text in (("1", ""), ("2", "a cat"))}
+    annotations = read_sugarcrepe(written(tmp_path, {"0": row, **bad}))
     item = {"caption": "a cat", "negative_caption": "a dog", "image_id": "000000000042"}
     assert annotations.rows == [(("000000000042.jpg",), item)]
     assert [(sample.key, sample.reason.split(":")[0]) for sample in annotations.broken] == [
-        ("1", "negative_caption is no text")
+        ("1", "negative_caption is no text"),
+        ("2", "negative_caption is the caption"),
     ]
     for groups in ({"swap": [row], "add": [row]}, {"swap": {"0": row}, "add": {"0": row}}):
         assert read_sugarcrepe(written(tmp_path, groups)).rows == 2 * annotations.rows

@@ -71,7 +71,7 @@ def test_coco_captions_files_are_read(tmp_path):
     content = {
         "images": [{"id": 42, "file_name": "0.jpg"}, {"id": 7, "file_name": "1.jpg"}, {"id": 8, "file_name": "2.jpg"}],
         "annotations": [
-            {"id": 9, "image_id": 7, "caption": "c"},
+            {"id": 9, "image_id": "7", "caption": "c"},
             {"id": 5, "image_id": 42, "caption": "a"},
             {"id": 6, "image_id": 42, "caption": "b"},
             {"id": 7, "image_id": 99, "caption": "nobody"},

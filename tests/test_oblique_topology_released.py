@@ -145,8 +145,13 @@ def test_a_file_is_read_without_running_anything(tmp_path):
     ours = load_released(tmp_path / "released.pt", HEADS)
     assert torch.equal(ours.image_tower.class_embedding, theirs.visual.class_embedding)
     torch.save({"a": Path("x")}, tmp_path / "code.pt")
-    with pytest.raises(WeightsError, match=r"code\.pt cannot be read without executing code"):
-        load_released(tmp_path / "code.pt")
+    (tmp_path / "text.pt").write_text("weights\n")
+    for name, what in (
+        ("code.pt", "it calls"),
+        ("text.pt", "it holds no pickle; expected a whole file that torch.save"),
+    ):
+        with pytest.raises(WeightsError, match=rf"{name} cannot be read without executing code from it: {what}"):
+            load_released(tmp_path / name)
 
 
 def test_missing_foreign_and_misshapen_tensors_are_named():

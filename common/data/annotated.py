@@ -363,6 +363,8 @@ def _refcoco(row: dict[str, Any]) -> Annotation:
 
 def _sugarcrepe(row: dict[str, Any]) -> Annotation:
     item = {key: _text(row, key) for key in ("caption", "negative_caption")}
+    if item["caption"] == item["negative_caption"]:
+        raise Unusable(f"negative_caption is the caption: {item['caption'][:60]!r}; expected: another text")
     return _annotation([row.get("filename")], item)
 
 

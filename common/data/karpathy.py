@@ -124,11 +124,11 @@ def _chosen_split(annotations: Path, images: list[Any], split: str | None, role:
 
 
 def _coco_rows(content: dict[str, Any]) -> Iterator[Row]:
-    captions: dict[Any, list[tuple[Any, Any]]] = {}
+    captions: dict[str, list[tuple[Any, Any]]] = {}  # 5 and "5" are one image
     for number, item in enumerate(content["annotations"]):
         image_id = item.get("image_id") if isinstance(item, dict) else None
         if _is_id(image_id):
-            captions.setdefault(image_id, []).append((item.get("caption"), item.get("id")))
+            captions.setdefault(str(image_id), []).append((item.get("caption"), item.get("id")))
         else:
             yield Row(f"annotations[{number}]", fault="image_id has the wrong type: no string or whole number")
     for number, image in enumerate(content["images"]):
@@ -136,7 +136,7 @@ def _coco_rows(content: dict[str, Any]) -> Iterator[Row]:
         if not isinstance(image, dict) or not _is_id(image.get("id")):
             yield Row(place, fault="entry has the wrong type: no object with an 'id'")
             continue
-        texts = captions.pop(image["id"], [])
+        texts = captions.pop(str(image["id"]), [])
         ids = _known_ids([caption_id for _, caption_id in texts])
         yield Row(place, image.get("file_name"), [text for text, _ in texts], image["id"], ids)
     for image_id in captions:

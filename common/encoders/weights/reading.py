@@ -199,6 +199,7 @@ def _sentence(error: Exception) -> str:
     if called is not None:
         return f"it calls {called[1]}; expected tensors only"
     text = text.rpartition("WeightsUnpickler error: ")[2].strip() or "it is empty"
+    text = "it holds no pickle" if re.match(r"(Unsupported operand )?\d", text) else text  # its first byte
     return (
         f"{text.partition(chr(10))[0].partition('. ')[0]}; expected a whole file that torch.save or safetensors wrote"
     )
