@@ -775,8 +775,8 @@ def test_an_experiment_checks_itself_and_knows_the_column_of_a_value_by_its_whol
     assert named.row_of("a_b_precision_at_recall") == ("a_b", "precision_at_recall")
     assert named.row_of("a_b_recall") == ("a_b", "recall")
     refused(
-        ("(?s)name.*pattern", lambda: experiment(name="../x")),
-        ("distinct seeds", lambda: experiment(seeds=(0, 0))),
+        ("^name: .*pattern.*, got ../x$", lambda: experiment(name="../x")),
+        ("^experiment memory: distinct seeds", lambda: experiment(seeds=(0, 0))),
         ("one value for each", lambda: experiment(values={"v": (1.0,)})),
         ("units of unknown values", lambda: experiment(units={"q": "GB"})),
     )

@@ -10,23 +10,21 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
-from pydantic.dataclasses import dataclass
-
 from common.base.files import write_atomically
 from common.report.table import (
-    KNOWN_KEYS_ONLY,
     FileName,
     Measured,
     Numbers,
     Seeds,
     Table,
     build,
+    checked,
     json_of_format,
     read_format,
 )
 
 
-@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+@checked
 class Experiment:
     """Values of one experiment at one scale.
 

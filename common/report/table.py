@@ -15,12 +15,12 @@ import math
 import statistics
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic.dataclasses import dataclass
+import pydantic.dataclasses
 
 from common.report.crossed import crossed_half_width, picture_variance
 from common.report.hits import Hits, read_hits
@@ -41,7 +41,33 @@ Seeds = Annotated[tuple[int, ...], pydantic.BeforeValidator(tuple)]
 FileName = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
-@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+def checked(kind: type) -> type:
+    """Makes a class a frozen dataclass whose types pydantic checks; a failed check is a ValueError of one line."""
+    made = pydantic.dataclasses.dataclass(frozen=True, config=KNOWN_KEYS_ONLY)(kind)
+    fill = made.__init__
+
+    @functools.wraps(fill)
+    def init(self, *args: Any, **more: Any) -> None:
+        try:
+            fill(self, *args, **more)
+        except pydantic.ValidationError as error:
+            raise _refusal(made, error) from None
+
+    made.__init__ = init
+    return made
+
+
+def _refusal(kind: type, error: pydantic.ValidationError) -> ValueError:
+    first = error.errors()[0]
+    said = str(first["ctx"]["error"]) if first["type"] == "value_error" else ""  # by __post_init__
+    if said and not first["loc"]:
+        return ValueError(said)
+    place, *rest = first["loc"] or (kind.__name__,)
+    name = fields(kind)[place].name if isinstance(place, int) else place  # a number: an argument without a name
+    return ValueError(f"{'.'.join(map(str, [name, *rest]))}: {said or first['msg']}, got {str(first['input'])[:80]}")
+
+
+@checked
 class Column:
     """One column of a table.
 
@@ -59,7 +85,7 @@ class Column:
     guess: str = ""
 
 
-@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+@checked
 class Measured:
     """One number of ours: a value per seed, in the column's unit, and where it comes from.
 
@@ -142,7 +168,7 @@ def measured_over_seeds(
     )
 
 
-@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+@checked
 class Training:
     """How the runs of a row were made, and the signs by which it trained; none of them is a test number.
 
@@ -179,7 +205,7 @@ class Training:
         return ""
 
 
-@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+@checked
 class Row:
     """One method: the paper's numbers and ours by column key.
 
@@ -206,7 +232,7 @@ class Row:
             raise ValueError(f"row {self.method} has measured cells but status {self.status!r}")
 
 
-@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+@checked
 class Table:
     """A table of one paper with the paper's numbers beside ours, and the provenance of ours.
 
@@ -334,9 +360,7 @@ def build(kind: type, content: object) -> Any:
     try:
         return _adapter(kind).validate_python(content)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or kind.__name__
-        raise ValueError(f"{where}: {first['msg']}, got {str(first['input'])[:80]}") from error
+        raise _refusal(kind, error) from error
 
 
 def plan_of(table: Table, earlier: Sequence[Table], planned: int = 0) -> tuple[int, ...]:
