@@ -362,9 +362,9 @@ def test_a_stream_steps_back_a_little_and_no_further(tmp_path):
     whole = ids_of(stream_of(tmp_path, num_rows=200), range(210))
     for positions in ([150, 151, 149 - KEPT_ROWS + 3, 151, 152], [199, 205, 198, 206]):  # across an epoch
         assert ids_of(pairs, positions) == [whole[position] for position in positions]
-    for position in (10, -1):
-        words = f"position {position} follows position 206, but a stream goes forward only"
-        refused((words, partial(pairs.__getitem__, position)))
+    refused(("position 10 follows position 206, but a stream goes forward only", lambda: pairs[10]))
+    for stream in (pairs, stream_of(tmp_path, num_rows=200)):  # begun and new
+        refused(("position -1 of .* expected: from 0", partial(stream.__getitem__, -1)), error=IndexError)
     assert ids_of(pickle.loads(pickle.dumps(pairs)), [10]) == [whole[10]]  # a copy starts anew
 
 

@@ -104,6 +104,8 @@ class StreamedPairs:
         return f"StreamedPairs({self.name!r}, {len(self)} rows of {self.reader.source})"
 
     def _row(self, position: int) -> dict[str, Any]:
+        if position < 0:
+            raise IndexError(f"position {position} of {self.name!r}; expected: from 0")
         oldest = self._kept[0][0] if self._kept else self._next
         if self._stream is not None and position < oldest:
             raise ValueError(
