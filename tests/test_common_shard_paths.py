@@ -78,6 +78,7 @@ def test_shards_that_are_not_there_are_named(tmp_path):
         ("the root folder does not exist", lambda: expand_shards("*.tar", tmp_path / "nowhere")),
         error=FileNotFoundError,
     )
+    refused(("no shard is named: the list is empty", lambda: expand_shards([], tmp_path)))
 
 
 GONE = "/annex/gone"

@@ -46,9 +46,11 @@ def expand_shards(
         root: folder that relative patterns start from; None for the working folder.
     Raises:
         FileNotFoundError: a name, also one of a brace range, is missing, or a pattern matches nothing.
-        ValueError: a match cannot be opened, see `check_opens`.
+        ValueError: an empty list, or a match cannot be opened, see `check_opens`.
     """
     patterns = [os.fspath(item) for item in (pattern if isinstance(pattern, list | tuple) else [pattern])]
+    if not patterns:  # of a glob of the caller that matches nothing
+        raise ValueError("no shard is named: the list is empty; expected: a path, a pattern, or a list of them")
     folder = Path.cwd() if root is None else Path.cwd() / expanded(root)
     shards: set[str] = set()
     for item in patterns:
