@@ -79,6 +79,7 @@ def test_curves_may_have_a_logarithmic_axis(tmp_path, drawn):
     plain = Curves("t", "x", "y", curves)
     logarithmic = Curves("t", "x", "y", curves, log_x=True, log_y=True)
     pictures = [plot_curves([panel], tmp_path / f"{panel.log_x}.png", across=1)[0] for panel in (plain, logarithmic)]
+    assert [float(row["mean"]) for row in read_plotted(pictures[0])] == [1.5, 1500, 15]
     for linear, row in zip(*map(read_plotted, pictures), strict=True):
         mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
         assert mean == float(linear["mean"])
