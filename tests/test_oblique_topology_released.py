@@ -139,6 +139,7 @@ def test_heads_of_a_small_model_are_stated():
         from_released(state, "a file", heads=HEADS | {"text": 5})
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol 4")
 def test_a_file_is_read_without_running_anything(tmp_path):
     theirs = release(SMALL, 8, 3)
     torch.save(theirs.state_dict(), tmp_path / "released.pt")
@@ -146,8 +147,10 @@ def test_a_file_is_read_without_running_anything(tmp_path):
     assert torch.equal(ours.image_tower.class_embedding, theirs.visual.class_embedding)
     torch.save({"a": Path("x")}, tmp_path / "code.pt")
     (tmp_path / "text.pt").write_text("weights\n")
+    torch.save(theirs.state_dict(), tmp_path / "later.pt", pickle_protocol=4)
     for name, what in (
         ("code.pt", "it calls"),
+        ("later.pt", r"it is a pickle of protocol 4 or later, not of torch\.save's 2; expected"),
         ("text.pt", "it holds no pickle; expected a whole file that torch.save"),
     ):
         with pytest.raises(WeightsError, match=rf"{name} cannot be read without executing code from it: {what}"):

@@ -199,7 +199,10 @@ def _sentence(error: Exception) -> str:
     if called is not None:
         return f"it calls {called[1]}; expected tensors only"
     text = text.rpartition("WeightsUnpickler error: ")[2].strip() or "it is empty"
-    text = "it holds no pickle" if re.match(r"(Unsupported operand )?\d", text) else text  # its first byte
+    code = re.match(r"(?:Unsupported operand )?(\d+)", text)  # of a byte that is no operation to torch
+    if code is not None:
+        is_later = code[1] == "149"  # a frame, with which they begin
+        text = "it is a pickle of protocol 4 or later, not of torch.save's 2" if is_later else "it holds no pickle"
     return (
         f"{text.partition(chr(10))[0].partition('. ')[0]}; expected a whole file that torch.save or safetensors wrote"
     )
