@@ -4,8 +4,8 @@
     python scripts/same_losses.py run outputs/after          after it
     python scripts/same_losses.py compare outputs/before outputs/after
 
-Speeds and times are not compared. Both runs must use the same machine and libraries. `run --tree FOLDER` trains with
-the code of another checkout. Exit status 1 if a value differs.
+`run` makes its folder, which must not exist; `run --tree FOLDER` trains with the code of another checkout. Speeds and
+times are not compared. Both runs must use the same machine and libraries. Exit status 1 if a value differs.
 """
 
 import json
