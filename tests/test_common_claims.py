@@ -760,7 +760,7 @@ def test_a_command_tells_the_claims_of_the_experiments_that_it_measured(tmp_path
         (lambda path: path.write_text("{"), "memory.json is broken"),
         (lambda path: path.write_text(path.read_text().replace('"caption"', '"captions"')), "broken: caption: Field"),
         (lambda path: path.write_text(path.read_text().replace('"caption"', '"x": 1, "caption"')), "broken: x: "),
-        (lambda path: path.write_text(path.read_text().replace("1.2", "NaN")), r"values\.v\.1: .*finite"),
+        (lambda path: path.write_text(path.read_text().replace("1.2", "NaN")), "one finite value for each"),
         (lambda path: path.write_text(path.read_text().replace('_version": 1', '_version": 9')), "version"),
     ],
 )  # fmt: skip
@@ -775,9 +775,9 @@ def test_an_experiment_checks_itself_and_knows_the_column_of_a_value_by_its_whol
     assert named.row_of("a_b_precision_at_recall") == ("a_b", "precision_at_recall")
     assert named.row_of("a_b_recall") == ("a_b", "recall")
     refused(
-        ("^name: .*pattern.*, got ../x$", lambda: experiment(name="../x")),
-        ("^experiment memory: distinct seeds", lambda: experiment(seeds=(0, 0))),
-        ("one value for each", lambda: experiment(values={"v": (1.0,)})),
+        ("names a file", lambda: experiment(name="../x")),
+        ("distinct seeds", lambda: experiment(seeds=(0, 0))),
+        ("one finite value for each", lambda: experiment(values={"v": (1.0,)})),
         ("units of unknown values", lambda: experiment(units={"q": "GB"})),
     )
 

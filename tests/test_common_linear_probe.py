@@ -84,6 +84,16 @@ def test_rates_of_each_schedule():
     )
 
 
+def test_bad_recipes_are_refused():
+    known = "cosine, cosine_per_epoch, steps"
+    refused(
+        (f"probe.schedule = 'linear'; expected one of: {known}", lambda: replace(PLAIN, schedule="linear")),
+        (r"probe.learning_rate = 0\.0; expected: above 0", lambda: replace(PLAIN, learning_rate=0.0)),
+        ("probe.warmup_epochs = 5 of 5", lambda: replace(PLAIN, warmup_epochs=5)),
+        ("with schedule 'steps'", lambda: replace(PLAIN, warmup_epochs=1, schedule="steps")),
+    )
+
+
 # --- training ------------------------------------------------------------------------------------------------------
 
 

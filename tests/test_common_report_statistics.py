@@ -82,6 +82,7 @@ def test_bootstrap_leaves_out_images_without_queries_and_needs_two_others():
     refused(
         ("at least two images", lambda: bootstrap_interval([[1, 0], []])),
         ("finite", lambda: bootstrap_interval([[1], [float("nan")]])),
+        ("num_resamples", lambda: bootstrap_interval([[1], [0]], num_resamples=0)),
     )
 
 
@@ -101,6 +102,8 @@ def test_a_contrast_of_one_block_is_the_paired_interval_and_of_two_that_of_welch
 def test_a_contrast_of_equal_values_has_width_zero_and_wrong_input_is_named():
     assert contrast_interval([[2.0, 2.0], [-1.0, -1.0, -1.0]]) == (1.0, 1.0)
     refused(
+        *(("level", partial(interval_over_seeds, [1.0, 2.0], level)) for level in (0, 1, 95)),
+        *(("level", partial(bootstrap_interval, [[1], [0]], level)) for level in (0, 1, 95)),
         *(("two values", partial(interval_over_seeds, values)) for values in ([], [1.0], [[1.0, 2.0]])),
         ("two values", lambda: contrast_interval([])),
         ("finite", lambda: contrast_interval([[1.0, math.nan]])),

@@ -288,15 +288,8 @@ def of_loss(**more):
         (lambda: Measured((1.0,), (0, 1), None, "", "demo", "d", "p", None), "one value for each"),
         (lambda: Measured((1.0, 2.0), (0, 0), None, "", "demo", "d", "p", None), "distinct seed"),
         (lambda: Measured((float("inf"),), (0,), None, "", "demo", "d", "p", None), "finite"),
-        (
-            lambda: Measured((1.0,), (0,), None, "", "demo", "d", "p", float("nan")),
-            "^chance: .* finite number, got nan$",
-        ),
-        (lambda: Column("a", "A", better="more"), "^better: .*'higher' or 'lower', got more$"),
-        (
-            lambda: made_up_table(rows=[of_loss(), of_loss(protocol="other")]),
-            r"^table \S+, column loss mixes protocol: .*other$",
-        ),
+        (lambda: Column("a", "A", better="more"), "must be 'higher', 'lower' or None, got 'more'"),
+        (lambda: made_up_table(rows=[of_loss(), of_loss(protocol="other")]), "column loss mixes protocol: .*other"),
         (lambda: made_up_table(rows=[of_loss(scale="smoke")]), "cells smoke, table demo"),
         (lambda: made_up_table(seeds=(0,)), r"seeds \[1\] are not in \(0,\)"),
         (lambda: made_up_table(table_id="../table"), "table_id"),

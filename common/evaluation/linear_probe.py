@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -64,6 +64,18 @@ class ProbeConfig:
     crop_scale: tuple[float, float] | None = None
     flip_probability: float = 0.0
     use_rand_augment: bool = False
+
+    def __post_init__(self) -> None:
+        if self.schedule not in get_args(Schedule):
+            raise ValueError(f"probe.schedule = {self.schedule!r}; expected one of: {', '.join(get_args(Schedule))}")
+        for key in ("learning_rate", "batch_size", "epochs"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"probe.{key} = {getattr(self, key)}; expected: above 0")
+        if not 0 <= self.warmup_epochs < self.epochs or (self.warmup_epochs and self.schedule != "cosine"):
+            raise ValueError(
+                f"probe.warmup_epochs = {self.warmup_epochs} of {self.epochs} with schedule {self.schedule!r}; "
+                "expected: fewer than the epochs, with schedule 'cosine'"
+            )
 
     @property
     def augments(self) -> bool:

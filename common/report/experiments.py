@@ -5,26 +5,18 @@
 writes `<root>/<paper>/experiments/<scale>/<name>.json`. Claims refer to a value as experiment["memory"]["sphere_gb"].
 """
 
+import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.base.files import write_atomically
-from common.report.table import (
-    FileName,
-    Measured,
-    Numbers,
-    Seeds,
-    Table,
-    build,
-    checked,
-    json_of_format,
-    read_format,
-)
+from common.report.table import KNOWN_KEYS_ONLY, Measured, Table, build, json_of_format, read_format
 
 
-@checked
+@dataclass(frozen=True)
 class Experiment:
     """Values of one experiment at one scale.
 
@@ -37,11 +29,13 @@ class Experiment:
         over seeds.
     """
 
+    __pydantic_config__ = KNOWN_KEYS_ONLY
+
     paper: str
-    name: FileName
+    name: str
     scale: str
-    seeds: Seeds
-    values: Mapping[str, Numbers]
+    seeds: tuple[int, ...]
+    values: Mapping[str, tuple[float, ...]]
     data: str
     git_revision: str
     command: str
@@ -53,17 +47,24 @@ class Experiment:
     columns: tuple[str, ...] = ()
 
     def __post_init__(self):
+        object.__setattr__(self, "seeds", tuple(int(seed) for seed in self.seeds))
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", self.name):
+            raise ValueError(f"an experiment's name names a file: letters, digits, '_', '-', '.', got {self.name!r}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"experiment {self.name}: distinct seeds are needed, got {self.seeds}")
+        values = {}
         for key, numbers in self.values.items():
-            if len(numbers) != len(self.seeds):
+            values[key] = tuple(float(number) for number in numbers)
+            if len(values[key]) != len(self.seeds) or not all(map(math.isfinite, values[key])):
                 raise ValueError(
-                    f"experiment {self.name}, {key}: one value for each of the seeds {self.seeds} is needed, "
+                    f"experiment {self.name}, {key}: one finite value for each of the seeds {self.seeds} is needed, "
                     f"got {numbers}"
                 )
-        unknown = sorted(set(self.units) - set(self.values))
-        if not self.values or unknown:
-            raise ValueError(f"experiment {self.name}: values {sorted(self.values)}, units of unknown values {unknown}")
+        unknown = sorted(set(self.units) - set(values))
+        if not values or unknown:
+            raise ValueError(f"experiment {self.name}: values {sorted(values)}, units of unknown values {unknown}")
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "columns", tuple(self.columns))
 
     @classmethod
     def beside(

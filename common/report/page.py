@@ -9,6 +9,7 @@ Jinja escapes every text.
 
 import base64
 import html
+import json
 import os
 import re
 import sys
@@ -142,7 +143,7 @@ def collect(roots: Sequence[str | Path]) -> list[Entry]:
     """
     entries = []
     for root in dict.fromkeys(Path(root).resolve() for root in roots):
-        tables = {file: read_table(file) for file in sorted(root.glob("*/*/*/*.json")) if is_table(file)}
+        tables = {file: table for file in sorted(root.glob("*/*/*/*.json")) if (table := _read(file)) is not None}
         for file, table in tables.items():
             changed = file.parent.name != table.scale
             entries.append(Entry(table, _pictures(file, _name(table, changed), tables), str(root), changed, file))
@@ -302,6 +303,14 @@ _FUNCTIONS = (  # that the templates call
 
 def _name(table: Table, changed: bool) -> str:
     return heading(table.paper, table.table_id, table.scale, table.command if changed else "", table.settings)
+
+
+def _read(file: Path) -> Table | None:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8", errors="replace"))
+    except ValueError as error:
+        raise ValueError(f"{file} is broken: {error}") from error
+    return read_table(file) if is_table(content) else None
 
 
 def _pictures(file: Path, name: str, tables: dict[Path, Table]) -> tuple[Picture, ...]:

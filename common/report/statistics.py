@@ -36,7 +36,7 @@ def interval_over_seeds(values: Sequence[float], level: float = 0.95) -> tuple[f
     Args:
         values: one finite number per seed, at least two.
     Raises:
-        ValueError: fewer than two values, or a value that is not finite.
+        ValueError: fewer than two values, a value that is not finite, or a level outside (0, 1).
     """
     return contrast_interval([values], level)
 
@@ -53,6 +53,7 @@ def contrast_interval(blocks: Sequence[Sequence[float]], level: float = 0.95) ->
     Raises:
         ValueError: as `interval_over_seeds`, or without blocks.
     """
+    _check_level(level)
     samples = [np.asarray(block, dtype=np.float64) for block in blocks]
     if not samples or any(sample.ndim != 1 or sample.size < 2 for sample in samples):
         raise ValueError(f"an interval over seeds needs at least two values, got {[s.tolist() for s in samples]}")
@@ -270,8 +271,9 @@ def bootstrap_interval(
         hits_per_query: per image the hits (0 or 1, or any score) of its queries; images without queries are left out.
         seed: of the resampling.
     Raises:
-        ValueError: fewer than two images with queries, or a hit that is not finite.
+        ValueError: fewer than two images with queries, a hit that is not finite, a bad level or number of samples.
     """
+    _check_level(level)
     clusters = [np.ravel(np.asarray(hits, dtype=np.float64)) for hits in hits_per_query]
     clusters = [hits for hits in clusters if hits.size]
     if len(clusters) < 2:
@@ -295,6 +297,8 @@ def bootstrap_means(sums: np.ndarray, counts: np.ndarray, num_resamples: int = 2
     Returns:
         (num_resamples,)
     """
+    if num_resamples < 1:
+        raise ValueError(f"num_resamples must be at least 1, got {num_resamples}")
     generator = np.random.default_rng(seed)
     block = max(1, _RESAMPLED_CLUSTERS_AT_ONCE // len(sums))
     means = np.empty(num_resamples)
@@ -335,5 +339,11 @@ def sign_flip_p_value(differences: np.ndarray, num_draws: int = 10_000) -> float
 
 def percentile_interval(resampled: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     """The central `level` of resampled values."""
+    _check_level(level)
     low, high = np.quantile(resampled, [0.5 - level / 2, 0.5 + level / 2])
     return float(low), float(high)
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")

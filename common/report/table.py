@@ -12,15 +12,15 @@ is read back.
 import functools
 import json
 import math
+import re
 import statistics
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pydantic
-import pydantic.dataclasses
 
 from common.report.crossed import crossed_half_width, picture_variance
 from common.report.hits import Hits, read_hits
@@ -35,39 +35,10 @@ MEASURED = "measured"
 PAPER_SCALE = "paper"
 ERROR, _FIRST_ERROR, _FINAL_ERROR = 0.05, 0.01, 0.04  # two-sided: all seeds at once; the first, then all planned ones
 _LOSS_OF_CHANCE, _ODDS_OF_CHANCE = 0.95, 2  # a row that did not get away from a guess did not train
-KNOWN_KEYS_ONLY = pydantic.ConfigDict(extra="forbid")
-Numbers = Annotated[tuple[pydantic.FiniteFloat, ...], pydantic.BeforeValidator(tuple)]
-Seeds = Annotated[tuple[int, ...], pydantic.BeforeValidator(tuple)]
-FileName = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+KNOWN_KEYS_ONLY = pydantic.ConfigDict(extra="forbid")  # of JSON; a dataclass that is made here is not checked by it
 
 
-def checked(kind: type) -> type:
-    """Makes a class a frozen dataclass whose types pydantic checks; a failed check is a ValueError of one line."""
-    made = pydantic.dataclasses.dataclass(frozen=True, config=KNOWN_KEYS_ONLY)(kind)
-    fill = made.__init__
-
-    @functools.wraps(fill)
-    def init(self, *args: Any, **more: Any) -> None:
-        try:
-            fill(self, *args, **more)
-        except pydantic.ValidationError as error:
-            raise _refusal(made, error) from None
-
-    made.__init__ = init
-    return made
-
-
-def _refusal(kind: type, error: pydantic.ValidationError) -> ValueError:
-    first = error.errors()[0]
-    said = str(first["ctx"]["error"]) if first["type"] == "value_error" else ""  # by __post_init__
-    if said and not first["loc"]:
-        return ValueError(said)
-    place, *rest = first["loc"] or (kind.__name__,)
-    name = fields(kind)[place].name if isinstance(place, int) else place  # a number: an argument without a name
-    return ValueError(f"{'.'.join(map(str, [name, *rest]))}: {said or first['msg']}, got {str(first['input'])[:80]}")
-
-
-@checked
+@dataclass(frozen=True)
 class Column:
     """One column of a table.
 
@@ -77,15 +48,21 @@ class Column:
     guess: the model behind the `chance` of its cells; empty = uniform guessing.
     """
 
+    __pydantic_config__ = KNOWN_KEYS_ONLY
+
     key: str
     label: str
     unit: str = "percent"
     stands_in_for: str | None = None
-    better: Literal["higher", "lower"] | None = "higher"
+    better: str | None = "higher"
     guess: str = ""
 
+    def __post_init__(self):
+        if self.better not in ("higher", "lower", None):
+            raise ValueError(f"column {self.key}: better must be 'higher', 'lower' or None, got {self.better!r}")
 
-@checked
+
+@dataclass(frozen=True)
 class Measured:
     """One number of ours: a value per seed, in the column's unit, and where it comes from.
 
@@ -99,14 +76,16 @@ class Measured:
     hits: the results of all queries; they lie in the table's file of hits, not in its JSON.
     """
 
-    values: Numbers
-    seeds: Seeds
-    interval: tuple[pydantic.FiniteFloat, pydantic.FiniteFloat] | None
+    __pydantic_config__ = KNOWN_KEYS_ONLY
+
+    values: tuple[float, ...]
+    seeds: tuple[int, ...]
+    interval: tuple[float, float] | None
     interval_kind: str
     scale: str
     data: str
     protocol: str
-    chance: pydantic.FiniteFloat | None = None
+    chance: float | None = None
     full_protocol: Mapping[str, Any] = field(default_factory=dict)
     undecided: str = ""
     validation: float | None = None
@@ -115,10 +94,14 @@ class Measured:
     )
 
     def __post_init__(self):
+        _set(self, values=tuple(float(value) for value in self.values), seeds=tuple(int(seed) for seed in self.seeds))
         if not self.values or len(self.values) != len(self.seeds) or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(
                 f"one value for each distinct seed is needed, got values {self.values}, seeds {self.seeds}"
             )
+        numbers = [*self.values, *(self.interval or ()), *([] if self.chance is None else [self.chance])]
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError(f"values, interval and chance must be finite, got {numbers}")
 
     @property
     def mean(self) -> float:
@@ -154,8 +137,8 @@ def measured_over_seeds(
     else:
         interval, kind = query_interval, "" if query_interval is None else query_interval_kind
     return Measured(
-        values,
-        seeds,
+        tuple(values),
+        tuple(seeds),
         interval,
         kind,
         scale,
@@ -168,7 +151,7 @@ def measured_over_seeds(
     )
 
 
-@checked
+@dataclass(frozen=True)
 class Training:
     """How the runs of a row were made, and the signs by which it trained; none of them is a test number.
 
@@ -179,12 +162,14 @@ class Training:
         logged.
     """
 
+    __pydantic_config__ = KNOWN_KEYS_ONLY
+
     revision: str
     evaluated_at: str
     code: str = ""
     loss_over_chance: tuple[float, ...] = ()
     validation_metric: str = ""
-    validation: Numbers = ()
+    validation: tuple[float, ...] = ()
     validation_chance: float | None = None
 
     @property
@@ -205,7 +190,7 @@ class Training:
         return ""
 
 
-@checked
+@dataclass(frozen=True)
 class Row:
     """One method: the paper's numbers and ours by column key.
 
@@ -213,6 +198,8 @@ class Row:
     ran: what ran where the paper's name of the method differs: "Multi(32, 4), ViT 128 x 4, 48 px".
     training: None in old tables.
     """
+
+    __pydantic_config__ = KNOWN_KEYS_ONLY
 
     method: str
     paper: Mapping[str, float | None]
@@ -232,7 +219,7 @@ class Row:
             raise ValueError(f"row {self.method} has measured cells but status {self.status!r}")
 
 
-@checked
+@dataclass(frozen=True)
 class Table:
     """A table of one paper with the paper's numbers beside ours, and the provenance of ours.
 
@@ -248,30 +235,36 @@ class Table:
     plan: how many seeds were to decide, see `deciding`.
     """
 
+    __pydantic_config__ = KNOWN_KEYS_ONLY
+
     paper: str
     paper_title: str
     paper_version: str
-    table_id: FileName
+    table_id: str
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     scale: str
     data: str
-    seeds: Seeds
+    seeds: tuple[int, ...]
     git_revision: str
     command: str
     created: str
     hardware: str
-    errata: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    errata: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = field(default=())
     models: str = ""
     hits_file: str = ""
     chosen_by: str = ""
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    settings: tuple[str, ...] = ()
-    plan: tuple[int, ...] = ()
+    settings: tuple[str, ...] = field(default=())
+    plan: tuple[int, ...] = field(default=())
 
     def __post_init__(self):
+        for name in ("columns", "rows", "seeds", "errata", "notes", "settings", "plan"):
+            _set(self, **{name: tuple(getattr(self, name))})
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", self.table_id):
+            raise ValueError(f"table_id names files: letters, digits, '_', '-' and '.' only, got {self.table_id!r}")
         keys = [column.key for column in self.columns]
         if not keys or len(set(keys)) != len(keys):
             raise ValueError(f"table {self.table_id} needs columns with distinct keys, got {keys}")
@@ -282,7 +275,7 @@ class Table:
         for column in self.columns:
             self._check_column(column)
         units = {column.key: column.unit for column in self.columns}
-        object.__setattr__(self, "rows", tuple(_with_shares_in_range(row, units) for row in self.rows))
+        _set(self, rows=tuple(_with_shares_in_range(row, units) for row in self.rows))
 
     def _check_column(self, column: Column) -> None:
         cells = self.measured(column.key)
@@ -323,10 +316,9 @@ def to_json(table: Table) -> str:
     return json_of_format("report table", _adapter(Table).dump_python(table, mode="json"))
 
 
-def is_table(path: Path) -> bool:
-    """Whether a JSON file begins as `to_json` writes it; it may still be a broken table."""
-    with path.open("rb") as file:
-        return b'"format": "report table"' in file.read(100)
+def is_table(content: object) -> bool:
+    """Whether parsed JSON claims to be a table (it may still be a broken one)."""
+    return isinstance(content, dict) and content.get("format") == "report table"
 
 
 def from_json(text: str) -> Table:
@@ -360,7 +352,9 @@ def build(kind: type, content: object) -> Any:
     try:
         return _adapter(kind).validate_python(content)
     except pydantic.ValidationError as error:
-        raise _refusal(kind, error) from error
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or kind.__name__
+        raise ValueError(f"{where}: {first['msg']}, got {str(first['input'])[:80]}") from error
 
 
 def plan_of(table: Table, earlier: Sequence[Table], planned: int = 0) -> tuple[int, ...]:
@@ -443,3 +437,8 @@ def _with_shares_in_range(row: Row, units: Mapping[str, str]) -> Row:
         if of_shares:
             ours[key] = replace(cell, interval=interval, interval_kind=cell.interval_kind + OF_SHARES)
     return row if ours == row.ours else replace(row, ours=ours)
+
+
+def _set(instance, **values) -> None:
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
