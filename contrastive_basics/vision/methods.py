@@ -149,15 +149,9 @@ def simclr_head(width: int, dim: int = 128) -> nn.Sequential:
         width: of the features and the hidden layers.
         dim: of the output, whose normalisation has a scale and no shift.
     """
+    layers: list[nn.Module] = []
+    for _ in range(2):
+        layers += [nn.Linear(width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU(inplace=True)]
     last = nn.BatchNorm1d(dim)
     last.bias.requires_grad_(False)  # stays 0
-    return nn.Sequential(
-        nn.Linear(width, width, bias=False),
-        nn.BatchNorm1d(width),
-        nn.ReLU(inplace=True),
-        nn.Linear(width, width, bias=False),
-        nn.BatchNorm1d(width),
-        nn.ReLU(inplace=True),
-        nn.Linear(width, dim, bias=False),
-        last,
-    )
+    return nn.Sequential(*layers, nn.Linear(width, dim, bias=False), last)
