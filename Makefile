@@ -93,7 +93,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || (rm -rf $(VENV); exit 1)
 
 $(VENV)/.installed-run: requirements.txt | $(VENV)/bin/python
-	@echo "installing requirements.txt into $(VENV) (about 7 GB with the ordinary torch builds, some 10 GB free while pip works; a few minutes) ..."
+	@echo "installing requirements.txt into $(VENV) (about 7 GB with the ordinary torch builds, 10 GB while pip installs; a few minutes) ..."
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
