@@ -167,6 +167,7 @@ def test_halves_of_utf_16_pairs_are_joined_or_replaced(text, clean):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (lambda: WordTokenizer.from_words([]), "has no word"),
         (lambda: WordTokenizer.from_words("dog"), "the string 'dog'"),
         (lambda: WordTokenizer.from_words(["Dog"]), "'Dog' is not a lower-case word"),
         (lambda: WordTokenizer.from_words(["a dog"]), "'a dog' is not"),
@@ -176,7 +177,8 @@ def test_halves_of_utf_16_pairs_are_joined_or_replaced(text, clean):
         (lambda: WordTokenizer.from_captions(["a b c"]), "none of the 3 words of the captions occurs 2 times"),
         (lambda: WordTokenizer.from_captions("a a"), "captions is the string"),
         (lambda: WordTokenizer.from_captions([["a", "a"]]), "of type list"),
-        (lambda: WordTokenizer.from_json({"type": "WordTokenizer", "version": 1, "words": "a"}), "the string 'a'"),
+        (lambda: WordTokenizer.from_json({"type": "WordTokenizer", "version": 1, "words": "a"}), "type str"),
+        (lambda: WordTokenizer.from_json({"type": "WordTokenizer", "version": 1, "words": None}), "type NoneType"),
     ],
 )
 def test_bad_values_are_refused_with_the_value(call, words):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -217,3 +218,8 @@ def test_an_unreadable_photograph_is_named_and_not_drawn(encoder, tmp_path, monk
     (tmp_path / "b.png").write_bytes(b"no image either")
     none = "^rows: none of its 4 expressions has an image that can be read and words for another box of it; expected"
     refused((none, lambda: measure(encoder, file_to_ground(path, None), 1)), error=ConfigError)
+
+
+def test_the_committed_numbers_are_of_the_layer_that_the_scale_has():
+    committed = Path(__file__).parents[1] / "results" / "geomm" / "experiments" / "demo" / "grounding.json"
+    assert json.loads(committed.read_text("utf-8"))["protocol"]["settings"]["layer"] == refcoco_plus.LAYERS["demo"]

@@ -10,33 +10,20 @@ import numpy as np
 
 from common.base.compiled import compiled
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-def mix64(value: int) -> int:
-    """One splitmix64 step, a bijection of the 64-bit integers (Steele, Lea, Flood 2014)."""
-    value = (value + _GOLDEN) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
 
 @compiled
-def mix64_array(values):
-    """`mix64` of a uint64 array."""
-    values = values + np.uint64(_GOLDEN)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
-_STATES = np.arange(64, dtype=np.uint64) * np.uint64(_GOLDEN)  # behind a key: those of one block of its stream
-
-
-def _block(key: int) -> list[int]:
-    # 128 numbers of 32 bits: of each 64 the lower half, then the upper one
-    return mix64_array(np.uint64(key) + _STATES).view(np.uint32).tolist()
+def _fill(key, count):
+    out = np.empty(2 * count, dtype=np.uint32)
+    state = np.uint64(key)
+    for i in range(count):
+        state += np.uint64(0x9E3779B97F4A7C15)
+        z = state
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+        out[2 * i] = np.uint32(z & np.uint64(0xFFFFFFFF))
+        out[2 * i + 1] = np.uint32(z >> np.uint64(32))
+    return out
 
 
 class Draws:
@@ -46,7 +33,7 @@ class Draws:
 
     def __init__(self, key: int):
         self._key = key
-        self._values = _block(key)
+        self._values = _fill(np.uint64(key), 64).tolist()
         self._position = 0
 
     def below(self, n: int) -> int:
@@ -54,7 +41,7 @@ class Draws:
         position = self._position
         if position == len(self._values):
             self._key = mix64(self._key ^ 0x5CE4E5)
-            self._values = _block(self._key)
+            self._values = _fill(np.uint64(self._key), 64).tolist()
             position = 0
         self._position = position + 1
         return (self._values[position] * n) >> 32
@@ -86,6 +73,18 @@ class Draws:
         return items
 
 
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix64(value: int) -> int:
+    """One splitmix64 step, a bijection of the 64-bit integers (Steele, Lea, Flood 2014)."""
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
 @cache
 def text_key(text: str) -> int:
     """64-bit key of a short text."""
@@ -104,3 +103,12 @@ def derive_key(*parts: int | str) -> int:
     for part in parts:
         key = mix64(key ^ (text_key(part) if isinstance(part, str) else part & _MASK))
     return key
+
+
+def mix64_array(values: np.ndarray) -> np.ndarray:
+    """`mix64` of a uint64 array."""
+    with np.errstate(over="ignore"):
+        values = values + np.uint64(_GOLDEN)
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return values ^ (values >> np.uint64(31))

@@ -194,6 +194,8 @@ class WordTokenizer(Tokenizer):
         if isinstance(words, str):
             raise ValueError(f"words is the string {words!r}; a list of words is needed")
         self.words: tuple[str, ...] = tuple(words)
+        if not self.words:
+            raise ValueError("the vocabulary has no word")
         is_ascii = all(isinstance(word, str) and word.isascii() for word in self.words)
         self.version = 1 if is_ascii else version
         split = split_words if is_ascii or version == 2 else split_words_of_version_1
@@ -236,6 +238,8 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def _from_fields(cls, words: Any, version: int) -> "WordTokenizer":
+        if not isinstance(words, list | tuple):
+            raise ValueError(f"words is of type {type(words).__name__}; expected: a list of strings")
         return cls(words, version)
 
 

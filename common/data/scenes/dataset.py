@@ -110,10 +110,13 @@ class SceneDataset(DrawnSet):
 
     def captions(self, index: int) -> list[str]:
         """With noise, possibly those of another image."""
-        source, statements = self.caption_source(index), self.statements(index)
+        source = self.caption_source(index)
+        scene = self.scene(source)  # drawn once: training draws every picture anew
         if self.is_ambiguous(source):
-            return [say_plainly(statement) for statement in statements]
-        return caption_texts(self.scene(source), statements)
+            texts = [say_plainly(statement) for statement in vague_statements(scene)]
+        else:
+            texts = caption_texts(scene, caption_statements(scene, self._statistics.detail))
+        return texts[: self.num_captions]
 
     def statements(self, index: int) -> tuple[Statement, ...]:
         """The statements behind `captions(index)`; with noise they may be false of the image."""
