@@ -30,7 +30,7 @@ from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import this_device
 from geomm.evaluate import load_encoder
 from geomm.graph_table import graphs_of_runs
-from geomm.ground import Expression, GroundingSet, RefcocoFiles, heat_of, measure, open_sets
+from geomm.ground import Expression, GroundingSet, RefcocoFiles, default_layer, heat_of, measure, open_sets
 from geomm.table3 import learnt, without_claims
 
 DECIDES = "evaluation"
@@ -39,7 +39,6 @@ NUM_DRAWN = 4
 STANDS_FOR = {"val": "scenes, all things", "test_a": "scenes, large things", "test_b": "scenes, small things"}
 WORDS = {"own": "", "other": ", words of another thing"}
 MAPS = {"flat": "a flat map", "oracle": "an oracle, heat in the right box alone"}
-LAYERS = {"demo": 2}  # of two; chosen by the right boxes of referring_val over all rates of the search
 GUESS = "the better of a flat map (the largest box) and a random box"
 
 
@@ -47,7 +46,7 @@ GUESS = "the better of a flat map (the largest box) and a random box"
 class GroundingConfig:
     """Settings of the heat."""
 
-    # of the fusion, from 1; null = at scale demo the second of two, else the middle one, the third of six
+    # of the fusion, from 1; null = the third of six as in ALBEF, the second of two
     layer: int | None = setting(None, at_least=1)
 
 
@@ -70,7 +69,7 @@ class Grounded:
     runs: dict[str, list[RowRun]]
     configs: dict[str, str]
     sets: dict[str, GroundingSet]
-    layer: int | None
+    layer: int
     on_scenes: bool
 
 
@@ -79,11 +78,11 @@ def grounded(command: Command, code: PaperCode) -> Grounded:
     options, command = command.split(GroundConfig)
     source = with_custom_rows(command, code.printed("refcoco_plus"))
     configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
-    data = code.config(next(iter(configs.values())), command.scale, command.overrides).data
-    sets = open_sets(command.scale, data, options.refcoco)
+    config = code.config(next(iter(configs.values())), command.scale, command.overrides)
+    sets = open_sets(command.scale, config.data, options.refcoco)
     runs = train_rows(command, code, configs)
-    layer = options.grounding.layer or LAYERS.get(command.scale)
-    return Grounded(command, runs, configs, sets, layer, data.source == "scenes")
+    layer = options.grounding.layer or default_layer(config.method.fusion_layers)
+    return Grounded(command, runs, configs, sets, layer, config.data.source == "scenes")
 
 
 def refcoco_plus(command: Command, code: PaperCode) -> list[Table]:

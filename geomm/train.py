@@ -39,6 +39,7 @@ from common.run.training import Run, Setup, opened
 from geomm.config import Config
 from geomm.evaluate import MODELS, PAPER, evaluated_sets, matching, reevaluate
 from geomm.graph_report import pool_report
+from geomm.ground import measure, scenes_to_ground
 from geomm.grouping import GroupedOrder
 from geomm.mafa import smoothing_at
 from geomm.model import WordMask, build_model, start_, start_discriminator_
@@ -97,12 +98,19 @@ def start_from_others_(model: QueueClip, config: Config) -> list[tuple[str, str,
 
 
 def validate_matching(run: Run) -> dict[str, dict[str, float]]:
-    """Recalls of validation pairs by the matching head, as tables rank; none without one, or of too few pictures."""
+    """Of validation pairs, recalls by the matching head, as tables rank; none without one, or of too few pictures.
+
+    After training on expressions for objects of scenes also the share of right boxes, as RefCOCO+ is judged.
+    """
     encoder, pairs = run.encoder, run.training.validation_pairs
     if not isinstance(encoder.model, Albef) or len(pairs) < max(RECALL_AT):
         return {}
     rankings = evaluate_two_stage(encoder, pairs, partial(matching, encoder), run.config.method.k_test)
-    return {pairs.name: {f"matched_{metric}": value for metric, value in rankings["matched"].metrics.items()}}
+    metrics = {f"matched_{metric}": value for metric, value in rankings["matched"].metrics.items()}
+    if run.config.data.train == "train_referring":
+        boxes = scenes_to_ground("val", None, len(pairs), run.config.data.image_size)
+        metrics["right_boxes"] = measure(encoder, boxes)["own_accuracy"]
+    return {pairs.name: metrics}
 
 
 SETUP = Setup(

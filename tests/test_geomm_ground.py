@@ -29,6 +29,7 @@ from geomm.config import Config
 from geomm.ground import (
     RefcocoFiles,
     as_fractions,
+    default_layer,
     file_to_ground,
     match_heat,
     measure,
@@ -70,7 +71,7 @@ def test_heat_is_attention_times_positive_gradient_of_the_layer_that_is_asked_fo
         of_words = (attention * gradient.clamp(min=0))[:, :, :, 1:] * mask[:, None, :, None]  # none of padding
         torch.testing.assert_close(heat.flatten(1), of_words.mean(dim=(1, 2)).detach())
         torch.testing.assert_close(logits, yes.detach())
-    assert torch.equal(match_heat(model, images, ids)[0], heats[1][0])  # the middle one, as the third of six
+    assert torch.equal(match_heat(model, images, ids)[0], heats[1][0])  # the default of three
     assert not torch.allclose(heats[0][0], heats[1][0])
     assert all(parameter.grad is None for parameter in model.parameters())
     with pytest.raises(ConfigError, match=r"grounding\.layer = 4; expected: 1 to 3, the layers of the fusion"):
@@ -220,6 +221,8 @@ def test_an_unreadable_photograph_is_named_and_not_drawn(encoder, tmp_path, monk
     refused((none, lambda: measure(encoder, file_to_ground(path, None), 1)), error=ConfigError)
 
 
-def test_the_committed_numbers_are_of_the_layer_that_the_scale_has():
+def test_the_committed_numbers_are_of_the_layer_that_is_used():
     committed = Path(__file__).parents[1] / "results" / "geomm" / "experiments" / "demo" / "grounding.json"
-    assert json.loads(committed.read_text("utf-8"))["protocol"]["settings"]["layer"] == refcoco_plus.LAYERS["demo"]
+    layers = CODE.config("grounded_albef.yaml", "demo", ()).method.fusion_layers
+    assert json.loads(committed.read_text("utf-8"))["protocol"]["settings"]["layer"] == default_layer(layers) == 2
+    assert default_layer(6) == 3

@@ -34,6 +34,7 @@ from geomm.downstream.data import open_task_training
 from geomm.evaluate import load_encoder, matching
 from geomm.finetune import CODE as TASKS
 from geomm.finetune import code_of
+from geomm.ground import measure, scenes_to_ground
 from geomm.model import build_model, start_, tensors_of_run
 from geomm.train import CODE, open_data
 
@@ -187,6 +188,15 @@ def test_a_search_compares_rows_with_a_matching_head_by_its_recalls_on_validatio
     numbers = run.validation["scenes/val"]
     assert {metric: numbers[f"matched_{metric}"] for metric in expected} == expected
     assert numbers["mean_recall"] == rankings["contrastive"].metrics["mean_recall"] != expected["mean_recall"]
+
+
+@pytest.mark.usefixtures("finetuned")
+def test_a_search_compares_rows_trained_on_expressions_by_their_right_boxes(runs):
+    run = run_row(Job(CODE, "grounded_albef_geo.yaml", "smoke", 0, (*FEW, "run.test=false"), runs))
+    assert _metric_of(run) == ("right_boxes", "scenes/val")
+    config, encoder = encoder_of(run)
+    boxes = scenes_to_ground("val", None, config.data.validation_size, config.data.image_size)
+    assert run.validation["scenes/val"]["right_boxes"] == measure(encoder, boxes, layer=1)["own_accuracy"]
 
 
 TWO_VIEWS = ("method.two_views=true", "data.crop_scale=[0.3, 0.9]")

@@ -29,6 +29,7 @@ from common.run.guards import NonFiniteLoss
 MAX_WIDENINGS = 2  # times that a grid grows
 NO_RESULT = "validation: no result"
 METRICS = {  # of a run's validation the first that it has decides; higher is better
+    "right_boxes": "share of right boxes of expressions",
     "matched_mean_recall": "mean of R@1, 5, 10 in both directions, by the matching head",
     "mean_recall": "mean of R@1, 5, 10 in both directions",
     "knn_acc1": "kNN accuracy",
