@@ -129,7 +129,7 @@ format: $(DEV_READY) ## ruff, rewriting files
 
 # its threads wait as they do without make
 benchmark: $(DEV_READY) ## performance as ratios; with a GPU its rows, in minutes; continues if interrupted
-	@env -u OMP_WAIT_POLICY $(PY) scripts/benchmark.py $(if $(value RESULTS),--output $(call typed,RESULTS)/benchmark)
+	env -u OMP_WAIT_POLICY $(PY) scripts/benchmark.py $(if $(value RESULTS),--output $(call typed,RESULTS)/benchmark)
 
 scenes: $(RUN_READY) ## contact sheets of the embedded data set, and the ceiling of its captions
 	$(PY) scripts/draw_scenes.py
