@@ -59,7 +59,7 @@ class MethodConfig:
     absorbing_curvature_bounds: bool = False  # True: in the forward pass, as EuCLIP's code
     embedding_scale_max: float | None = setting(None, above=0.0)  # of alpha, hyperbolic only; 1 = MERU's code
     logit_bias_init: float = -10.0  # sigmoid: added to all logits at the start
-    scalar_gradient_factor: float = setting(1.0, above=0.0)  # of beta and c; 2 = the authors' accumulation in two parts
+    scalar_gradient_factor: float = setting(1.0, above=0.0)  # of scalars in the loss; 2 = as accumulated by the authors
     # the geometry's own mean of the prompts of a class
     prompt_average: PromptAverage = setting("embeddings", decides="evaluation")
 

@@ -99,8 +99,9 @@ class HierarchyConfig:
 def noun_pool(path: str | Path, known: Callable[[list[str]], list[bool]], size: int = NUM_CHAINS) -> Pool | None:
     """Chains of nouns and their hypernyms, restricted to the model's vocabulary.
 
-    A chain starts at a synset with a known word that has no other meaning, and follows the first hypernym upwards. It
-    has the first known word of every synset, without repeats. A synset inside another chain starts none.
+    A chain starts at a synset with a known word that has no other meaning, and follows the first hypernym upwards. Of
+    every synset it has the first such word, else the first known word, without repeats. A synset inside another chain
+    starts none.
 
     Args:
         path: table separated by tabs, plain or gzip, with a header and the columns synset (its id), lemmas and
@@ -108,8 +109,8 @@ def noun_pool(path: str | Path, known: Callable[[list[str]], list[bool]], size: 
         known: words -> whether the model's vocabulary has them.
         size: maximum number of chains, evenly spread over the table.
     Returns:
-        Chains of two words or more; None if none is left. All ancestors hold, also those outside the chain. Words are
-        compared in lower case.
+        Chains of two words or more; None if none is left. All words of all ancestors hold, also those outside the
+        chain. Words are compared in lower case.
     Raises:
         ValueError: an unreadable file or missing columns; names the file.
     """
@@ -144,7 +145,8 @@ def noun_pool(path: str | Path, known: Callable[[list[str]], list[bool]], size: 
     place = {noun: number for number, noun in enumerate(nouns)}
     holds = torch.zeros(len(chosen), len(nouns), dtype=torch.bool)
     for row, synset in zip(holds, chosen):
-        row[[place[word[ancestor]] for ancestor in _ancestors(synset, parents) if word[ancestor] in place]] = True
+        held = (text for ancestor in _ancestors(synset, parents) for text in lemmas[ancestor])
+        row[[place[text] for text in held if text in place]] = True
     chains = [[place[word[entry]] for entry in lines[synset]] for synset in chosen]
     name = f"{len(chosen)} chains of {len(nouns)} nouns, {path.name} ({hash_of([nouns, chains])})"
     return Pool(name, tuple(nouns), tuple(map(NOUN_PROMPT.format, nouns)), Hierarchy.of_chains(chains, holds))
@@ -223,7 +225,7 @@ def text_scores(
         known: chains of these texts.
         min_radius: as in `cone_scores`.
     """
-    pairs = sorted({pair for chain in known.chains for pair in itertools.combinations(chain, 2)})
+    pairs = sorted({pair for chain in known.chains for pair in itertools.combinations(dict.fromkeys(chain), 2)})
     with torch.no_grad():
         scores = {"generic_nearer": generic_nearer(geometry.distance_to(texts, root).cpu(), pairs)}
     if geometry.has_cones:

@@ -144,7 +144,10 @@ def lorentz_distance_of_chords(chords: torch.Tensor, with_slope: bool) -> tuple[
 def squared_lorentz_distance_of_chords(
     chords: torch.Tensor, with_slope: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """c d^2 / 4 = D^2 with D = asinh(sqrt(q)), with slope D / sqrt(q (1 + q)), 0 where q <= 0. Overwrites chords."""
+    """c d^2 / 4 = D^2 with D = asinh(sqrt(q)), with slope D / sqrt(q (1 + q)), 0 where q <= 0. Overwrites chords.
+
+    In float32 the relative error of D is about 1e-7 / sqrt(q): a percent at sqrt(c) d = 2e-5.
+    """
     sinh, cosh = _sinh_and_cosh(chords)
     if not with_slope:
         return cosh.add_(sinh).log_().square_(), None

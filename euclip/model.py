@@ -59,9 +59,9 @@ def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
 
 @torch.no_grad()
 def multiply_scalar_gradients_(model: TwoTowers, factor: float) -> None:
-    """Multiplies the gradients of beta and c, which act in the loss; call between backward and clipping.
+    """Multiplies the gradients of beta, c and a logit bias, which act in the loss; call between backward and clipping.
 
-    The authors' accumulation differentiates these two once per part and does not divide: with two parts their
+    The authors' accumulation differentiates beta and c once per part and does not divide: with two parts their
     gradients are twice those of the batch. Adam hides most of it.
     """
     if factor == 1:

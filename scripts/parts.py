@@ -29,8 +29,9 @@ def described_rows(paper: str, output: Path) -> list[str]:
         text = (ROOT / paper / "configs" / f"{row}.yaml").read_text(encoding="utf-8")
         what = re.match(r"#.*?: (.*)|", text)[1]  # a custom row may have no header
         ours = re.search(r"^#.*\bOurs: (.+?)(?:[.;] .*|\.?)$", text, re.MULTILINE)
-        evaluations = sorted((output / "runs" / paper).glob(f"{row}-*/seed*/evaluation.json"))
-        here = sorted({f"{run.parts[-3].removeprefix(f'{row}-').split('-')[0]} {run.parts[-2]}" for run in evaluations})
+        runs = sorted((output / "runs" / paper).glob(f"{row}-*/seed*/evaluation.json"))
+        scales = {run: re.fullmatch(rf"{re.escape(row)}-(\w+)-[0-9a-f]+", run.parts[-3]) for run in runs}
+        here = sorted({f"{scale[1]} {run.parts[-2]}" for run, scale in scales.items() if scale})
         committed = ours[1].replace("results/", "committed: results/", 1) if ours else "a custom row"
         mine = [f"in {output}: {', '.join(here)}"] if here else []
         lines.append(f"{row:{max(map(len, rows))}}  {'; '.join(filter(None, [what, committed, *mine]))}")

@@ -576,8 +576,14 @@ def test_an_interval_that_begins_at_0_does_not_hold_a_strict_claim(tmp_path):
 
 
 def test_shares_whose_seeds_tie_by_chance_decide_nothing(tmp_path):
-    for of_b, verdict in (((0.2, 0.2), UNDECIDED), ((0.2, 0.3), HOLDS), ((0.0, 0.0), HOLDS)):
-        rows = {"a": {"x": cell((50.0, 50.0))}, "b": {"x": cell(of_b)}}
+    for of_a, of_b, verdict in (
+        (50.0, (0.2, 0.2), UNDECIDED),
+        (50.0, (0.2, 0.3), HOLDS),
+        (50.0, (0.0, 0.0), HOLDS),
+        (100.0, (100.0, 100.0), UNDECIDED),
+        (0.0, (0.0, 0.0), UNDECIDED),
+    ):
+        rows = {"a": {"x": cell((of_a, of_a))}, "b": {"x": cell(of_b)}}
         assert verdict_of(tmp_path, f"{A_X} > {B_X}", table(rows)).verdict == verdict, of_b
 
 

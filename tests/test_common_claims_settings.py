@@ -234,6 +234,14 @@ def test_a_plan_after_the_first_look_does_not_count_and_is_not_recorded(tmp_path
     assert "PLAN=6 does not count: t was looked at before" in capsys.readouterr().out
 
 
+def test_a_look_at_some_rows_counts_when_the_whole_table_follows(tmp_path):
+    of_rows = command_module.Command("t", "demo", (0, 1, 2), (), tmp_path, tmp_path / "results", rows=("a", "b"))
+    write_table(of_seeds([50.0, 51.0, 52.0]), of_rows.folder("no_paper"))
+    whole = command_module.Command("t", "demo", (0, 1, 2, 3, 4), (), tmp_path, tmp_path / "results")
+    assert whole.folder("no_paper") != of_rows.folder("no_paper")
+    assert command_module._planned(whole, "no_paper", of_seeds([50.0, 51.0, 52.0, 53.0, 54.0])).plan == (3,)
+
+
 # ---- planned seeds ---------------------------------------------------------------------------------------------------
 
 

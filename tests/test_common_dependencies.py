@@ -3,13 +3,16 @@
 import importlib
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from processes import in_processes, run_script
 
 from common.base import dependencies
 from common.base.dependencies import changed_files, loaded_files
+from common.reproduce.rows import measured_once
 from common.run.folder import RunFiles, set_aside_if_stale, stale_files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,6 +56,23 @@ def test_a_file_that_is_edited_moved_or_missing_has_changed(tmp_path, monkeypatc
     assert changed_files(files) == ["gone.py"]
     (tmp_path / "formula.py").write_text("x = 2\n")
     assert changed_files(files) == ["formula.py", "gone.py"]
+
+
+def test_files_that_are_edited_while_a_run_is_measured_count_as_they_were_before(tmp_path, monkeypatch):
+    run, kept = SimpleNamespace(files=RunFiles(tmp_path / "run"), evaluations={}), tmp_path / "formula.py"
+    kept.write_text("x = 1\n")
+    monkeypatch.setattr(dependencies, "ROOT", tmp_path)
+    monkeypatch.setattr(dependencies, "_below_root", {str(kept): "formula.py"}.get)
+    monkeypatch.setitem(sys.modules, "common.of_a_test", SimpleNamespace(__file__=str(kept), DECIDES="evaluation"))
+    monkeypatch.setattr(dependencies, "_top_names", lambda: {"common"})
+    monkeypatch.setattr("common.reproduce.rows.saved_weights", lambda folder: "")
+
+    def measure():
+        kept.write_text("x = 2\n")
+        return "of the old code"
+
+    assert measured_once(run, tmp_path / "a.py", [], measure) == "of the old code"
+    assert measured_once(run, tmp_path / "a.py", [], lambda: "again") == "again"
 
 
 def test_a_stale_run_is_set_aside_whole_and_never_overwritten(tmp_path, capsys):

@@ -125,9 +125,11 @@ def test_what_is_interrupted_goes_on_and_a_torn_end_is_written_again(tmp_path):
     assert min(pictures.drawn) == 4  # the first chunk is not computed again
 
 
-def test_a_set_that_training_decodes_at_a_fraction_has_its_own_features(tmp_path):
+@pytest.mark.parametrize("in_reader", [False, True])  # as a Hugging Face set
+def test_a_set_that_training_decodes_at_a_fraction_has_its_own_features(tmp_path, in_reader):
     ranked, trained = Pictures(), Pictures()
-    trained.role, trained.decode_size = "train", 2 * SIZE
+    of_role = {"role": "train", "decode_size": 2 * SIZE}
+    vars(trained).update({"reader": SimpleNamespace(**of_role)} if in_reader else of_role)
     for pictures in (ranked, trained, ranked, trained):
         cache(tmp_path).of(pictures, TRANSFORM, training=False)
     assert sorted(ranked.drawn) == sorted(trained.drawn) == sorted({*range(10)} - {*Pictures.broken})

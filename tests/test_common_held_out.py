@@ -11,7 +11,7 @@ from tars import pair, write_tar
 
 from common.base.settings import DataConfig, MixedSet
 from common.base.vision_settings import VisionDataConfig
-from common.data.broken import BrokenSample
+from common.data.broken import BrokenSample, TooManyBroken
 from common.data.held_out import is_held_out, split_off
 from common.data.labelled import open_labelled_sets, open_labelled_validation
 from common.data.pairs import open_evaluation_sets, open_training_pairs, open_validation_pairs, open_validation_sets
@@ -221,6 +221,31 @@ def test_an_image_without_a_usable_id_stays_in_training():
             return super().image_id(index)
 
     assert 3 in split_off(SomeBroken([str(number) for number in range(40)]), 0.5).training._rows
+
+
+@pytest.mark.parametrize("layout", ["coco", "karpathy"])
+def test_a_file_that_lists_an_image_for_each_caption_is_not_split(tmp_path, layout):
+    (tmp_path / "images").mkdir()
+    for number in range(20):
+        Image.new("RGB", (8, 8)).save(tmp_path / "images" / f"{number}.jpg")
+    entries = [{"id": 2 * n + c, "file_name": f"{n}.jpg", "caption": "a"} for n in range(20) for c in range(2)]
+    content = {"images": entries, "annotations": [{**entry, "image_id": entry["id"]} for entry in entries]}
+    if layout == "karpathy":
+        named = [{"filename": entry["file_name"], "sentences": [{"raw": "a"}], "split": "train"} for entry in entries]
+        content = {"images": named}
+    (tmp_path / "train.json").write_text(json.dumps(content))
+    data = DataConfig(source="karpathy", root=str(tmp_path), images="images", train="train.json", val_share=0.3)
+    assert len(open_training_pairs(data, 0)) > 20
+    refused(("20 x duplicate ", lambda: open_validation_pairs(data)), error=TooManyBroken)
+
+
+def test_lines_of_a_caption_file_are_captions_of_the_share_that_is_ranked(tmp_path):
+    write_tar(
+        tmp_path / "train.tar", {f"{number:02}": pair(number, json=None, txt=b"a dog\na cat") for number in range(40)}
+    )
+    data = DataConfig(source="shards", root=str(tmp_path), train="train.tar", val_share=0.3)
+    assert open_training_pairs(data, 0).captions(0) == ["a dog\na cat"]
+    assert open_validation_pairs(data).captions(0) == ["a dog", "a cat"]
 
 
 def test_an_image_in_several_samples_of_shards_is_not_ranked_against_itself(tmp_path):

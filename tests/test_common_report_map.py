@@ -32,6 +32,7 @@ from common.report.map import (
     Walks,
     cluster_graph,
     describe,
+    half_apertures,
     layouts,
     neighbors_kept,
     page_content,
@@ -40,6 +41,7 @@ from common.report.map import (
 from common.report.map_picture import draw_map
 from common.run.checkpoint import Checkpoint, CheckpointError
 from euclip.config import Config
+from euclip.geometry import Euclidean
 from euclip.traversal import entailed, nearest_on_walk, root_of
 from euclip.traversal_data import captions_pool
 from geomm.hierarchy import build_graph
@@ -235,6 +237,22 @@ def test_the_graph_is_that_of_the_top_layer_and_a_path_as_long_as_its_edges(bran
             assert networkx.path_weight(graph, chain, "weight") == length
     first, last = content["start"]
     assert content["before"][first][last] not in (-1, first)  # the first path shown has several edges
+
+
+def test_centres_that_coincide_are_joined_by_an_edge_of_length_zero():
+    centers = unit(draws(3, 8))
+    centers[1] = centers[0]
+    edges = torch.tensor([[0, 0, torch.inf], [0, 0, 1], [torch.inf, 1, 0]])
+    content = cluster_graph(centers, edges.clamp(max=1), edges)
+    assert content["edges"] == [[0, 1], [1, 2]]
+    assert content["before"] == [[-1, 0, 1], [1, -1, 1], [1, 2, -1]]
+    assert content["start"] == [0, 2]
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-7, 1e-5, 2e-4])
+def test_a_text_near_the_root_has_at_most_a_half_space_for_its_cone(size):
+    texts = torch.full((1, 4), size / 2)
+    assert half_apertures(Euclidean(), texts, 0.1).item() == pytest.approx(math.pi / 2)
 
 
 def test_a_graph_without_edges_has_no_path():

@@ -128,6 +128,8 @@ def test_the_new_value_has_the_ratio_of_the_two_at_the_edge(values, end, new):
 def test_zero_has_no_ratio_and_words_have_no_edge():
     axis = Axis("a.b", ("0", "0.1"))
     assert axis.widened("low") == axis
+    layers = Axis("a.b", ("1", "3"))  # the ratio leads to 0, another kind of tower
+    assert layers.widened("low") == layers
     close = Axis("a.b", ("0.9990", "0.9995"))  # 0.9985 has three digits as 0.999
     assert close.widened("low") == close
     assert Axis("a.b", ("sphere", "oblique")).edges("sphere") == set()

@@ -154,6 +154,7 @@ def test_what_is_no_stem_is_refused(tmp_path):
         (r"missing \[\], not taken \['another'\]", lambda: stem.load_(str(tmp_path / "more.safetensors"))),
         ("holds no weights; expected: a file in timm's layout", lambda: stem.load_(str(tmp_path / "nowhere"))),
         (r"on the hub: .*; expected: .*WEIGHTS=<folder>\) with test_efficientnet/model.safe", lambda: stem.load_("")),
+        ("pit_ti_224 returns 1 tokens, no square grid", lambda: Stem("pit_ti_224", 224)),
         error=StemError,
     )
     places = r"makes 2 x 2 places of 64 pixels, .*; expected: patches of 32"

@@ -197,6 +197,18 @@ def test_another_eps_and_an_end_token_that_is_not_the_largest_id_go_out_too(tmp_
     torch.testing.assert_close(ours.text_tower(ids), output.pooler_output, **TOLERANCE)
 
 
+@torch.no_grad()
+def test_of_two_files_beside_a_configuration_the_named_one_is_read(tmp_path):
+    original = our_clip()
+    tuned = copy.deepcopy(original)
+    tuned.image_tower.load_state_dict({name: 2 * value for name, value in original.image_tower.state_dict().items()})
+    as_open_clip(original, tmp_path)
+    torch.save(clip_to_open_clip(tuned)[0], tmp_path / "open_clip_pytorch_model.bin")
+    for name, model in {"open_clip_pytorch_model.bin": tuned, "open_clip_model.safetensors": original}.items():
+        read = read_source(str(tmp_path / name)).clip()
+        torch.testing.assert_close(read.encode_image(IMAGES), model.encode_image(IMAGES), **TOLERANCE)
+
+
 def test_weights_files_are_read_in_every_form(tmp_path):
     theirs = tiny_open_clip(quick_gelu=True)
     state = theirs.state_dict()

@@ -60,6 +60,13 @@ def test_chains_go_up_from_words_of_one_meaning(table):
     assert true == [{"spaniel", "pet", *line}, {"pet", "thing"}, {"beagle", "pet", *line}]
 
 
+def test_other_words_of_an_ancestor_hold_too(table):
+    table.write_text(TABLE + "11\tx\tliving thing\t\n12\tx\tamoeba\t11\n", encoding="utf-8")
+    pool = noun_pool(table, all_but("unicorn"))
+    spaniel = next(row for chain, row in zip(words_of(pool), pool.hierarchy.holds) if chain[0] == "spaniel")
+    assert spaniel[pool.tags.index("living thing")]  # a word of "being", also of another synset in the pool
+
+
 def test_unknown_words_are_passed_over_and_other_paths_hold(table):
     # without "being" its other word stands for it; without either the line goes on above
     assert words_of(noun_pool(table, all_but("unicorn", "being")))[0] == ["spaniel", "dog", "living thing", "thing"]

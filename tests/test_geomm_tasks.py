@@ -3,6 +3,7 @@
 import json
 import warnings
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
 from geomm import evaluate as of_pairs
+from geomm.downstream import models
 from geomm.downstream.build import _doubled, start_
 from geomm.downstream.data import (
     Altered,
@@ -313,6 +315,9 @@ def test_text_assignment_is_cross_entropy_on_the_drawn_pictures_and_the_projecti
         for row, (first, second, _) in enumerate(zip(*drawn))
     ]
     torch.testing.assert_close(model(images, ids, 0.0, drawn).loss, F.cross_entropy(torch.cat(logits), drawn[2]))
+    with torch.autocast("cpu", torch.bfloat16), patch.object(models, "drawn_pictures", return_value=drawn) as draws:
+        model(images, ids, 0.0)
+    assert draws.call_args[0][0].dtype == torch.float32
     model(images, ids, 0.0).loss.backward()
     for name, parameter in model.named_parameters():
         assert (parameter.grad is None) == name.startswith("encoders.image_projection"), name

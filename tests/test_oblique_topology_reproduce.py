@@ -144,7 +144,10 @@ def test_a_custom_row_in_configs_is_among_the_rows(tmp_path, monkeypatch):
     configs = tmp_path / "euclip" / "configs"
     configs.mkdir(parents=True)
     (configs / "my_row.yaml").write_text("method: {geometry: sphere}\n")
-    assert described_rows("euclip", tmp_path) == ["my_row  a custom row"]
+    for run in ("my_row-smoke-0a1b", "my_row-big-demo-0a1b"):  # the second is of another row, my_row-big
+        (tmp_path / "runs" / "euclip" / run / "seed0").mkdir(parents=True)
+        (tmp_path / "runs" / "euclip" / run / "seed0" / "evaluation.json").touch()
+    assert described_rows("euclip", tmp_path) == [f"my_row  a custom row; in {tmp_path}: smoke seed0"]
 
 
 def test_make_hands_on_what_was_typed_letter_by_letter(tmp_path):

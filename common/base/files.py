@@ -133,7 +133,7 @@ def check_room(folder: Path, what: str, size: float, most: float, setting: str, 
         taken = f", which holds {present / 1e9:.2f} GB" if present else ""
         raise ValueError(f"{summary}{taken}; {most / 1e9:.2f} GB are allowed ({setting}), {free / 1e9:.2f} GB are free")
     if size > 10e6:
-        print(summary, flush=True)
+        print(summary, file=sys.stderr, flush=True)
 
 
 def shown(path: Path) -> str:

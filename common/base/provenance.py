@@ -5,7 +5,7 @@ import importlib.metadata
 import json
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,14 @@ def git_revision() -> str:
         return UNKNOWN
 
 
-def last_change(files: Iterable[str]) -> str:
-    """Short revision that last changed one of these files, below the root; "unknown" without git."""
+def last_change(files: Sequence[str]) -> str:
+    """Short revision that last changed one of these files, below the root, or "uncommitted changes".
+
+    "unknown" without git.
+    """
     try:
+        if _git("status", "--porcelain", "--", *files):
+            return "uncommitted changes"
         return _git("log", "-1", "--format=%h", "--", *files) or UNKNOWN
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN

@@ -463,7 +463,7 @@ class OptimConfig:
     beta2: float = setting(0.98, at_least=0.0, below=1.0)
     epsilon: float = setting(1.0e-8, above=0.0)
     max_gradient_norm: float | None = setting(1.0, above=0.0)  # null = no clipping
-    logit_scale_rate: float = setting(1.0, above=0.0)  # of logit scale and curvature, over the weights' rate
+    logit_scale_rate: float = setting(1.0, above=0.0)  # of logit scale, bias and curvature, over the weights' rate
     # decay of an exponential moving average of the weights, which is evaluated and published; null = none
     ema: float | None = setting(None, above=0.0, below=1.0, decides="weights")
     compile: bool = setting(False, decides="nothing")  # torch.compile of the towers; needs a C++ compiler

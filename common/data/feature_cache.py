@@ -93,7 +93,8 @@ class FeatureCache:
         # upright: features of earlier versions may be those of pictures as they were stored
         made = [self.network, deciding.to_json(), view, pictures.fingerprint, "upright"]
         # training may decode at a fraction of the size and refuses what ranking keeps; others keep their older name
-        of_role = getattr(pictures, "role", None) == "train", getattr(pictures, "decode_size", None)
+        reader = getattr(pictures, "reader", pictures)  # a Hugging Face set keeps both there
+        of_role = getattr(reader, "role", None) == "train", getattr(reader, "decode_size", None)
         key = hash_of([*made, *of_role] if any(of_role) else made)
         return self.folder / f"{str(pictures.name).replace('/', '-')}-{key}.npy"
 

@@ -32,6 +32,7 @@ def open_karpathy(
     *,
     split: str | None = None,
     role: str = "train",
+    is_ranked: bool = False,
     **options: Any,
 ) -> Pictures:
     """The images of one split, each with all its captions.
@@ -43,6 +44,7 @@ def open_karpathy(
         images: see `find_images`.
         split: Karpathy splits joined by "+"; None is the role's, for training "train+restval" if the file has restval
             (COCO's usual 82,783 + 30,504 images). The other layouts have no splits.
+        is_ranked: a part of the training set is, as other roles are.
     """
     annotations = Path(annotations).expanduser()
     content = read_json(annotations)
@@ -68,7 +70,7 @@ def open_karpathy(
             f"{annotations}: the top level is {kind}; expected: an object with a list 'images' (Karpathy splits, "
             "COCO captions), or a list of objects with 'image' and 'caption'"
         )
-    entries, broken = pictures_of(rows, annotations, role, together)
+    entries, broken = pictures_of(rows, annotations, "val" if is_ranked else role, together)
     return pictures_in_files(entries, broken, annotations, images, set_name.partition(".")[0], role=role, **options)
 
 

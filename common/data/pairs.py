@@ -77,7 +77,7 @@ def open_validation_pairs(data: DataConfig) -> Pairs:
         raise ValueError(f"data.val = {data.val!r} and data.val_share = {data.val_share}; expected one of them")
     if data.val_share:
         held_out = split_off(_open_photographs(data, "train", is_ranked=True), data.val_share).validation
-        if data.source == "shards":  # other sources join the captions of an image
+        if data.source == "shards":  # other sources join the captions of an image, or refuse a repeated one
             from common.data.shards import check_unique_ids
 
             check_unique_ids(held_out)
@@ -165,7 +165,7 @@ def _open_photographs(
         "decode_size": 2 * data.image_size if is_trained else None,
     }
     if data.source == "shards":
-        return _open_shards(data, role, {**options, "key": key})
+        return _open_shards(data, role, {**options, "key": key, "is_ranked": is_ranked})
     root = Path(data.root).expanduser()
     name, split = _name_and_split(data, role, root)
     options |= {"root": root, "split": split}
@@ -176,7 +176,9 @@ def _open_photographs(
             options[column] = getattr(data, column) or None
     if data.source == "hugging_face":
         stream_buffer = data.stream_buffer if is_trained else 0
-        options |= {"stream_buffer": stream_buffer, "seed": seed, "key": key, "is_ranked": is_ranked}
+        options |= {"stream_buffer": stream_buffer, "seed": seed, "key": key}
+    if data.source in ("hugging_face", "karpathy"):
+        options["is_ranked"] = is_ranked
     opened = _reader(data.source)(name if data.source == "hugging_face" else root / name, **options)
     for trained in [] if role == "train" else _training_sets(data):
         if trained.source == data.source and trained.train:  # "" where an evaluation needs no training set

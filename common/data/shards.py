@@ -26,6 +26,7 @@ def open_shards(
     index_dir: str | Path | None = None,
     *,
     role: str = "train",
+    is_ranked: bool = False,
     allow_missing_captions: bool = False,
     decode_size: int | None = None,
     key: str | None = None,
@@ -39,6 +40,7 @@ def open_shards(
         pattern, root: see `expand_shards`.
         index_dir: keeps the index between runs; None reads the shards at every opening.
         role: "train" may repeat an image; the others need unique `image_id`s.
+        is_ranked: a part of the training set is, with a caption per line.
         allow_missing_captions: for labelled sets, which are not ranked: images without caption are samples with an
             empty list, and ids may repeat.
     """
@@ -46,9 +48,9 @@ def open_shards(
     folder = Path(index_dir).expanduser() if index_dir is not None else None
     # one table over all shards; their indices are cached between runs
     indices = [cached_index(path, folder, allow_missing_captions) for path in paths]
-    is_ranked = role != "train" and not allow_missing_captions
+    needs_unique_ids = role != "train" and not allow_missing_captions
     whole = pa.concat_tables(index.rows for index in indices)
-    rows = _one_caption_per_line(whole) if is_ranked else whole
+    rows = _one_caption_per_line(whole) if is_ranked or needs_unique_ids else whole
     reading = "" if rows is whole else ", a caption per line"
     pictures = Pictures(
         _name_of(paths[0]),
@@ -65,7 +67,7 @@ def open_shards(
     # refused before training starts: too much damage, or a ranked set that lists an image twice
     empty = f"no captioned image in {len(paths)} shards, {paths[0]} ..."
     check_opened(empty, len(pictures), pictures.broken_at_open, max_broken_share)
-    if is_ranked:
+    if needs_unique_ids:
         check_unique_ids(pictures, lambda row: str(pictures.broken(row, "")))
     return pictures
 

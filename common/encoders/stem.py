@@ -108,6 +108,8 @@ class Stem(nn.Module):
         if features.ndim == 3:  # tokens of a ViT: class and register tokens first
             patches = features[:, self.num_prefix_tokens :]
             side = round(patches.shape[1] ** 0.5)
+            if side < 2 or side**2 != patches.shape[1]:  # a class token alone, or one that timm does not state
+                raise StemError(f"{self.name} returns {patches.shape[1]} tokens, no square grid; expected: another one")
             features = patches.transpose(1, 2).unflatten(2, (side, -1))
         elif features.shape[-1] == self.network.num_features != features.shape[1]:  # Swin and its like: channels last
             features = features.permute(0, 3, 1, 2)

@@ -164,7 +164,7 @@ def provenance(table: Table) -> list[tuple[str, str]]:
         (seeds_name(table.seeds), ", ".join(map(str, table.seeds))),
         ("git revision", table.git_revision),
         ("command", table.command),
-        ("created", table.created),
+        ("created", table.created[:10]),
         ("hardware", table.hardware),
     ]
     return [(label, text or DASH) for label, text in pairs]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from common.base.files import write_atomically
-from common.geometry import RootedGeometry, norm, scalar_values
+from common.geometry import RootedGeometry, scalar_values
 from common.oblique import log_map
 
 NEIGHBORS = 10
@@ -98,7 +98,7 @@ def half_apertures(geometry: RootedGeometry, texts: torch.Tensor, min_radius: fl
     The root lies straight behind the apex: it misses a cone by pi minus its half-aperture.
     """
     residual = geometry.entailment_residual(images=torch.zeros_like(texts), texts=texts, min_radius=min_radius)
-    return torch.where(norm(texts) > 1e-6, math.pi - residual, math.pi / 2)
+    return (math.pi - residual).clamp(max=math.pi / 2)  # a text at the root lies on its apex: residual 0
 
 
 # ---------------------------------------------------------------- layouts
@@ -182,10 +182,12 @@ def cluster_graph(centers: torch.Tensor, paths: torch.Tensor, edges: torch.Tenso
 
     points, weights = centers.double().numpy(), edges.double().numpy()
     xy = _by_neighbors(points)
-    _, before = shortest_path(np.where(np.isfinite(weights), weights, 0), directed=False, return_predecessors=True)
-    hops = shortest_path(np.isfinite(weights) & (weights > 0), directed=False, unweighted=True)
+    is_edge = np.isfinite(weights) & ~np.eye(len(weights), dtype=bool)
+    positive = np.where(is_edge, np.maximum(weights, 1e-6), 0)  # scipy reads what is near 0 as no edge
+    _, before = shortest_path(positive, directed=False, return_predecessors=True)
+    hops = shortest_path(is_edge, directed=False, unweighted=True)
     first, last = np.unravel_index(np.where(np.isfinite(hops), hops, -1).argmax(), hops.shape)
-    rows, columns = np.nonzero(np.triu(np.isfinite(weights) & (weights > 0)))
+    rows, columns = np.nonzero(np.triu(is_edge))
     return {
         "xy": _rounded(xy, 4),
         "kept": neighbors_kept(points, xy),

@@ -225,7 +225,7 @@ class Table:
 
     paper: the folder.
     table_id: stem of the written files.
-    created: ISO date.
+    created: ISO date and time; older tables have the date alone.
     errata: what is wrong in the printed table.
     models: what was trained: sizes, pixels, parameters, steps.
     hits_file: name of the file of hits beside the JSON; empty = none.

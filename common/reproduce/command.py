@@ -360,8 +360,8 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
 
 def _planned(command: Command, paper: str, table: Table) -> Table:
     # by the tables of the same runs that were written before
-    files = (replace(command, results=root).folder(paper) / f"{table.table_id}.json" for root in command.roots)
-    earlier = [read_table(file) for file in dict.fromkeys(files) if file.is_file()]
+    files = f"{paper}/{command.part}/{command.scale}*/{table.table_id}.json"  # also of some rows
+    earlier = [read_table(file) for root in dict.fromkeys(command.roots) for file in sorted(root.glob(files))]
     plan, asked = plan_of(table, earlier, command.planned_seeds), command.planned_seeds
     if asked and plan != (len(table.seeds), asked):
         print(

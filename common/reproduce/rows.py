@@ -321,6 +321,7 @@ def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[]
     path = run.files.folder / "measured" / f"{script.stem}-{key}.json"
     cached = read_json(path)
     if cached is None or changed_files(cached["files"]):
+        loaded_files("weights", "evaluation")  # their hashes are those of now, whatever is edited meanwhile
         write_json(path, {"values": measure(), "files": loaded_files("weights", "evaluation")})
         cached = read_json(path)
     return cached["values"]

@@ -78,6 +78,8 @@ class Axis:
             return self
         number = float(outer) ** 2 / float(inner)
         is_whole = all(re.fullmatch(r"[+-]?\d+", value) for value in self.values)
+        if is_whole and not round(number):  # 0 is often another kind of setting
+            return self
         value = f"{round(number)}" if is_whole else f"{number:.3g}"
         # rounded it may be one of them, also as another text: 0.999 and 0.9990
         return self if float(value) in map(float, self.values) else replace(self, values=(*self.values, value))

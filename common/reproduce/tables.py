@@ -340,7 +340,7 @@ def table_of(
         "caption": source.get("caption", ""),
         "data": trained_on(every_run),
         "git_revision": ", ".join(sorted({run.git_revision for run in every_run})) or git_revision(),
-        "created": datetime.date.today().isoformat(),
+        "created": datetime.datetime.now().isoformat(sep=" ", timespec="seconds"),
         "hardware": ", ".join(sorted({run.hardware for run in every_run})),
         "errata": () if suffix else source.get("errata", ()),
         "models": models_of(runs),

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from common.base.arguments import Parser, expanded, file_to_write
 from common.base.config import ConfigError, from_dict, override
+from common.base.dependencies import loaded_files
 from common.base.files import shown, write_json
 from common.base.places import outputs
 from common.base.provenance import hash_of
@@ -72,6 +73,7 @@ class TrainedModels:
         Args:
             overrides: "data.key=value" and "run.key=value".
         """
+        loaded_files("weights", "evaluation")  # their hashes are those of now, whatever is edited meanwhile
         state = checkpoint.state
         paper, kind = state["paper"], state.get("kind", "")
         if (paper, kind) != (self.paper, self.kind):

@@ -263,7 +263,7 @@ def opened(
     """
     # what the run is made from
     provenance = provenance_of()
-    loaded_files("weights")  # their hashes are those of now, whatever is edited meanwhile
+    loaded_files("weights", "evaluation")  # their hashes are those of now, whatever is edited meanwhile
     try:
         initial = InitialWeights.opened(config)
     except (OSError, ValueError) as error:

@@ -22,6 +22,7 @@ from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.vision import VisionTransformer
 from common.geometry import Scalar, Sphere
 from common.momentum import MomentumEncoder
+from common.vectors import inner_product_similarity
 
 NUM_ASSIGNMENTS = 3  # the first picture, the second, neither
 ASSIGNMENT_TEMPERATURE = 0.07  # of the similarities in the draw of a second image
@@ -154,7 +155,7 @@ class TextAssignment(TaskModel):
         if drawn is None:
             with torch.no_grad():
                 features = F.normalize(self.encoders.image_projection(tokens[:, 0]).float(), dim=1)
-            drawn = drawn_pictures(features @ features.T / ASSIGNMENT_TEMPERATURE)
+            drawn = drawn_pictures(inner_product_similarity(features, features) / ASSIGNMENT_TEMPERATURE)
         first, second, labels = drawn
         pictures = tokens.index_select(0, first), tokens.index_select(0, second)  # as EncodedStep.pairs
         logits = self.encoders.head(self.encoders.fused(pictures, token_ids, first=1)[0][:, 0])

@@ -53,9 +53,9 @@ def read_source(
         heads: "image", "text" -> attention heads of a bare file whose sizes no published model has; None = not stated.
             A side that is left out is a tower that nobody takes.
     """
-    path = Path(name).expanduser()
+    path, named = Path(name).expanduser(), None
     if _is_described(path):
-        name = str(path.parent)
+        name, named = str(path.parent), path
     elif path.is_file():
         state, stated, is_archive = read_bare(path, activation)
         clip = clip_from_open_clip(state, stated, source=str(path), heads=heads)
@@ -63,7 +63,7 @@ def read_source(
         return _of_clip(clip, name, pixels, heads)
     configuration = find_file(name, CONFIGURATIONS, key)
     if configuration.name == "open_clip_config.json":
-        return _read_open_clip(name, configuration, activation, key)
+        return _read_open_clip(name, named, configuration, activation, key)
     return _read_transformers(name, configuration, activation)
 
 
@@ -114,9 +114,11 @@ def _of_clip(clip: TwoTowers, source: str, pixels: ImageTransform | None, sides:
     return Weights(source, **towers, beside=beside, geometry="sphere", pixels=pixels)
 
 
-def _read_open_clip(name: str, configuration: Path, activation: Activation | None, key: str) -> Weights:
+def _read_open_clip(
+    name: str, named: Path | None, configuration: Path, activation: Activation | None, key: str
+) -> Weights:
     model, image, text, pixels = read_configuration(configuration)
-    file = find_file(name, _OF_OPEN_CLIP, key)
+    file = named or find_file(name, _OF_OPEN_CLIP, key)
     activation = agreed_activation(name, "quick_gelu" if model.get("quick_gelu") else "gelu", activation)
     clip = clip_from_open_clip(read_weights(file), activation, str(file), image=image, text=text)
     check_sizes(clip, model, f"{configuration}: ")

@@ -279,8 +279,9 @@ def _weigh(margin: Margin, claim: Claim, printed: PaperTables, ours: Mapping[Cel
         return Finding(margin.text, ONE_SEED, value, unit=unit, reason=reason, data=data)
     of_margin = estimate(margin, slopes, used)
     bound = bound_of(margin, slopes, used, printed.numbers, claim.equal_within)
-    shares = all(cell.unit == "percent" for cell in used.values()) and all(0 < mean < 100 for mean in means.values())
-    if shares and of_margin.seed_variance == 0 and not of_margin.picture_variance:
+    shares = all(cell.unit == "percent" for cell in used.values())
+    between = value == 0 or all(0 < mean < 100 for mean in means.values())  # a share above one of 0 % is above
+    if shares and between and of_margin.seed_variance == 0 and not of_margin.picture_variance:
         # a share moves in steps of one query: few seeds tie by chance
         reason = "the seeds of both sides tie, so that no spread is known"
         return Finding(margin.text, UNDECIDED, value, unit=unit, reason=reason, data=data, bound=bound)
