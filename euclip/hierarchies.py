@@ -148,7 +148,8 @@ def noun_pool(path: str | Path, known: Callable[[list[str]], list[bool]], size: 
         held = (text for ancestor in _ancestors(synset, parents) for text in lemmas[ancestor])
         row[[place[text] for text in held if text in place]] = True
     chains = [[place[word[entry]] for entry in lines[synset]] for synset in chosen]
-    name = f"{len(chosen)} chains of {len(nouns)} nouns, {path.name} ({hash_of([nouns, chains, holds.nonzero().tolist()])})"
+    content = hash_of([nouns, chains, holds.nonzero().tolist()])
+    name = f"{len(chosen)} chains of {len(nouns)} nouns, {path.name} ({content})"
     return Pool(name, tuple(nouns), tuple(map(NOUN_PROMPT.format, nouns)), Hierarchy.of_chains(chains, holds))
 
 

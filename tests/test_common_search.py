@@ -18,7 +18,7 @@ from common.base.provenance import ROOT
 from common.reproduce import search
 from common.reproduce.command import SEARCH_SEEDS, reproduce_main
 from common.reproduce.rows import Job
-from common.reproduce.search import Axis, Trial, axes_of, best_of, equivalent, grid
+from common.reproduce.search import Axis, Trial, axes_of, best_of, equivalent, grid, write_search
 from common.run.log import read_log
 from contrastive_basics.reproduce import EVERY_ROW
 from geomm.reproduce import CODE as GEOMM
@@ -251,6 +251,10 @@ def test_a_search_end_to_end(tmp_path):
     assert (folder / "search.json").read_text() == of_others
     first, second = sorted(path.name for path in folder.parent.iterdir())
     assert (first, second[:-6]) == (folder.name, f"{folder.name}-")
+    # values that only the earlier grid had are named
+    kept = content | {"grid": {"model.final_layer_norm": ["true"]}, "training_data": "flickr/train, all 9"}
+    write_search(kept, tmp_path / "results", folder.name)
+    assert "model.final_layer_norm=false; with these in SET" in (folder / "search.md").read_text()
     # another validation set: measured again on the weights that are there
     arguments[arguments.index(settings)] = settings.replace("num_val=16", "num_val=8")
     scripts.search.main(arguments)

@@ -349,12 +349,20 @@ def _percent(share: float | None) -> str:
 def write_search(content: Mapping[str, Any], root: Path, name: str) -> Path:
     """Writes search.json and .md; returns their folder, <root>/<paper>/search/<name>. Call on the main process.
 
-    A search on other data stays; the folder then has a hash of the data at its end.
+    A search on other data stays; the folder then has a hash of the data at its end. A note names the values of an
+    earlier search on the same data that this one leaves out.
     """
     folder = root / content["paper"] / "search" / name
     earlier, data = read_json(folder / "search.json"), content["training_data"]
     if earlier is not None and earlier.get("training_data") != data:
         folder = folder.with_name(f"{folder.name}-{hash_of(data)[:6]}")
+        earlier = read_json(folder / "search.json")
+    for key, values in (earlier or {}).get("grid", {}).items():
+        left_out = [value for value in values if value not in content["grid"][key]]
+        if left_out:
+            note = f"an earlier search had also {key}={','.join(left_out)}; with these in SET its runs count too"
+            content = {**content, "notes": [*content["notes"], note]}
+            print(f"Note: {note}", flush=True)
     write_json(folder / "search.json", content)
     write_atomically(folder / "search.md", markdown_of(content))
     return folder
