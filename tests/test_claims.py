@@ -35,7 +35,7 @@ NOT_BORNE_OUT = {
 CONTROLS = {  # questions of ours beside the claims
     "oblique_topology": {"C12-settled"},
     "geomm": {f"C{claim}-soft{base}" for claim, one in ((1, "-ALBEF"), (2, "-ALBEF"), (5, "-CLIP"), (12, "-ALBEF"))
-              for base in ("", one)} | {"C3-soft-ALBEF", "C4-soft"},
+              for base in ("", one)} | {"C1-soft-TCL", "C2-soft-TCL", "C3-soft-ALBEF", "C4-soft"},
 }  # fmt: skip
 WITH_NUMBERS = {
     "oblique_topology": {f"C{n}" for n in (*range(1, 24), 31, 35)} - {"C4", "C18"}
