@@ -201,17 +201,19 @@ def test_a_wrong_search_trains_nothing(tmp_path, rows, settings, message):
 
 
 def test_the_command_of_a_search_has_no_path_of_this_machine(tmp_path, monkeypatch):
-    commands = []
-    monkeypatch.setattr(scripts.search, "run_search", lambda jobs, axes: None)
+    commands, overrides = [], []
+    monkeypatch.setattr(scripts.search, "run_search", lambda jobs, _: overrides.extend(jobs["table1_ours"].overrides))
     monkeypatch.setattr(scripts.search, "content_of", lambda _, command: sys.exit(commands.append(command)))
-    settings = f"{RATE}=1e-3,3e-3 'data.labelled=/sets/a b'"
-    arguments = ["contrastive_basics", "--rows", "table1_ours", "--scale", "smoke", "--set", settings]
+    settings = f"{RATE}=1e-3,3e-3 'data.labelled=/sets/a b' data.source=karpathy"
+    arguments = ["contrastive_basics", "--rows", "table1_ours", "--scale", "smoke", "--set", settings, "--data", "/x"]
     with pytest.raises(SystemExit):
         scripts.search.main([*arguments, "--output", str(tmp_path)])
-    assert commands[0].endswith(f' ROWS="table1_ours" SET="{RATE}=1e-3,3e-3 data.labelled=<path>"')
+    places, named = " DATA=<folder>", "data.labelled=<path> data.source=karpathy"
+    assert commands[0].endswith(f'SCALE=smoke{places} ROWS="table1_ours" SET="{RATE}=1e-3,3e-3 {named}"')
+    assert "data.root=/x" in overrides
 
 
-def test_a_search_end_to_end(tmp_path):
+def test_a_search_end_to_end(tmp_path, capsys):
     settings = "model.final_layer_norm=true,false data.num_val=16 optim.steps=3 data.num_train=64"
     arguments = ["contrastive_basics", "--rows", "table1_ours", "--scale", "smoke", "--set", settings]
     arguments += ["--output", str(tmp_path)]

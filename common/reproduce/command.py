@@ -319,7 +319,8 @@ def with_folders(overrides: Iterable[str], scale: str, data: str, weights: str) 
     """Overrides with the folders of data and weights, "" = none.
 
     Raises:
-        ConfigError: an override that has an option, or a folder at a scale that trains on scenes.
+        ConfigError: an override that has an option, or a folder at a scale that trains on scenes, unless an override
+            names other data.
     """
     overrides = tuple(overrides)
     # each has an option, which the printed command shows
@@ -332,11 +333,13 @@ def with_folders(overrides: Iterable[str], scale: str, data: str, weights: str) 
     for key, instead in options.items():
         if any(text.startswith(key) for text in overrides):
             raise ConfigError(f"{key.rstrip('=')} cannot be overridden here; use {instead}")
+    other_data = any(text.startswith(("data.source=", "data.labelled=", "data.mixture=")) for text in overrides)
     for key, name, value in (("data.root", "DATA", data), ("model.weights", "WEIGHTS", weights)):
-        if value and scale in ON_SCENES:
+        if value and scale in ON_SCENES and not (name == "DATA" and other_data):
+            source = "SET=data.source=<source>, or " if name == "DATA" else ""
             raise ConfigError(
                 f"{name}={value} has no effect at scale {scale}, which trains on the embedded scenes; "
-                "use SCALE=photos, photos_scratch or paper"
+                f"use {source}SCALE=photos, photos_scratch or paper"
             )
         if value:
             overrides += (f"{key}={value}",)
