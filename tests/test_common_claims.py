@@ -760,6 +760,13 @@ def test_a_command_tells_the_claims_of_the_experiments_that_it_measured(tmp_path
     assert verdict_printed(command, command=command.text("no_paper")) == [FAILS]
 
 
+@pytest.mark.parametrize("rows", [(), ("table4_clip",)])
+def test_a_command_at_smoke_scale_names_a_scale_that_decides(tmp_path, capsys, rows):
+    command = Command("table4", "smoke", (0, 1), (), tmp_path, tmp_path / "results", rows)
+    _write_claims(command, "no_paper", [], [])
+    assert capsys.readouterr().out == ("No claim is decided at scale smoke, where runs are too short; use SCALE=demo\n")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -14,6 +14,7 @@ from common.base.files import shown, write_atomically
 from common.base.places import ROOT, outputs
 from common.base.provenance import CHANGED, UNKNOWN, git_revision, hash_of
 from common.distributed import is_main_process
+from common.report.claims.decide import EMPTY_SCALES
 from common.report.claims.show import judge, to_markdown
 from common.report.claims.show import to_text as claims_to_text
 from common.report.experiments import collect_experiments
@@ -387,13 +388,15 @@ def _check_revisions(command: Command, tables: list[Table]) -> None:
 
 
 def _write_claims(command: Command, paper: str, tables: list[Table], roots: list[Path]) -> None:
+    if command.scale in EMPTY_SCALES:
+        print(f"No claim is decided at scale {command.scale}, where runs are too short; use SCALE=demo")
+    elif command.settings:
+        print("Claims are judged by them beside the table: make report")
+    elif command.changed_settings:
+        print("Claims are not judged by changed settings.")
+    elif command.rows:
+        print("Claims about these rows are judged where there is no whole table: make report")
     if command.changes:
-        if command.settings:
-            print("Claims are judged by them beside the table: make report")
-        elif command.changed_settings:
-            print("Claims are not judged by changed settings.")
-        else:
-            print("Claims about these rows are judged where there is no whole table: make report")
         return
     # tables of this command replace older ones of the same name
     just_now = {table.table_id for table in tables}

@@ -58,7 +58,7 @@ from common.report.claims.verdict import (
 )
 from common.report.table import ERROR
 
-_EMPTY_SCALES = ("smoke",)  # end to end in seconds; nothing is learned that could decide a claim
+EMPTY_SCALES = ("smoke",)  # end to end in seconds; nothing is learned that could decide a claim
 _MEAN_OF = 3  # comparisons; a claim over more has a verdict on their mean
 _UNSETTLED = (NEEDS, NOT_RUN, UNLIKE, NOT_TRAINED, ONE_SEED, UNDECIDED)  # of several reasons, the first of these counts
 _ROUNDING = 1.0e-9  # of sums of printed decimals
@@ -138,7 +138,7 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
     if claim.tests:
         return Verdict(claim.shows, ", ".join(claim.tests), how=claim.exact or "by test")
     verdict = _by_numbers(claim.measured, claim, printed, ours, scale)
-    if claim.regime and scale not in _EMPTY_SCALES and verdict.verdict in (*DECIDED, UNDECIDED, ONE_SEED):
+    if claim.regime and scale not in EMPTY_SCALES and verdict.verdict in (*DECIDED, UNDECIDED, ONE_SEED):
         outside = _outside_regime(claim, ours, scale)
         if outside is not None:
             return outside
@@ -262,7 +262,7 @@ def _weigh(margin: Margin, claim: Claim, printed: PaperTables, ours: Mapping[Cel
         return Finding(margin.text, UNLIKE, reason=difference, data=data)
     unit = _unit_of((cell.unit for cell in used.values()), margin)
     reason = "; ".join(dict.fromkeys(cell.number.undecided for cell in used.values() if cell.number.undecided))
-    reason = f"nothing is decided at {scale} scale" if scale in _EMPTY_SCALES else reason
+    reason = f"nothing is decided at {scale} scale" if scale in EMPTY_SCALES else reason
     if reason:
         return Finding(margin.text, UNDECIDED, value, unit=unit, reason=reason, data=data)
     if claim.exact:
