@@ -154,7 +154,8 @@ class Job(NamedTuple):
 
     @property
     def label(self) -> str:
-        return f"{Path(self.row).stem}, seed {self.seed}"
+        settings = "".join(f", {text.partition('.')[2]}" for text in self.settings)
+        return f"{Path(self.row).stem}, seed {self.seed}{settings}"
 
     def config(self, *more: str) -> Any:
         return self.paper.config(self.row, self.scale, [*self.overrides, *self.settings, *more])
