@@ -25,6 +25,8 @@ results/<paper>/README.md is made of the results alone: every part with its tabl
 
 import re
 import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -34,13 +36,18 @@ if not __package__:
 
 from common.base.arguments import Parser
 from common.base.provenance import ROOT
+from common.report.claims.expressions import EXPERIMENT, cells
+from common.report.claims.read import Claim
 from common.report.claims.show import to_page
 from common.report.conclusions import load_conclusions
+from common.report.experiments import Experiment, collect_experiments
 from common.report.figures import plot_table
 from common.report.formats import DASH, lay_out, line_below, markdown_text, to_markdown
-from common.report.page import collect, collect_claims, refreshed_claims
+from common.report.page import Entry, collect, collect_claims, deciding, refreshed_claims
 from common.report.table import Column, Table, read_table
-from common.reproduce.rows import words_of_plot
+from common.reproduce.command import trained_rows
+from common.reproduce.parts import parts_of
+from common.reproduce.rows import paper_tables, words_of_plot
 
 PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
 PAGES = ("README.md", *(f"{paper}/README.md" for paper in PAPERS))
@@ -142,6 +149,49 @@ def results_page(paper: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def sources_of(
+    paper: str, entries: Sequence[Entry], experiments: Sequence[Experiment]
+) -> Callable[[Claim, str], list[str]]:
+    """(claim, scale of a verdict) -> Markdown: links to the committed results that decided it, and what runs again."""
+    printed, parts, files = paper_tables(paper), parts_of(paper), defaultdict(dict)
+    tables = deciding(entries)
+    for entry in entries:
+        table = entry.table
+        if table.paper == paper and any(table is one for one in tables):
+            file = entry.path.with_suffix(".md").relative_to(ROOT / "results" / paper)
+            files[table.scale, table.table_id, ""][file.as_posix()] = table.command
+    for one in experiments:
+        if one.paper == paper:
+            files[one.scale, EXPERIMENT, one.name][f"experiments/{one.scale}/{one.name}.json"] = one.command
+
+    def sources(claim: Claim, scale: str) -> list[str]:
+        links, commands = {}, defaultdict(set)
+        for cell in cells(*claim.measured, *claim.later):
+            name = cell.row if cell.table == EXPERIMENT else cell.table
+            committed = files.get((scale, cell.table, cell.row if cell.table == EXPERIMENT else ""), {})
+            links |= {path: f"[{path}]({path})" for path in committed}
+            missing = [f"make reproduce-{name} PAPER={paper} SCALE={scale or 'demo'}"] if name in parts else []
+            of_table = printed["tables"].get(cell.table, {})
+            rows = [*of_table.get("rows", ()), *of_table.get("beyond", ())]
+            (config,) = [row.get("config", "") for row in rows if row["method"] == cell.row] or [""]
+            for command in committed.values() or missing:
+                commands[command].add(Path(config).stem)
+        again = [f"run: `{_of_rows(command, rows, printed)}`" for command, rows in commands.items()]
+        return [*([f"results: {', '.join(links.values())}"] if links else []), *again]
+
+    return sources
+
+
+def _of_rows(command: str, rows: set[str], printed: dict) -> str:
+    # the command for these rows only, if its part takes rows
+    part, scale = re.search(r"reproduce-(\S+) .*SCALE=(\S+)", command).groups()
+    known = trained_rows(printed, part, scale)
+    if not rows < set(known) or " NEAR=1" in command:
+        return command
+    before, setting, after = re.sub(r' ROWS="[^"]*"', "", command).partition(" SET=")
+    return f'{before} ROWS="{" ".join(row for row in known if row in rows)}"{setting}{after}'
+
+
 def with_columns(table: Table, columns: list[Column]) -> Table:
     """The table with some of its columns, in the order given, and the rows that were measured in them."""
     keys = {column.key for column in columns}
@@ -194,8 +244,10 @@ def main() -> None:
                 path.write_text(new, encoding="utf-8")
 
     entries = collect([ROOT / "results"])
+    experiments = collect_experiments([ROOT / "results"])
     for claims in collect_claims([ROOT / "results"], entries, ROOT):
-        put(ROOT / "results" / claims.paper / "claims.md", to_page(claims))
+        page = to_page(claims, sources_of(claims.paper, entries, experiments))
+        put(ROOT / "results" / claims.paper / "claims.md", page)
     for entry in entries:
         put(entry.path.with_suffix(".md"), to_markdown(entry.table))
         if given.plots:

@@ -1,16 +1,20 @@
 """scripts/fill_pages.py: tables of the pages are those of the committed results."""
 
 import importlib
+import re
 
 import pytest
 from runs import called
 
 from common.base.provenance import ROOT
 from common.report.claims.show import to_page
+from common.report.experiments import collect_experiments
 from common.report.formats import write_table
 from common.report.table import MEASURED, Column, Measured, Row, Table
+from common.reproduce.command import trained_rows
+from common.reproduce.rows import paper_tables
 from scripts import fill_pages
-from scripts.fill_pages import PAGES, PageError, filled
+from scripts.fill_pages import PAGES, PageError, filled, sources_of
 
 RESULTS = ROOT / "results"
 MARK = "<!-- table: results/p/table1/demo/table1.json{} -->"
@@ -102,10 +106,17 @@ def test_no_verdict_differs_from_the_committed_results_and_claims():
         assert text == path.read_text(encoding="utf-8"), f"{path} differs: python scripts/fill_pages.py"
 
 
-def test_no_page_of_claims_differs_from_the_committed_results_and_claims(committed_claims):
-    pages = {claims.paper: to_page(claims) for claims in committed_claims}
+def test_no_page_of_claims_differs_from_the_committed_results_and_claims(committed_claims, committed_tables):
+    experiments = collect_experiments([RESULTS])
+    pages = {
+        claims.paper: to_page(claims, sources_of(claims.paper, committed_tables, experiments))
+        for claims in committed_claims
+    }
     assert pages.keys() == set(fill_pages.PAPERS)
     for paper, text in pages.items():
+        assert all((RESULTS / paper / link).is_file() for link in re.findall(r"\]\(([^#)]+)\)", text))
+        commands = re.findall(r"^  - run: `make reproduce-(\S+) .*?ROWS=\"([^\"]+)\"", text, re.MULTILINE)
+        assert all({*rows.split()} <= {*trained_rows(paper_tables(paper), part)} for part, rows in commands)
         path = RESULTS / paper / "claims.md"
         assert text == path.read_text(encoding="utf-8"), f"{path} differs: python scripts/fill_pages.py"
 

@@ -235,7 +235,7 @@ def reproduce_main(
     overrides = with_folders(overrides, options.scale, options.data, options.weights)
     # rows by name; the whole table is the same as all of its rows
     printed = paper_tables(paper)
-    known = _trained_rows(printed, options.part, options.scale)
+    known = trained_rows(printed, options.part, options.scale)
     names = dict.fromkeys(words_in("ROWS", options.rows))
     rows, custom_files = _rows_of_names(names, known, options.part, paper, printed)
     if set(rows) == set(known):
@@ -424,8 +424,8 @@ def rows_at(scale: str, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if scale in row.get("scales", [scale])]
 
 
-def _trained_rows(printed: dict[str, Any], part: str, scale: str = "") -> list[str]:
-    # Config names of a table's rows (at one scale, "" = any); none if two share a config
+def trained_rows(printed: dict[str, Any], part: str, scale: str = "") -> list[str]:
+    """Config names of a table's rows (at one scale, "" = any); none if two share a config."""
     table = printed["tables"].get(part, {})
     rows = [*table.get("rows", []), *table.get("beyond", [])]
     rows = rows_at(scale, rows) if scale else rows
@@ -438,7 +438,7 @@ def _rows_of_names(
 ) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     # The rows that a user names (configs, or paths of YAML files), and the files of custom rows. `known` are those that
     # the part trains; a row of another table of `printed` is no custom row, nor one that a column measures.
-    rows, custom_files, others = [], [], {row for table in printed["tables"] for row in _trained_rows(printed, table)}
+    rows, custom_files, others = [], [], {row for table in printed["tables"] for row in trained_rows(printed, table)}
     for table in printed["tables"].values():
         of_rows = itertools.chain(*(row.items() for row in [*table.get("rows", ()), *table.get("beyond", ())]))
         others |= {Path(text).stem for key, text in of_rows if key != "config" and str(text).endswith(".yaml")}

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,6 +57,12 @@ READING = (
     "own difference in log-odds at our control's validation level, at least 1 point. q is the share of false answers "
     "among those of the paper that are as clear (Benjamini and Hochberg). What follows from a definition or a count, "
     "and what a test holds, is counted apart."
+)
+
+_AGAIN = (
+    "The command below a verdict measures its rows again. `<folder>` and `<path>` stand for your "
+    "[images](../../docs/data.md), [weights](../../docs/weights.md) and other files. With `ROWS` the command prints "
+    "these rows. Without `ROWS` it measures the whole table and judges its claims again."
 )
 
 
@@ -193,22 +199,34 @@ def way_of(verdict: Verdict) -> str:
 
 def headline(verdict: Verdict) -> str:
     """The verdict in a few words: "holds at demo scale", "not run yet: table3, 4 rows", "held by test <name>, ..."."""
+    return "; ".join(_in_words(verdict))
+
+
+def _in_words(verdict: Verdict, with_evidence: bool = False) -> list[str]:
+    # a headline in parts: the verdict, then what stands beside it
     if verdict.how == "by test" or (verdict.how and not verdict.scale):
         names = ", ".join(name.split("::")[-1] for name in verdict.reason.split(", "))
         by_test = f"{'held' if verdict.verdict == HOLDS else 'refuted'} by test {names}, run with the tests"
-        return by_test if verdict.how == "by test" else f"{verdict.verdict} {verdict.how}; {by_test}"
+        return [by_test] if verdict.how == "by test" else [f"{verdict.verdict} {verdict.how}", by_test]
     if verdict.verdict in (NOT_RUN, NEEDS, UNLIKE, UNCHECKED):
         reason = f"{' ' if verdict.verdict == NEEDS else ': '}{verdict.reason}" if verdict.reason else ""
-        return f"{verdict.verdict}{reason}"
+        return [f"{verdict.verdict}{reason}"]
     at = f" at {verdict.scale} scale" if verdict.scale else ""
     how = f" {verdict.how}" if verdict.how == "by construction" else f" in a {verdict.how}" if verdict.how else ""
     pictures = f" {SEEDS_ONLY}" if way_of(verdict) == SEEDS_ONLY else ""
     every = " as a whole" if verdict.mean else ""
-    mean = f"; on the mean of its comparisons: {_kind(verdict.mean)}" if verdict.mean else ""
-    unlike = f"; one comparison of {UNLIKE}: {verdict.unlike}" if verdict.unlike else ""
-    later = f"; threshold chosen after the data: {verdict.later.verdict}" if verdict.later else ""
-    departure = f"; departure: {verdict.departure}" if verdict.departure else ""
-    return f"{_kind(verdict)}{every}{how}{at}{pictures}{mean}{unlike}{later}{departure}"
+
+    def reasons(part: Verdict) -> str:
+        return f" ({text})" if with_evidence and (text := evidence(part)) else ""
+
+    parts = (
+        f"{_kind(verdict)}{every}{how}{at}{pictures}",
+        verdict.mean and f"on the mean of its comparisons: {_kind(verdict.mean)}{reasons(verdict.mean)}",
+        verdict.unlike and f"one comparison of {UNLIKE}: {verdict.unlike}",
+        verdict.later and f"threshold chosen after the data: {verdict.later.verdict}{reasons(verdict.later)}",
+        verdict.departure and f"departure: {verdict.departure}",
+    )
+    return [part for part in parts if part]
 
 
 def _kind(verdict: Verdict) -> str:
@@ -219,6 +237,15 @@ def _kind(verdict: Verdict) -> str:
 
 def evidence(verdict: Verdict) -> str:
     """The comparison that decides, its interval and rule, and how many hold, as text."""
+    parts = _evidence(verdict)
+    if verdict.mean:
+        parts.append(f"on the mean: {evidence(verdict.mean)}")
+    if verdict.later:
+        parts.append(f"after the data: {evidence(verdict.later)}")
+    return "; ".join(parts)
+
+
+def _evidence(verdict: Verdict) -> list[str]:
     parts = []
     if verdict.decisive is not None and verdict.margin is not None:
         smallest = "least clear" if verdict.decisive.interval else "smallest"
@@ -235,11 +262,7 @@ def evidence(verdict: Verdict) -> str:
     if verdict.q is not None:
         above = f", above the {_FALSE_DISCOVERIES:.0%} of the paper's claims" if verdict.q > _FALSE_DISCOVERIES else ""
         parts.append(f"q {verdict.q:.2g}" + (above if verdict.verdict in DECIDED else ""))
-    if verdict.mean:
-        parts.append(f"on the mean: {evidence(verdict.mean)}")
-    if verdict.later:
-        parts.append(f"after the data: {evidence(verdict.later)}")
-    return "; ".join(parts)
+    return parts
 
 
 def effect(finding: Finding) -> str:
@@ -287,18 +310,28 @@ def to_markdown(claims: PaperClaims) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def to_page(claims: PaperClaims) -> str:
-    """GitHub Markdown: all claims in a table of a few words each, then a section for each, which its id leads to."""
+def to_page(claims: PaperClaims, sources: Callable[[Claim, str], Sequence[str]] = lambda claim, scale: ()) -> str:
+    """GitHub Markdown: all claims in a table of a few words each, then a section for each, which its id leads to.
+
+    Args:
+        sources: (claim, scale of a verdict, "" = none) -> what decided it and how to measure it again, as Markdown.
+    """
     audits, measured = counts(claims)
     lines = ["| claim | sentence | audit | measured |", "| --- | --- | --- | --- |"]
-    sections = ["## How to read the verdicts", READING]
+    sections = ["## How to read the verdicts", READING, _AGAIN]
     for judged in claims.judged:
         claim = judged.claim
         sentence = markdown_text(claim.claim)
         words = (judged.audit.verdict, _in_short(judged.measured[0]))
         lines.append(f"| [{claim.id}](#{claim.id.lower()}) | {sentence} | {' | '.join(map(markdown_text, words))} |")
         verdicts = [("audit", judged.audit), *(("measured", verdict) for verdict in judged.measured)]
-        stated = (f"- {side}: {markdown_text(_with_evidence(verdict))}" for side, verdict in verdicts)
+        stated = []
+        for side, verdict in verdicts:
+            first, *beside = _in_words(verdict, with_evidence=True)
+            more = [*map(markdown_text, [*_evidence(verdict), *beside])]
+            if side == "measured" and (verdict.scale or verdict.verdict == NOT_RUN):
+                more += sources(claim, verdict.scale)
+            stated += [f"- {side}: {markdown_text(first)}", *(f"  - {text}" for text in more)]
         sections += [f"## {claim.id}", f"{sentence} *({markdown_text(claim.where)})*", "\n".join(stated), _rule(claim)]
     head = [f"# Claims: {claims.title}", f"Audit: {audits}. Measured: {measured}.", "\n".join(lines)]
     return "\n\n".join([*head, *sections]) + "\n"
