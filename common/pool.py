@@ -239,7 +239,11 @@ class QueuePool(nn.Module):
         return False
 
     def open(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> QueueCandidates:
-        """This step's keys and the queue's rows, which the backward pass reads in place: `insert` comes after it."""
+        """This step's keys and the queue's rows, which the backward pass reads in place: `insert` comes after it.
+
+        Args:
+            keys: (batch, ...) embeddings of the geometry, for the cosine unit vectors; not checked.
+        """
         rows, row_ids = self.queue.rows().view(-1, *keys.shape[1:]), self.queue.row_ids()
         if self.matched_key_only:  # column 0 belongs to another sample in each row
             ids = None if ids is None else torch.cat([row_ids.new_full((1,), NO_ID), row_ids])
@@ -248,6 +252,7 @@ class QueuePool(nn.Module):
         return QueueCandidates(self.similarity, gather_without_gradient(keys), rows, ids)
 
     def insert(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """As in Pool; keys as in `open`."""
         return self.queue.enqueue_from_all_processes(keys.flatten(1), ids)
 
 

@@ -359,6 +359,8 @@ class GeodesicPool(nn.Module):
 
         The backward pass reads the queue in place, as with `QueuePool`.
 
+        Args:
+            keys: (batch, dim) unit vectors, as the queries of `similarity`; not checked.
         Raises:
             ValueError: more keys in a step than slots.
         """
@@ -397,7 +399,11 @@ class GeodesicPool(nn.Module):
 
     @torch.no_grad()
     def insert(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """As in Pool: over the oldest keys, with the nearest centre of each new key."""
+        """As in Pool: over the oldest keys, with the nearest centre of each new key.
+
+        Args:
+            keys: (batch, dim) unit vectors; not checked.
+        """
         keys = gather_without_gradient(at_least_float32(keys))
         slots = self.queue.enqueue(keys, None if ids is None else gather_without_gradient(ids))
         if host_number(self.has_graph):
