@@ -9,6 +9,7 @@ called. Imports for type checkers do not count, nor does what a library imports.
 """
 
 import ast
+import filecmp
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -108,12 +109,13 @@ def licence() -> Path:
 
 
 def copy(needed: Needed, folder: Path) -> None:
-    """Copies the files with their folders, and the licence."""
+    """Copies the files with their folders, and the licence; skips files that exist with the same bytes."""
     sources = {file: ROOT / file for file in (*needed.files, *needed.optional_files)} | {"LICENSE": licence()}
-    existing = [folder / file for file in sources if (folder / file).exists()]
-    if existing:
-        raise FileExistsError(f"--copy {folder}: {existing[0]} exists; expected a folder without these files")
-    for file, source in sources.items():
+    existing = {file: source for file, source in sources.items() if (folder / file).exists()}
+    unlike = [folder / file for file, source in existing.items() if not filecmp.cmp(source, folder / file, False)]
+    if unlike:
+        raise FileExistsError(f"--copy {folder}: {unlike[0]} exists with other content; expected equal files or none")
+    for file, source in sources.items() - existing.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / file)
 

@@ -159,8 +159,11 @@ def test_a_name_that_does_not_exist_has_a_nearest(module, message):
         needed_by([module])
 
 
-def test_a_copy_overwrites_nothing(tmp_path, capsys):
+def test_a_copy_skips_equal_files_and_overwrites_no_other(tmp_path, capsys):
+    printed(capsys, "common.vectors", "--copy", tmp_path)
+    printed(capsys, "common.scalars", "--copy", tmp_path)
+    assert (tmp_path / "common" / "scalars.py").is_file()
     (tmp_path / "LICENSE").write_text("of the project")
-    with pytest.raises(FileExistsError, match="LICENSE exists; expected a folder without these files"):
-        printed(capsys, POOL, "--copy", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["LICENSE"]
+    with pytest.raises(FileExistsError, match="LICENSE exists with other content; expected equal files or none"):
+        printed(capsys, "common.distances", "--copy", tmp_path)
+    assert not (tmp_path / "common" / "distances.py").exists()
