@@ -5,11 +5,13 @@
     python scripts/compare.py <run> <evaluation.json> ...
 
 A model is the folder of a run, a checkpoint (step-XXXXXXXX), or the JSON file of an evaluate.py, published.py or
-public.py; published weights are compared by that file. "table4_clip-demo-*" names all runs of a row, with all seeds.
+public.py; published weights are compared by that file. "table4_clip-demo-*" names all runs of a row: all its seeds,
+and all settings it was trained with.
 The evaluation in the folder of a run is used as it is. A checkpoint before the last one is evaluated now, and every
 model with SET.
 
-Runs that differ only in the seed are one line. Numbers of different protocols share no column; a note states the
+Runs that differ only in the seed are one line. Lines of one name are numbered, and a note states for each its folder
+and the settings that differ. Numbers of different protocols share no column; a note states the
 difference. Only preprocessing may differ, which a note states too. The other models are compared with the first one,
 on the same test images: difference, its 95 % bootstrap interval, and p of McNemar's exact test, or of a sign-flip test
 if an image has several captions or a line several seeds (common/report/statistics.py). These values are about new
@@ -33,7 +35,7 @@ if not __package__:
 import numpy as np
 import yaml
 
-from common.base.arguments import Parser, names_in, words_in
+from common.base.arguments import Parser, names_in, some, words_in
 from common.base.config import ConfigError
 from common.base.files import read_json, shown
 from common.base.places import outputs
@@ -49,7 +51,7 @@ from common.reproduce.tables import measured_cell, trained_on
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import evaluate_checkpoint, hits_beside
 from common.run.evaluation_files import read_evaluations
-from common.run.folder import RunFiles, RunName, settings_of_all_seeds
+from common.run.folder import RunFiles, RunName, flattened, settings_of_all_seeds
 from common.run.launch import run_or_explain
 from common.run.named_models import models_of
 
@@ -58,10 +60,16 @@ SCALE = "as trained"  # models of unlike scales may be compared on one test set
 
 @dataclass(frozen=True)
 class Model:
-    """One of those that were named. line: equal for seeds of one line. code: files that evaluated it -> hashes."""
+    """One of those that were named.
+
+    line: equal for seeds of one line. place: folder or file. settings: dotted key -> value, without the seed.
+    code: files that evaluated it -> hashes.
+    """
 
     label: str
     line: str
+    place: Path
+    settings: dict[str, Any]
     paper: str
     code: dict[str, str]
     run: RowRun
@@ -92,7 +100,7 @@ def _of_file(path: Path, overrides: Sequence[str]) -> Model:
     if not isinstance(content, dict) or "evaluations" not in content or hits is None:
         problem = f"{path} is no evaluation with its hits in {hits_beside(path).name} beside it"
         raise ConfigError(f"{problem}; expected both files, whole")
-    return _model(content["training_data"], str(path.resolve()), 0, content, hits)
+    return _model(content["training_data"], str(path.resolve()), path, {}, 0, content, hits)
 
 
 def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
@@ -114,12 +122,20 @@ def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
         if content["step"] < config["optim"]["steps"]:
             label += f", step {content['step']}"
     # not by the folder's name: it has another hash for every seed
-    made = settings_of_all_seeds(config), content.get("precision")
-    line = hash_of([content["paper"], content["step"], label, *made])
-    return _model(label, line, config["run"]["seed"], content, hits)
+    settings = flattened(settings_of_all_seeds(config)) | {"precision": content.get("precision")}
+    line = hash_of([content["paper"], content["step"], label, settings])
+    return _model(label, line, files.folder, settings, config["run"]["seed"], content, hits)
 
 
-def _model(label: str, line: str, seed: int, content: dict[str, Any], hits: dict[str, Any]) -> Model:
+def _model(
+    label: str,
+    line: str,
+    place: Path,
+    settings: dict[str, Any],
+    seed: int,
+    content: dict[str, Any],
+    hits: dict[str, Any],
+) -> Model:
     run = RowRun(
         files=None,
         seed=seed,
@@ -132,7 +148,7 @@ def _model(label: str, line: str, seed: int, content: dict[str, Any], hits: dict
         config=None,
     )
     code = content["evaluation_code"]
-    return Model(label, line, content["paper"], code if isinstance(code, dict) else {"": code}, run)
+    return Model(label, line, place, settings, content["paper"], code if isinstance(code, dict) else {"": code}, run)
 
 
 def _unlike(code: dict[str, str], other: dict[str, str]) -> bool:
@@ -140,27 +156,44 @@ def _unlike(code: dict[str, str], other: dict[str, str]) -> bool:
     return any(code[file] != other[file] for file in code.keys() & other.keys())
 
 
-def lines_of(models: Sequence[Model]) -> dict[str, list[RowRun]]:
-    """Label -> one run per seed, in the order in which they were named."""
+def lines_of(models: Sequence[Model]) -> dict[str, list[Model]]:
+    """Label -> one model per seed, in the order in which they were named."""
     groups: dict[str, list[Model]] = {}
     for model in models:
         groups.setdefault(model.line, []).append(model)
-    lines: dict[str, list[RowRun]] = {}
+    lines: dict[str, list[Model]] = {}
     for group in groups.values():
-        runs = [model.run for model in group]
-        if len({run.seed for run in runs}) < len(runs):
-            raise ConfigError(f"{group[0].label}: seed {runs[-1].seed} is named twice; name each model once")
+        if len({model.run.seed for model in group}) < len(group):
+            raise ConfigError(f"{group[0].label}: seed {group[-1].run.seed} is named twice; name each model once")
         label = group[0].label
         numbers = (f"{label} ({number})" for number in itertools.count(2))
-        lines[label if label not in lines else next(name for name in numbers if name not in lines)] = runs
+        lines[label if label not in lines else next(name for name in numbers if name not in lines)] = group
     if len(lines) < 2:
         raise ConfigError(f"RUNS names {len(lines)} model; expected at least two (the seeds of a model count as one)")
     return lines
 
 
+def namesakes(lines: dict[str, list[Model]]) -> list[str]:
+    """For each line whose row has several lines: its folder, and its settings that differ between them."""
+    notes = []
+    for label, models in lines.items():
+        alike = [others[0] for others in lines.values() if others[0].label == models[0].label]
+        if len(alike) > 1:
+            keys = dict.fromkeys(key for model in alike for key in model.settings)
+            unlike = [
+                key for key in keys if any(model.settings.get(key) != alike[0].settings.get(key) for model in alike)
+            ]
+            values = "; ".join(f"{key} {models[0].settings.get(key)}" for key in unlike)
+            # without paths of this machine
+            places = some(["/".join(model.place.parts[-2:]) for model in models])
+            notes.append(f"{label} is {places}" + (f": {values}" if values else ""))
+    return notes
+
+
 def compare(models: Sequence[Model], command: str) -> Table:
-    """The table; its notes hold the differences, and what shares no column and why."""
-    lines = lines_of(models)
+    """The table; its notes hold the differences, which run a numbered line is, and what shares no column and why."""
+    groups = lines_of(models)
+    lines = {label: [model.run for model in group] for label, group in groups.items()}
     columns, cells, differences, notes = [], {label: {} for label in lines}, [], []
     for role in dict.fromkeys(role for runs in lines.values() for role in runs[0].evaluations):
         have = {label: runs[0].evaluations[role] for label, runs in lines.items() if role in runs[0].evaluations}
@@ -204,7 +237,7 @@ def compare(models: Sequence[Model], command: str) -> Table:
         command=command,
         created=datetime.date.today().isoformat(),
         hardware=", ".join(sorted({run.hardware for run in every})),
-        notes=[*differences, *notes],
+        notes=[*namesakes(groups), *differences, *notes],
     )
 
 

@@ -76,7 +76,11 @@ def test_seeds_are_one_line_and_published_weights_another_with_mcnemars_p_value(
 def test_seeds_in_another_precision_are_another_line(tmp_path, hits):
     for seed, precision in enumerate(("no", "no", "bf16")):
         write_run(tmp_path / f"mine-demo-{seed}a" / f"seed{seed}", seed, hits[seed], facts={"precision": precision})
-    one, other = compared(tmp_path, *(tmp_path / f"mine-demo-{seed}a" for seed in range(3))).rows
+    table = compared(tmp_path, *(tmp_path / f"mine-demo-{seed}a" for seed in range(3)))
+    one, other = table.rows
+    folders = "mine-demo-0a/seed0, mine-demo-1a/seed1"
+    assert f"mine, demo is {folders}: precision no" in table.notes
+    assert "mine, demo (2) is mine-demo-2a/seed2: precision bf16" in table.notes
     assert [row.ours["pets/acc1"].seeds for row in (one, other)] == [(0, 1), (2,)]
 
 

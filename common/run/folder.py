@@ -280,7 +280,7 @@ def check_same_run(checkpoint: Checkpoint, files: RunFiles, config: Any, data_fi
                 f"{data.vocabulary} holds others; expected the words of that run, or another --output-dir"
             )
     if checkpoint.state["data_fingerprint"] != data_fingerprint:
-        before, now = _flat(checkpoint.state["config"]), _flat(to_dict(config))
+        before, now = flattened(checkpoint.state["config"]), flattened(to_dict(config))
         keys = [f"data.{key}" for key in ("train", "root", "images", "val_share", "mixture") if f"data.{key}" in before]
         changed = [f"{key} {before[key]} -> {now.get(key)}" for key in keys if before[key] != now.get(key)]
         raise ConfigError(
@@ -296,14 +296,15 @@ def _settings_deciding(kind: Decides, config: Any, saved: dict[str, Any] | None 
     def kind_of(key: str) -> Decides:
         return kinds.get(key) or getattr(getattr(config, key.partition(".")[0], None), "decides", "weights")
 
-    flat = _flat(to_dict(config)) | _flat(saved or {})
+    flat = flattened(to_dict(config)) | flattened(saved or {})
     return {key: value for key, value in flat.items() if kind_of(key) == kind}
 
 
-def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
 
 
