@@ -24,7 +24,7 @@ from common.base.config import load_beside_weights
 from common.data.pairs import open_retrieval_sets
 from common.encoders.weights import agreed_activation, agreed_heads, pixels_of_processor
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
-from common.evaluation.protocol import as_json
+from common.evaluation.protocol import PUBLISHED, as_json
 from common.geometry import Sphere
 from common.run.evaluation import command_line, read_with, save_answer, this_device
 from common.run.folder import provenance_of
@@ -137,7 +137,7 @@ def public_state(source: str, git_revision: str) -> dict[str, str]:
     name = Path(source).name if Path(source).expanduser().is_dir() else source
     fingerprint = weights_fingerprint(source)
     revision = f"published weights, evaluated at {git_revision}"
-    return {"training_data": f"{name} ({fingerprint[:12]}), published", "training_revision": revision}
+    return {"training_data": f"{name} ({fingerprint[:12]}){PUBLISHED}", "training_revision": revision}
 
 
 def _read(kind: str, source: str, **options: Any) -> Any:

@@ -191,3 +191,5 @@ def test_a_summary_has_few_lines_and_names_the_protocol_of_each_number():
     ]
     assert lines[2] == "  set 0: acc 25.0 (chance level: 2.7); pets (01234567), num_classes 37"
     assert (lines[-1], len(lines)) == ("  and 11 more sets in the file", 12)
+    public = evaluation_text({"paper": "euclip", "step": 0, "training_data": "tinyclip, published", "evaluations": {}})
+    assert public == "tinyclip, published weights, training data not stated; in percent:"

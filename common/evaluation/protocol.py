@@ -13,6 +13,7 @@ from typing import Any
 from common.base.dependencies import loaded_files
 
 TIE_RULE = "lower index first"
+PUBLISHED = ", published"  # ends the training data of weights that no run of this repository has trained
 # how a set or weights were read does not change what is ranked (the hash of the captions and the counts state that);
 # the width of features belongs to the method
 MAY_DIFFER = ("unreadable_images", "activation", "feature_dim")
@@ -180,5 +181,8 @@ def evaluation_text(content: Mapping[str, Any]) -> str:
     more = len(lines) - _MOST_LINES
     if more > 0:
         lines[_MOST_LINES:] = [f"  and {more} more sets in the file"]
-    title = f"{content['paper']}, step {content['step']}, trained on {content['training_data']}; in percent:"
-    return "\n".join([title, *lines])
+    origin = f"{content['paper']}, step {content['step']}, trained on {content['training_data']}"
+    name = content["training_data"].removesuffix(PUBLISHED)
+    if name != content["training_data"]:
+        origin = f"{name}, published weights, training data not stated"
+    return "\n".join([f"{origin}; in percent:", *lines])

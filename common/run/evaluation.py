@@ -25,7 +25,7 @@ from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import HEADS_HELP, NOT_STATED, heads_argument, settings_of
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
-from common.evaluation.protocol import Evaluation, as_json, evaluation_text
+from common.evaluation.protocol import PUBLISHED, Evaluation, as_json, evaluation_text
 from common.run.checkpoint import Checkpoint, CheckpointError, last_checkpoint, named_checkpoint
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
@@ -336,7 +336,7 @@ def answer_of_published(
     """Writes and prints evaluations of published weights, as `save_answer`; of a path only the name is kept."""
     # a path of this machine does not belong into a file that is shared
     name = Path(checkpoint).name if Path(checkpoint).exists() else checkpoint
-    weights = {"training_data": f"{name}, published", "training_revision": "published weights"}
+    weights = {"training_data": f"{name}{PUBLISHED}", "training_revision": "published weights"}
     settings = settings_of(encoder.model.image_tower) | settings_of(encoder.model.text_tower)
     heads = [settings[f"model.{side}.heads"] for side in ("image", "text")]
     facts = {"layout": layout, "geometry": encoder.model.geometry.name, "heads": heads}
