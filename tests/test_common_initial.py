@@ -230,8 +230,9 @@ def test_wrapped_towers_and_momentum_copies_start_from_the_weights(tmp_path, pub
 @pytest.mark.parametrize(
     ("paper", "source", "overrides", "message"),
     [
-        ("euclip", "clip", ("model.image.layers=1", "model.patch_size=16"),
-         r"(?=.*patch_size = 16, in the weights 8).*image\.layers = 1, in the weights 2.*; as the weights have "),
+        ("euclip", "clip", ("model.image.layers=1", "model.patch_size=16", "model.text.layers=1"),
+         r"(?=.*patch_size = 16, in the weights 8).*image\.layers = 1, in the weights 2.*; as the weights have .*\n"
+         r".*text\.layers = 1, in the weights 2"),
         ("euclip", "clip", ("model.text.width=16",), r"text\.width = 16, in the weights 32.*model\.text\.width=32"),
         ("euclip", "clip", ("data.context_length=24",), r"data\.context_length = 24, in the weights 20"),
         ("euclip", "clip", ("model.image.activation=gelu",), r"expected quick_gelu, got gelu"),

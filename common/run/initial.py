@@ -160,6 +160,7 @@ class InitialWeights:
         logits and geometry continue from there too, inside their bounds.
         """
         facts: dict[str, Any] = {}
+        unfit = []
         is_pair = len(self.of) == 2 and len({id(weights) for _, weights in self.of.values()}) == 1
         for side, (key, weights) in self.of.items():
             tower = bare_tower(getattr(model, f"{side}_tower"))
@@ -173,7 +174,11 @@ class InitialWeights:
             # what the weights lack (a projection, positions of another length) keeps its random values
             # a projection outside of its tower is of use only with that of the other side
             projection = getattr(getattr(model, "encoders", None), f"{side}_projection", None) if is_pair else None
-            filled = fill_(tower, weights, key, projection)
+            try:
+                filled = fill_(tower, weights, key, projection)
+            except WeightsError as error:  # of both towers in one error
+                unfit.append(str(error))
+                continue
             lock = getattr(config.model, side).lock
             if lock is not None:
                 lock_(tower, filled, lock)
@@ -192,6 +197,8 @@ class InitialWeights:
             }
             if side == "image":
                 facts[side]["pixels"] = unlike_pixels(weights.pixels, config.data)
+        if unfit:
+            raise WeightsError("\n".join(unfit))
         # scalars belong to a pair of towers: with two sources none of them fits
         if is_pair:
             facts["scalars"] = []
