@@ -279,7 +279,14 @@ def test_a_folder_is_held_by_one_run(tmp_path):
     with only_run_in(files), pytest.raises(ConfigError, match="another process trains in"), only_run_in(files):
         pass
     with only_run_in(files):
-        pass
+        (tmp_path / "run" / "log.jsonl").touch()
+    assert (tmp_path / "run").exists()
+
+
+def test_a_run_that_does_not_start_leaves_no_folder(tmp_path):
+    with pytest.raises(ConfigError), only_run_in(RunFiles(tmp_path / "table4_clip-demo-0a1b" / "seed0")):
+        raise ConfigError
+    assert not [*tmp_path.iterdir()]
 
 
 def test_who_waits_for_a_lock_says_which_file_it_waits_for(tmp_path, monkeypatch, capsys):

@@ -310,7 +310,11 @@ def flattened(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def only_run_in(files: RunFiles, lock: bool = True) -> Iterator[None]:
-    """Locks the run's folder for this process, if `lock`; enter on the main process."""
+    """Locks the run's folder for this process, if `lock`; enter on the main process.
+
+    A new folder that is still empty at the end is removed: its run has not started.
+    """
+    created = [folder for folder in (files.folder, files.folder.parent) if not folder.exists()]
     files.folder.mkdir(parents=True, exist_ok=True)
     way = "run.lock=false, where no second process trains in this folder, or another --output-dir"
     with contextlib.ExitStack() as stack:
@@ -323,4 +327,13 @@ def only_run_in(files: RunFiles, lock: bool = True) -> Iterator[None]:
             ) from None
         except NoLocks as error:
             raise ConfigError(str(error)) from error
+        stack.callback(_remove_unused, created)
         yield
+
+
+def _remove_unused(created: list[Path]) -> None:
+    with contextlib.suppress(OSError):
+        if created and {file.name for file in created[0].iterdir()} <= {LOCK}:
+            (created[0] / LOCK).unlink(missing_ok=True)
+            for folder in created:
+                folder.rmdir()
