@@ -3,7 +3,10 @@
     python scripts/label_files.py /data/labelled/imagenet                        ImageNet's, as open_clip has them
     python scripts/label_files.py /data/labelled/imagenet_a --among /data/labelled/imagenet
     python scripts/label_files.py /data/labelled/food101 --source prompts.json --dataset food101
+    python scripts/label_files.py /data/labelled/fruit --source folders          the names of its class folders
 
+A JSON file holds {"food101": {"classes": ["apple pie", ...], "templates": ["a photo of {}, a type of food.", ...]}}.
+With folders, a blank takes the place of "_" in a name, and the template is "a photo of a {}.".
 The files are in the order of the labels, that of the class folders. A folder gets its name by what it is called: the
 name itself, a WordNet id of ImageNet's, or a number from 0. Where none of these fits, `--order` states the order of the
 names: `sorted` = that of the sorted folders, or a text file with the folder of each name, one per line. A set that has
@@ -21,6 +24,9 @@ from common.data.class_names import OPEN_CLIP, names_by_evidence, read_class_nam
 from common.data.labelled import CLASS_NAMES_FILE, TEMPLATES_FILE, class_folders
 from common.data.text_files import read_lines
 from common.run.launch import run_or_explain
+
+FOLDERS = "folders"  # as source: the class folders
+FOLDER_TEMPLATE = "a photo of a {}."
 
 
 def folders_of_classes(folder: Path) -> list[str]:
@@ -55,8 +61,8 @@ def names_for(folder: Path, folders: list[str], names: list[str], order: str = "
     if len(names) != len(folders):
         raise ValueError(
             f"{folder} has {len(folders)} class folders ({', '.join(folders[:3])}, ...) for {len(names)} names "
-            f"({', '.join(names[:3])}, ...); expected one each. --source and --dataset choose other names, --among "
-            "gives some of another set's"
+            f"({', '.join(names[:3])}, ...); expected one each. --source folders takes the names of the folders, "
+            "--source FILE.json and --dataset choose other names, --among gives some of another set's"
         )
     if not order:
         pairs = ", ".join(f"{item} = {name!r}" for item, name in list(zip(folders, names))[:5])
@@ -89,7 +95,9 @@ def names_among(names: list[str], folder: Path, whole: Path, order: str = "") ->
 def main(arguments: list[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument("folder", type=Path, help="of the set, with or without its pictures")
-    parser.add_argument("--source", default=OPEN_CLIP, help="open_clip (ImageNet's), or a JSON file of several sets")
+    parser.add_argument(
+        "--source", default=OPEN_CLIP, help="open_clip (ImageNet's), folders, or a JSON file of several sets"
+    )
     parser.add_argument("--dataset", default="", help="which one of the JSON file")
     parser.add_argument("--among", type=Path, help="folder of the set that has all classes of the source")
     parser.add_argument("--order", default="", help="sorted, or a file with the folder of each name, one per line")
@@ -98,8 +106,16 @@ def main(arguments: list[str] | None = None) -> None:
         raise ValueError(
             f"--dataset {given.dataset} needs --source FILE.json: without it the names are ImageNet's; expected both"
         )
-    names = read_class_names(given.source, given.dataset)
-    templates = read_templates(given.source, given.dataset)
+    if given.source == FOLDERS:
+        if given.dataset or given.among or given.order:
+            raise ValueError("--source folders: the folders are the names; expected no --dataset, --among or --order")
+        names = [name.replace("_", " ") for name in folders_of_classes(given.folder)]
+        if not names:
+            raise ValueError(f"--source folders: {given.folder} has no class folders")
+        templates = [FOLDER_TEMPLATE]
+    else:
+        names = read_class_names(given.source, given.dataset)
+        templates = read_templates(given.source, given.dataset)
     if given.among is not None:
         names = names_among(names, given.folder, given.among, given.order)
     elif folders := folders_of_classes(given.folder):

@@ -44,7 +44,7 @@ def test_a_set_with_its_files_can_be_opened(tmp_path, prompts):
 
 def test_names_of_another_set_are_refused_and_those_of_the_folders_take_their_order(tmp_path, prompts):
     pictures(tmp_path / "cifar10" / "test", ["airplane", "automobile", "bird"])
-    message = r"cifar10 has 3 class folders \(airplane, .* for 1000 names \(tench, .*; expected one each"
+    message = r"cifar10 has 3 class folders \(airplane, .* for 1000 names .*; expected one each\. --source folders"
     with pytest.warns(UserWarning, match="missile"), pytest.raises(ValueError, match=message):
         main([str(tmp_path / "cifar10")])
     assert not list((tmp_path / "cifar10").glob("*.txt"))
@@ -52,6 +52,17 @@ def test_names_of_another_set_are_refused_and_those_of_the_folders_take_their_or
     pictures(tmp_path / "zoo", ["guinea_pig", "boa", "emu"])
     main([str(tmp_path / "zoo"), "--source", str(prompts), "--dataset", "zoo"])
     assert (tmp_path / "zoo" / CLASS_NAMES_FILE).read_text() == "boa\nemu\nGuinea pig\n"
+
+
+def test_class_folders_can_be_the_names(tmp_path):
+    pictures(tmp_path / "fruit" / "test", ["red_apple", "fig", "Banana"])
+    main([str(tmp_path / "fruit"), "--source", "folders"])
+    fruit = open_labelled_sets(tmp_path)["fruit"]
+    assert (fruit.class_names, fruit.templates) == (["Banana", "fig", "red apple"], ["a photo of a {}."])
+    refused(
+        ("none has no class folders", lambda: main([str(tmp_path / "none"), "--source", "folders"])),
+        ("no --dataset", lambda: main([str(tmp_path / "fruit"), "--source", "folders", "--order", "sorted"])),
+    )
 
 
 def test_folders_that_do_not_fit_are_named(tmp_path, prompts):
