@@ -221,7 +221,10 @@ def test_wrapped_towers_and_momentum_copies_start_from_the_weights(tmp_path, pub
     if row == "negatives_queue":
         copies.append(clip_to_open_clip(source.clip())[0]["visual.ln_post.weight"])
     else:
-        refused(("geometry 'late_interaction': other code compares by cosine", source.clip), error=WeightsError)
+        refused(
+            ("geometry 'late_interaction': other code compares by cosine.*publish.py writes", source.clip),
+            error=WeightsError,
+        )
     assert len(copies) == (1 if row == "table1_late_interaction" else 3)
     for copied in copies:
         torch.testing.assert_close(copied, reference)

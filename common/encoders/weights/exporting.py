@@ -18,7 +18,7 @@ from common.encoders.weights.layouts import (
     WeightsError,
     tower_entries,
 )
-from common.encoders.weights.towers import sizes_of
+from common.encoders.weights.towers import ONLY_THE_SPHERE, sizes_of
 
 if TYPE_CHECKING:
     from transformers import CLIPModel
@@ -122,9 +122,7 @@ def _exportable_towers(model: TwoTowers) -> tuple[VisionTransformer, CausalTextT
         names = f"{type(image).__name__} and {type(text).__name__}"
         raise WeightsError(f"only a vision transformer with a causal text tower is a CLIP; these are {names}")
     if model.geometry.name != "sphere":
-        raise WeightsError(
-            f"geometry {model.geometry.name!r}: other code compares by cosine, only the sphere can be exported"
-        )
+        raise WeightsError(f"geometry {model.geometry.name!r}: {ONLY_THE_SPHERE}")
     if image.num_class_tokens != 1:
         raise WeightsError(f"{image.num_class_tokens} class tokens; CLIP has one")
     for tower in (image, text):

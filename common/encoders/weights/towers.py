@@ -36,6 +36,10 @@ from common.logit_scale import LogitBias, LogitScale
 if TYPE_CHECKING:
     from transformers import CLIPModel, PreTrainedConfig
 
+ONLY_THE_SPHERE = (
+    "other code compares by cosine, only the sphere can be exported; scripts/publish.py writes a model folder that "
+    "open_model (docs/library.md) and scripts/evaluate.py read"
+)
 LARGEST_LOG_SCALE = 10.0  # a multiplier of 22,026: more is no logarithm
 
 
@@ -63,10 +67,7 @@ class Weights:
         if self.geometry is None:
             raise WeightsError(f"{self.source} has one tower only; expected: a model of pictures and captions")
         if self.geometry != "sphere":
-            raise WeightsError(
-                f"{self.source} was trained with geometry {self.geometry!r}: other code compares by cosine, only the "
-                "sphere can be exported"
-            )
+            raise WeightsError(f"{self.source} was trained with geometry {self.geometry!r}: {ONLY_THE_SPHERE}")
         model = _on_the_sphere(self.image_tower, self.text_tower, self.beside)
         with torch.no_grad():
             for name, value in model.named_parameters():
