@@ -401,6 +401,7 @@ NO_FILE = [  # name, content, what is said of the whole file
     ("x.tsv.gz", gzip.compress(b"0.jpg\ta dog\n", mtime=0)[:-9], "cannot be read"),
     ("x.tsv", b"a\tb\tc\n0.jpg\ta dog\tx\n", "line 1: which columns hold paths and captions?"),  # no known name
     ("x.tsv", b"path\tb\n0.jpg\ta dog\n", "line 1: which columns hold paths and captions?"),  # one known name only
+    ("x.csv", b"image;caption\n0.jpg;a dog\n", "line 1: a single column, 'image;caption'; expected: columns separated"),
     ("x.csv", b'0.jpg,a dog, a cat\n1.jpg,"a"\n', "data.image_column"),  # no header, a comma in the first caption
     ("x.csv", b'path,caption\n0.jpg,fine\n1.jpg,"open\n2.jpg,b\n', "line 3: the row has malformed quotes"),
     ("x.csv", b'path,caption\n0.jpg,"a\nb"\n1.jpg,"a" dog\n', "line 4: the row has malformed quotes"),

@@ -158,6 +158,10 @@ def _columns(
 ) -> tuple[int, list[int]] | None:
     # where path and captions stand; None where the first line is no header
     names = [field.strip() for field in header]
+    if len(names) == 1 and re.search("[;|]", names[0]):
+        raise ValueError(
+            f"{table}, line 1: a single column, {names[0][:200]!r}; expected: columns separated by tab or comma"
+        )
     positions = []
     for named, usual, key in (
         (None if image_column is None else [image_column], IMAGE_COLUMNS, "data.image_column"),
