@@ -76,6 +76,18 @@ def test_pictures_may_lie_beside_the_folder_of_the_table(table, tmp_path):
     assert faults == ["missing image: no such file"] * 2
 
 
+def test_a_header_of_unknown_names_is_named_as_one(table):
+    path = table("img_name,description\n0.jpg,a dog\n1.jpg,a cat\n", "x.csv")
+    fault = "missing image: the line looks like a header; name its columns with "
+    fault += "data.image_column=img_name and data.caption_column=description"
+    (broken,) = open_tsv(path).broken_at_open
+    assert (broken.key, broken.reason) == ("line 1", fault)
+    columns = {"image_column": "img_name", "caption_column": "description"}
+    assert content_of(open_tsv(path, **columns)) == content_of(open_tsv(path))
+    path = table("9.jpg,a dog\n1.jpg,a pet\n", "y.csv")
+    assert [broken.reason for broken in open_tsv(path).broken_at_open] == ["missing image: no such file"]
+
+
 def test_columns_are_chosen_by_name(table):
     path = table("alt\ttitle\tfile\npicture\ta dog\t0.jpg\n")
     assert content_of(open_tsv(path)) == [("0.jpg", ["a dog"])]

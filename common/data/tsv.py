@@ -15,10 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from common.data.broken import BrokenSample
 from common.data.decoding import refuse_split
-from common.data.picture_files import pictures_in_files
+from common.data.picture_files import find_images, pictures_in_files
 from common.data.pictures import Pictures
-from common.data.rows import Row, captions_in, named_columns, pictures_of, refuse_splits
+from common.data.rows import Entry, Row, captions_in, named_columns, pictures_of, refuse_splits
 from common.data.text_files import raw_text
 
 # names by which a header is recognised
@@ -66,7 +67,8 @@ def open_tsv(
     rows = _lines(content) if separator == "\t" else _records(content, table)
     first_line, header = next(rows, (1, []))
     columns, names = _columns(table, header, image_column, caption_column), [name.strip().lower() for name in header]
-    if columns is None:  # no header
+    has_header = columns is not None
+    if not has_header:
         columns, rows = (0, [1]), itertools.chain([(first_line, header)], rows)
     elif "split" in names:
         rows, split_at = list(rows), names.index("split")
@@ -79,8 +81,21 @@ def open_tsv(
     undecoded = sum(sample.reason == _UNDECODED for sample in broken)
     if undecoded > max_broken_share * (len(broken) + sum(len(entry.rows) for entry in entries)):
         raw_text(table)  # raises: the first byte that is no UTF-8
+    folder = find_images([entry.path for entry in entries], table, images, options.get("root"))
+    if not has_header and _is_header_like(entries, folder):
+        del entries[0]
+        fault = "missing image: the line looks like a header; name its columns with"
+        keys = f"data.image_column={header[0].strip()} and data.caption_column={header[1].strip()}"
+        broken.insert(0, BrokenSample(table, f"line {first_line}", f"{fault} {keys}"))
     options |= {"role": role, "max_broken_share": max_broken_share}
-    return pictures_in_files(entries, broken, table, images, table.name.partition(".")[0], **options)
+    return pictures_in_files(entries, broken, table, folder, table.name.partition(".")[0], **options)
+
+
+def _is_header_like(entries: list[Entry], folder: Path) -> bool:
+    # the first row names no file, the second an image that exists
+    if len(entries) < 2 or entries[0].rows != [0] or Path(entries[0].path).suffix:
+        return False
+    return not (folder / entries[0].path).exists() and (folder / entries[1].path).exists()
 
 
 def _row(line: int, fields: list[str], count: int, path_at: int, captions_at: list[int], separator: str) -> Row:
