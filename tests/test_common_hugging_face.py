@@ -243,6 +243,24 @@ def test_paths_are_read_as_in_tables_and_json_files(tmp_path):
              lambda: open_hugging_face("annotations/set.jsonl", root=tmp_path)[3]), error=BrokenSample)  # fmt: skip
 
 
+def test_one_path_with_two_ids_is_refused_as_in_json_files(tmp_path):
+    (tmp_path / "0.jpg").write_bytes(jpeg(0))
+    path, lines = str(tmp_path / "0.jpg"), {"caption": ["a", "b", "c"], "image_id": ["7", "8", "7"]}
+    (tmp_path / "x.jsonl").write_text(
+        "".join(
+            json.dumps({"image": path, "caption": caption, "image_id": key}) + "\n"
+            for caption, key in zip(*lines.values())
+        )
+    )
+    of_structs = datasets.Dataset.from_dict({"image": [{"path": path, "bytes": None}] * 3, **lines})
+    of_structs.to_parquet(tmp_path / "x.parquet")
+    for name in ("x.jsonl", "x.parquet"):
+        ranked = open_hugging_face(name, root=tmp_path, role="test")
+        (broken,) = ranked.broken_at_open
+        assert (broken.key, broken.reason) == ("row 1", f"duplicate path: {path!r}, first at row 0")
+        assert captions_of(ranked) == [["a", "c"]]
+
+
 def test_rows_without_an_id_are_known_by_their_bytes(tmp_path):
     ids = [hashlib.blake2b(jpeg(number), digest_size=16).hexdigest() for number in range(3)]
     rows([0, 1, 0, 2, 0, 2], image_id=[None, "7", "", "7", "8", ""]).save_to_disk(tmp_path / "some")

@@ -193,11 +193,16 @@ def open_hugging_face(
 
 
 def _rows_to_group(rows: datasets.Dataset, reader: RowReader) -> Iterator[dict[str, Any]]:
-    # the rows; an image, whose bytes take long to read, only where a row has no id
+    # the rows; the bytes of an image, which take long to read, only where a row has no id
     for batch in rows.with_format("arrow").iter(100):
         columns = {name: batch[name].to_pylist() for name in reader.text_columns}
         ids, images = columns.get(reader.image_id, [None] * len(batch)), batch[reader.image]
-        needed = (image.as_py() if image_id in (None, "") else None for image, image_id in zip(images, ids))
+        _, content = _paths_and_bytes(images)
+        is_path = [True] * len(batch) if content is None else content.is_null().to_pylist()
+        needed = (
+            image.as_py() if by_path or image_id in (None, "") else None
+            for image, by_path, image_id in zip(images, is_path, ids)
+        )
         yield from rows_of_batch({**columns, reader.image: needed})
 
 

@@ -201,9 +201,11 @@ class RowReader:
             return picture_path(content).removeprefix(folder) if isinstance(content, str) and content else None
 
     def as_row(self, row: dict[str, Any], index: int) -> Row:
-        """For `pictures_of`; a fault of the image shows when it is read."""
+        """For `pictures_of`; a fault of the image shows when it is read, that of a path at once."""
+        content = picture_bytes(row[self.image])
+        path = content if isinstance(content, str) and content else None
         try:
-            return Row(f"row {index}", captions=self._cells(row), image_id=self.identity(row, index), inside=True)
+            return Row(f"row {index}", path, self._cells(row), self.identity(row, index), inside=path is None)
         except BrokenSample as error:
             return Row(error.key, fault=error.reason)
 
