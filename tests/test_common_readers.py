@@ -500,7 +500,7 @@ def test_the_texts_of_a_folder_of_pictures_lie_beside_them_whatever_their_encodi
         if text is not None:
             write(image.with_suffix((".txt", ".TXT", ".Txt")[number % 3]), text)
     # no picture's, and in another format; beside an image, and in place of one
-    for name in ("notes.txt", "a/phone.TXT", "0.json", "a/phone.HEIC", "a/phone.mov"):
+    for name in ("notes.txt", "notes.JSON", "notes.md", "a/phone.TXT", "0.json", "a/phone.HEIC", "a/phone.mov"):
         write(tmp_path / name, "other bytes")
     for name in ("0.png", "._2.JPG", ".thumbnails/2.JPG"):  # of one name with 0.JPG, and of the system
         write(tmp_path / name, jpeg(0))

@@ -12,13 +12,15 @@ from common.data.shard_paths import PICTURE_EXTENSIONS, visible_below
 from common.data.text_files import read_text
 
 _TEXTS = (".txt", ".TXT", ".Txt")  # the first of them that lies beside an image is read
+_NO_IMAGES = (".csv", ".json", ".jsonl", ".md", ".tsv", ".txt")
 
 
 def open_folder(folder: Path, *, split: str | None = None, role: str = "train", **options: Any) -> Pictures:
     """The images below a folder, without hidden ones, sorted by path, which is their id.
 
     An image without a text is broken, and so is a second one of the same name: both would have one text. A text beside
-    a file of another extension (heic, avif) and no image is a broken image. Texts alone are not looked at.
+    a file of another extension (heic, avif) and no image is a broken image. Texts without an image are ignored, also
+    beside a file of `_NO_IMAGES`.
     """
     refuse_split(folder, split)
     if not folder.is_dir():
@@ -31,7 +33,7 @@ def open_folder(folder: Path, *, split: str | None = None, role: str = "train", 
     texts = {name.with_suffix("") for name in names if name.suffix in _TEXTS}
     for name in names:
         stem = name.with_suffix("")
-        if name.suffix not in _TEXTS and stem in texts and stem not in first_of:
+        if name.suffix.lower() not in _NO_IMAGES and stem in texts and stem not in first_of:
             first_of[stem] = name
             rows.append(Row(name.as_posix(), fault=f"no image: unknown extension {name.suffix or '(none)'}"))
     entries, broken = pictures_of(rows, folder, role)
