@@ -89,7 +89,7 @@ def test_some_rows_of_a_table_are_trained_and_stand_beside_the_whole_table(outpu
     screen = capsys.readouterr().out
     assert "table2_clip, seed 0: found in" in screen
     assert "table2_multi" not in screen
-    assert "Claims are not judged by changed settings." in screen
+    assert "No claim is decided at scale smoke" in screen
     (path,) = whole.parent.parent.glob("smoke-*/table2.json")
     chosen = from_json(path.read_text())
     asked = "make reproduce-table2 PAPER=oblique_topology SCALE=smoke SEEDS=2"
