@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -29,12 +30,14 @@ from common.base.settings import DataConfig, OptimConfig, RunConfig
 from common.base.signals import stop_signals
 from common.data.batches import TrainingView
 from common.data.broken import BrokenSample, TooManyBroken
+from common.data.loader import NoBatch
 from common.data.order import SampleOrder
 from common.data.pairs import image_transform, open_training_pairs
 from common.data.text import build_tokenizer
 from common.evaluation.protocol import Evaluation
 from common.reproduce.rows import is_current
-from common.run.checkpoint import save_checkpoint
+from common.run.checkpoint import save_checkpoint, saved_step
+from common.run.ending import agreed
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import (
     RunFiles,
@@ -57,6 +60,7 @@ from euclip.config import Config as EuclipConfig
 from geomm.downstream.config import TaskConfig
 from geomm.vision.config import VisionConfig as GeommVisionConfig
 from oblique_topology.config import Config
+from oblique_topology.train import SETUP
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPER = "oblique_topology"
@@ -263,6 +267,28 @@ def test_a_run_whose_terminal_closes_saves_and_says_so_to_nobody():
     os.close(screen)
     run.join(20)
     assert run.exitcode == 0
+
+
+def test_a_validation_that_fails_loses_no_step(tmp_path, monkeypatch):
+    def fails(run):
+        raise TooManyBroken("half of the validation pictures")
+
+    monkeypatch.setattr("oblique_topology.train.SETUP", replace(SETUP, validate=fails))
+    config = row_config(PAPER, "table2_clip", "optim.steps=2", "optim.warmup_steps=0", "run.save_every=0")
+    with pytest.raises(TooManyBroken, match="half of the validation"):
+        trained(PAPER, config, tmp_path)
+    assert saved_step(RunFiles(tmp_path).checkpoints) == 2
+
+
+def test_a_disk_that_goes_away_ends_the_run_as_a_lost_loader_does():
+    def batches():
+        yield "batch"
+        raise TooManyBroken("20 samples in a row are broken")
+
+    following = agreed(batches(), SimpleNamespace(received=None), torch.device("cpu"))
+    assert next(following) == "batch"
+    with pytest.raises(NoBatch, match="20 samples in a row"):
+        next(following)
 
 
 def test_outside_the_main_thread_a_run_trains_without_looking_at_signals():

@@ -471,8 +471,8 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if self.warmup_steps > self.steps:
             raise ValueError(
-                f"optim.warmup_steps = {self.warmup_steps} is more than optim.steps = {self.steps}: the learning rate "
-                f"would never reach its peak; expected: at most {self.steps}"
+                f"optim.warmup_steps = {self.warmup_steps} is more than optim.steps = {self.steps}: the warm-up "
+                f"would not end; expected: at most {self.steps}"
             )
         _check_rates(self)
         if self.warmup_from and not self.warmup_steps:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from common.base.signals import Stopped, StopRequest, what_is_saved
+from common.data.broken import TooManyBroken
 from common.data.loader import NoBatch
 from common.distributed import any_process, gather_objects
 from common.run.checkpoint import saved_step
@@ -27,6 +28,8 @@ def agreed(batches: Iterable[Any], stop: StopRequest, device: torch.device) -> I
             batch = next(batches, None)
         except NoBatch as error:
             problem = (str(error), error.is_stop)
+        except TooManyBroken as error:  # such as a disk that is away
+            problem = (str(error), False)
         if any_process(problem is not None, device):
             problems = filter(None, gather_objects(problem))
             raise NoBatch(*min(problems, key=lambda reason: reason[1]))  # an error before a stop

@@ -227,7 +227,8 @@ class Journal:
         """Counts a step, and writes its values every run.log_every steps. Call on every process.
 
         Args:
-            values: over all processes, with the loss; numbers, or tensors without axes.
+            values: over all processes, with the loss (statistics of GeoMM's pools: of the first process); numbers, or
+                tensors without axes.
         Raises:
             TooManyBroken: see BrokenLog.
         """

@@ -110,10 +110,10 @@ class Run:
                 if self.average is not None:
                     self.average.update_parameters(self.bare_model)
                 self.journal.step_done(done, batch, step.values)
-                # after a signal little time may be left: the run saves, and validates when it resumes
+                self._save_if_due(done)  # first: a failure or a kill in the validation loses no step
+                # after a signal little time may be left: the run validates when it resumes
                 if self.journal.evaluates_at(done) and not self._stops_at(done):
                     self._validate(done)
-                self._save_if_due(done)
         except NoBatch as error:  # what was trained is saved before the run ends
             self.journal.close()
             if self._is_validating and world_size() > 1:  # the other processes are not told, and would not save
@@ -122,6 +122,7 @@ class Run:
         # random weights: nothing trains, but an evaluation needs a checkpoint
         if not self.num_steps:
             self._save_if_due(0)
+        self.journal.close()
 
     def step(self, number: int, batch: Any) -> Step:
         # first: dropout of a step must not depend on what ran before it
@@ -176,11 +177,8 @@ class Run:
     def _save_if_due(self, done: int) -> None:
         # Saves every run.save_every steps and at the end.
         every = self.config.run.save_every
-        is_last = done == self.num_steps
-        if is_last or (every and done % every == 0):
+        if done == self.num_steps or (every and done % every == 0):
             self._save(done)
-        if is_last:
-            self.journal.close()
 
     def _save(self, done: int) -> None:
         state = {**self.state, **self.journal.state(done)}
