@@ -252,6 +252,7 @@ def in_child(
     torch.set_num_threads(1)
     Path(folder).mkdir(parents=True, exist_ok=True)
     output = os.open(f"{folder}/output-{os.environ.get('RANK', '0')}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(output, b"\n")  # a killed run may have left half a line
     os.dup2(output, 1)
     os.dup2(output, 2)
     reached = (lambda point, step: None) if trigger is None else trigger.reached
