@@ -16,6 +16,7 @@ from tars import write_tar
 from common.data import pairs as pairs_module
 from common.data.batches import TrainingView
 from common.data.broken import TooManyBroken
+from common.data.loader import NoBatch
 from common.data.order import SampleOrder
 from common.data.pairs import image_transform, open_training_pairs
 from common.data.scenes import SceneDataset
@@ -121,7 +122,7 @@ def test_too_many_broken_samples_stop_the_run_with_one_message(data):
 
 def test_a_set_without_one_good_picture_is_named_not_searched_for_ever(data):
     write_tar(data / "train.tar", {key: {"jpg": b"no picture", "json": scene["json"]} for key, scene in GOOD.items()})
-    with pytest.raises(TooManyBroken) as error:
+    with pytest.raises(NoBatch) as error:
         run(data, "run.num_workers=1")
     assert str(error.value).startswith(f"20 samples in a row are broken; the last: {data / 'train.tar'} [k")
     assert str(error.value).endswith("no JPEG, PNG or WebP, it starts with b'no picture'")
