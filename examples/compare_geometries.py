@@ -6,10 +6,10 @@
 
 With --data, an EfficientNet and a BERT compute features once, which are cached in outputs/features. An image is the
 mean over its positions, a caption the mean over its words. Without --data, features of the scenes need no network. All
-have the same norm, and a geometry compares two linear maps of them. --weights is a folder that has weights under their
-names. R@1 is in percent, text to image / image to text. EfficientNet was trained on ImageNet, and MiniLM on captions of
-COCO and Flickr30k, so no number is zero-shot. Learning rate, dropout and norm were chosen on Flickr8k's test images,
-and distances depend on the norm: this is a first look, not a ranking.
+features have the same norm. For each geometry two linear maps of them are trained and compared. --weights is a folder
+that has weights under their names. R@1 is in percent, text to image / image to text. EfficientNet was trained on
+ImageNet, and MiniLM on captions of COCO and Flickr30k, so no number is zero-shot. Learning rate, dropout and norm were
+chosen on Flickr8k's test images, and distances depend on the norm: this is a first look, not a ranking.
 """
 
 import time
