@@ -19,7 +19,6 @@ images for the same weights. For newly trained weights, only several seeds can a
 Welch's 95 % interval over seeds follows.
 """
 
-import datetime
 import itertools
 import math
 import shlex
@@ -37,9 +36,10 @@ import yaml
 
 from common.base.arguments import Parser, names_in, some, words_in
 from common.base.config import ConfigError
+from common.base.fields import flattened
 from common.base.files import read_json, shown
 from common.base.places import outputs
-from common.base.provenance import hash_of
+from common.base.provenance import hash_of, now
 from common.evaluation.protocol import HEADLINES, MAY_DIFFER, data_text, first_difference
 from common.report.figures import plot_table
 from common.report.formats import to_text, write_table
@@ -51,7 +51,7 @@ from common.reproduce.tables import measured_cell, trained_on
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import evaluate_checkpoint, hits_beside
 from common.run.evaluation_files import read_evaluations
-from common.run.folder import RunFiles, RunName, flattened, settings_of_all_seeds
+from common.run.folder import RunFiles, RunName, settings_of_all_seeds
 from common.run.launch import run_or_explain
 from common.run.named_models import models_of
 
@@ -235,7 +235,7 @@ def compare(models: Sequence[Model], command: str) -> Table:
         seeds=sorted({run.seed for run in every}),
         git_revision=", ".join(sorted({run.git_revision for run in every})),
         command=command,
-        created=datetime.date.today().isoformat(),
+        created=now(),
         hardware=", ".join(sorted({run.hardware for run in every})),
         notes=[*namesakes(groups), *differences, *notes],
     )

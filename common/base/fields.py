@@ -43,6 +43,15 @@ def path_setting(default: Any = "", decides: Decides | None = None):
     return setting(default, decides=decides, read=home_expanded)
 
 
+def flattened(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted key; an empty section is a value."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        is_section = isinstance(value, Mapping) and value
+        flat |= flattened(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
+    return flat
+
+
 def home_expanded(value: Any) -> Any:
     """A path with `~` expanded."""
     return expanded(value) if isinstance(value, str) else value

@@ -1,5 +1,6 @@
 """Where a result comes from: git revision, the code and the machine that produced it."""
 
+import datetime
 import hashlib
 import importlib.metadata
 import json
@@ -16,6 +17,11 @@ from common.base.places import DISTRIBUTION, ROOT, is_installed
 
 CHANGED = "+changes"  # behind the revision of a checkout whose tracked files differ from it
 UNKNOWN = "unknown"  # git is missing, or refuses: the folder is no checkout, or belongs to another user
+
+
+def now() -> str:
+    """Local date and time to the second."""
+    return datetime.datetime.now().isoformat(sep=" ", timespec="seconds")
 
 
 def git_revision() -> str:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.base.dependencies import loaded_files
+from common.base.fields import flattened
 
 TIE_RULE = "lower index first"
-PUBLISHED = ", published"  # ends the training data of weights that no run of this repository has trained
+PUBLISHED = "published weights"  # the training revision of weights that no run of this repository has trained
 # how a set or weights were read does not change what is ranked (the hash of the captions and the counts state that);
 # the width of features belongs to the method
 MAY_DIFFER = ("unreadable_images", "activation", "feature_dim")
@@ -101,7 +102,7 @@ def first_difference(
 
     A value that one protocol lacks reads "absent". Tuples equal lists, as in JSON.
     """
-    first, second = _flat(one), _flat(other)
+    first, second = flattened(one), flattened(other)
     for key in [*first, *(key for key in second if key not in first)]:
         if any(key == skipped or key.startswith(skipped + ".") for skipped in may_differ):
             continue
@@ -125,16 +126,6 @@ def data_text(protocol: Mapping[str, Any]) -> str:
 def protocol_text(protocol: Mapping[str, Any]) -> str:
     """What two protocols must share for their numbers to stand in one column."""
     return ", ".join(f"{key} {protocol[key]}" for key in _PROTOCOL_KEYS if protocol.get(key, "all") != "all")
-
-
-def _flat(protocol: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in protocol.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def as_json(
@@ -182,7 +173,6 @@ def evaluation_text(content: Mapping[str, Any]) -> str:
     if more > 0:
         lines[_MOST_LINES:] = [f"  and {more} more sets in the file"]
     origin = f"{content['paper']}, step {content['step']}, trained on {content['training_data']}"
-    name = content["training_data"].removesuffix(PUBLISHED)
-    if name != content["training_data"]:
-        origin = f"{name}, published weights, training data not stated"
+    if content["training_revision"] == PUBLISHED:
+        origin = f"{content['training_data']} weights, training data not stated"
     return "\n".join([f"{origin}; in percent:", *lines])

@@ -4,7 +4,6 @@ If a row's best value lies at an edge, the grid of all rows grows there by its o
 trials. A validation number is no result: it chooses settings, and a table measures them with other seeds on other data.
 """
 
-import datetime
 import itertools
 import math
 import re
@@ -18,7 +17,7 @@ from tqdm import tqdm
 
 from common.base.config import ConfigError
 from common.base.files import read_json, write_atomically, write_json
-from common.base.provenance import hash_of
+from common.base.provenance import hash_of, now
 from common.distributed import is_main_process
 from common.reproduce.command import SEARCH_SEEDS
 from common.reproduce.rows import Job, RowRun, run_row
@@ -270,7 +269,7 @@ def content_of(searched: Searched, command: str) -> dict[str, Any]:
         "paper": job.paper.name,
         "scale": job.scale,
         "command": command,
-        "created": datetime.date.today().isoformat(),
+        "created": now(),
         "seeds": list(SEARCH_SEEDS),
         "training_data": trained_on(runs),
         "git_revision": sorted({run.git_revision for run in runs}),
@@ -315,7 +314,7 @@ def markdown_of(content: Mapping[str, Any]) -> str:
         f"`{content['command']}`",
         "",
         f"Seeds {seeds}. Training data: {content['training_data']}. Revision {', '.join(content['git_revision'])}, "
-        f"{content['created']}, {'; '.join(content['hardware'])}.",
+        f"{content['created'][:10]}, {'; '.join(content['hardware'])}.",
         "",
         "| row | setting | mean, % | standard error | by seed | |",
         "|---|---|---|---|---|---|",

@@ -1,6 +1,5 @@
 """From runs to tables: cells, rows and columns, the table with its provenance, and its training curves."""
 
-import datetime
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from safetensors import safe_open
 
 from common.base.config import ConfigError
 from common.base.files import read_json
-from common.base.provenance import ROOT, git_revision, hash_of
+from common.base.provenance import ROOT, git_revision, hash_of, now
 from common.diagnosis import PLATEAU
 from common.distributed import is_main_process
 from common.evaluation.protocol import check_alike, data_text, protocol_text
@@ -340,7 +339,7 @@ def table_of(
         "caption": source.get("caption", ""),
         "data": trained_on(every_run),
         "git_revision": ", ".join(sorted({run.git_revision for run in every_run})) or git_revision(),
-        "created": datetime.datetime.now().isoformat(sep=" ", timespec="seconds"),
+        "created": now(),
         "hardware": ", ".join(sorted({run.hardware for run in every_run})),
         "errata": () if suffix else source.get("errata", ()),
         "models": models_of(runs),

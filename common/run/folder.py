@@ -17,7 +17,7 @@ import yaml
 from common.base.arguments import some
 from common.base.config import SCALES, ConfigError, to_dict
 from common.base.dependencies import changed_files, loaded_files
-from common.base.fields import Decides, deciding, stated_by_weights
+from common.base.fields import Decides, deciding, flattened, stated_by_weights
 from common.base.files import NoLocks, locked, naming, read_json, utf8, write_json
 from common.base.places import outputs
 from common.base.provenance import computes_bfloat16, git_revision, hardware, hash_of, versions
@@ -298,14 +298,6 @@ def _settings_deciding(kind: Decides, config: Any, saved: dict[str, Any] | None 
 
     flat = flattened(to_dict(config)) | flattened(saved or {})
     return {key: value for key, value in flat.items() if kind_of(key) == kind}
-
-
-def flattened(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 @contextlib.contextmanager
