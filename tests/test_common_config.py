@@ -20,6 +20,7 @@ from common.base.config import (
     from_dict,
     load_config,
     load_row,
+    notes_of_row,
     override,
     row_file,
     to_dict,
@@ -190,6 +191,28 @@ def test_what_a_scale_says_of_rows_wins_over_the_row_and_a_longer_beginning_over
     assert at_a_scale(tmp_path, rows, ["optim.steps=60"]).optim.steps == 60
     assert at_a_scale(tmp_path, f"{rows}\n  ablation_ob_64: {{optim: {{steps: 70}}}}").optim.steps == 70
     assert at_a_scale(tmp_path, "").optim.steps == 20
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("row", ["table4_euclip", "b16_euclip", "table4_clip"])
+def test_a_copied_row_names_what_the_scale_sets_for_the_original_alone(tmp_path, row, scale):
+    folder = Path(__file__).parents[1] / "euclip"
+    file, copy = folder / f"configs/{row}.yaml", tmp_path / "mine.yaml"
+    copy.write_text(file.read_text())
+    original = load_row(EuclipConfig, folder, file, scale)
+    notes = "; ".join(notes_of_row(EuclipConfig, folder, copy, scale))
+    missing = re.findall(r"(\w+\.\w+=[^\s,;]+)", notes.partition("also sets")[2])
+    assert load_row(EuclipConfig, folder, copy, scale, missing) == original
+    assert bool(notes) == (load_row(EuclipConfig, folder, copy, scale) != original)
+    changed = re.findall(
+        r"sets (\S+)=(\S+) for \w+; its own file has ([^\s;]+)",
+        "; ".join(notes_of_row(EuclipConfig, folder, file, scale)),
+    )
+    for key, now, before in changed:
+        section, name = key.split(".")
+        value = getattr(getattr(original, section), name)
+        assert (value, value != float(before)) == (float(now), True)
+    assert bool(changed) == (row.endswith("_euclip") and scale not in ("smoke", "paper"))
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,8 @@ def entry_arguments(
         script: the train.py; rows and scales are read from `configs/` beside it.
         scale_files: a scale's file is `<scale_files>_<scale>.yaml`.
     Returns:
-        (config, arguments); arguments.row is the row's name, arguments.resume one of None, "last" and "auto",
-        arguments.missing_rows empty.
+        (config, arguments); arguments.row is the row's name, arguments.notes its `notes_of_row`, arguments.resume one
+        of None, "last" and "auto", arguments.missing_rows empty.
     """
     folder = script.resolve().parent
     parser = Parser(description)
@@ -151,6 +151,7 @@ def entry_arguments(
     arguments.row, arguments.missing_rows = Path(arguments.config).stem, []
     file = row_file(folder, arguments.config)
     _check_script(f"--config {arguments.config}", file, script)
+    arguments.notes = notes_of_row(config_class, folder, file, arguments.scale, scale_files)
     return load_row(config_class, folder, file, arguments.scale, arguments.overrides, scale_files), arguments
 
 
@@ -212,6 +213,37 @@ def _row(config_class: type, files: tuple[tuple[Path, bytes], ...], overrides: t
     rows = _layers_of_row(shared.get("rows", {}), row.stem, f"{general}: rows")
     everywhere = {key: value for key, value in shared.items() if key != "rows"}
     return _filled(config_class, [(str(general), everywhere), (str(row), settings), *rows], overrides)
+
+
+def notes_of_row(config_class: type, folder: Path, row: Path, scale: str, scale_files: str = "scale") -> list[str]:
+    """Sentences on what a scale's `rows` change in a row's file, and what they set only for the row it was copied from.
+
+    Arguments and errors as `load_row`. A copy still has the "# Run:" line of the row it was copied from.
+    """
+    general = folder / "configs" / f"{scale_files}_{scale}.yaml"
+    rows = _content(general, _bytes(general)).get("rows", {})
+
+    def of(name: str) -> dict[str, Any]:
+        layers = _layers_of_row(rows, name, f"{general}: rows")
+        return {key: value for where, layer in layers for key, (value, _) in flat(config_class, layer, where)}
+
+    typed = {key: value for key, (value, _) in flat(config_class, _content(row, _bytes(row)), str(row))}
+    here = of(row.stem)
+    notes = [
+        f"{general.name} sets {key}={value} for {row.stem}; its own file has {typed[key]}"
+        for key, value in here.items()
+        if typed.get(key, value) != value
+    ]
+    line = _run_line(row)
+    copied = re.search(r"--config (\S+)", line[0]) if line else None
+    original = Path(copied[1]).stem if copied else row.stem
+    others = [f"{key}={value}" for key, value in of(original).items() if here.get(key) != value]
+    if original != row.stem and others:
+        notes.append(
+            f"{row.stem} was copied from {original}, for which {general.name} also sets {', '.join(others)}; add "
+            "this to the command or to the file if it is to train as that row does"
+        )
+    return notes
 
 
 def _layers_of_row(rows: Any, row: str, where: str) -> list[tuple[str, dict[str, Any]]]:

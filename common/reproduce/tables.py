@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from common.base.config import ConfigError
+from common.base.config import ConfigError, notes_of_row
 from common.base.files import read_json
 from common.base.provenance import ROOT, git_revision, hash_of, now
 from common.diagnosis import PLATEAU
@@ -55,6 +55,10 @@ def train_rows(
     left_out = {file.stem for file in command.custom_files} - {Path(config).stem for config in configs.values()}
     if left_out:
         raise ConfigError(f"ROWS={min(left_out)}: {command.part} takes no custom row; leave it out")
+    for file in command.custom_files:
+        of_row = code.of(str(file))
+        for note in notes_of_row(of_row.config_class, of_row.folder, file, command.scale, of_row.scale_files):
+            print(note)
     stems = [Path(config).stem for config in configs.values() if command.trains(config)]
     if command.takes_best and (missing := [stem for stem in stems if stem not in command.searched]):
         raise not_searched("SEARCHED", command, code.name, missing)

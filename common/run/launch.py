@@ -340,6 +340,8 @@ def train_main(
     accelerator.print(
         f"{paper.name}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}"
     )
+    for note in arguments.notes:
+        accelerator.print(note)
     # the lock is held until the evaluation is written
     with ExitStack() as stack:
         with ending_together():
