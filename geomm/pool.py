@@ -27,7 +27,7 @@ from common.distributed import broadcast_, gather_without_gradient, is_main_proc
 from common.feature_queue import FeatureQueue
 from common.host_numbers import host_number, write_number_
 from common.pool import LOGITS_AT_ONCE
-from common.vectors import at_least_float32, check_same_dim, full_precision
+from common.vectors import at_least_float32, check_same_dim, full_precision, norm
 from geomm.geodesic import (
     CUT,
     GRAPHS,
@@ -254,7 +254,7 @@ class GeodesicPool(nn.Module):
         scale_factor: () of all similarities from the first graph on, see geomm/softness.py; 0 = not set, as 1.
         top_centers: (branching[0], dim) of the last rebuild on the main process, for `graph_report`; else None.
     Raises:
-        ValueError: more clusters than slots, or an unknown distance or reading.
+        ValueError: more clusters than slots (without effect on a cosine), or an unknown distance or reading.
     """
 
     def __init__(
@@ -282,11 +282,12 @@ class GeodesicPool(nn.Module):
         check_reading(attach, local)
         if graph not in GRAPHS:
             raise ValueError(f"graph {graph!r} is unknown; expected: {', '.join(GRAPHS)}")
-        check_branching(branching, capacity, "slots of the queue")
+        if distance != "cosine":
+            check_branching(branching, capacity, "slots of the queue")
         self.queue = FeatureQueue(capacity, dim, "fill_level")
         self.distance, self.branching, self.num_neighbors = distance, tuple(branching), num_neighbors
         self.attach, self.local, self.num_attached, self.kind = attach, local, num_attached, graph
-        self.kmeans_iterations, self.top_centers = kmeans_iterations, None
+        self.kmeans_iterations, self.top_centers, self.seen_keys = kmeans_iterations, None, False
         self.graph_update_interval, self.geodesic_from_step = graph_update_interval, geodesic_from_step
         clusters = math.prod(branching)
         self.register_buffer("cluster_centers", torch.zeros(clusters, dim, dtype=torch.float32))
@@ -360,10 +361,14 @@ class GeodesicPool(nn.Module):
         The backward pass reads the queue in place, as with `QueuePool`.
 
         Args:
-            keys: (batch, dim) unit vectors, as the queries of `similarity`; not checked.
+            keys: (batch, dim) unit vectors, as the queries of `similarity`; only the first keys are checked.
         Raises:
-            ValueError: more keys in a step than slots.
+            ValueError: more keys in a step than slots, or keys that are no unit vectors.
         """
+        if not self.seen_keys:  # later checks would let the host wait at every step
+            self.seen_keys = True
+            if (norm(at_least_float32(keys)) - 1).abs().max() > 0.02:
+                raise ValueError("keys of a GeodesicPool are unit vectors; expected: common.vectors.unit(features)")
         batch, keys = len(keys), gather_without_gradient(at_least_float32(keys))
         if len(keys) > self.queue.capacity:
             raise ValueError(

@@ -352,4 +352,6 @@ def test_settings_a_step_larger_than_the_queue_and_keys_that_are_not_finite_are_
             lambda: pool.open(draw(60, 49, DIM)),
         ),
         ("2 of the 48 keys in the pool hold NaN .* the first of them key 4: no graph", lambda: pool.rebuild(100)),
+        (r"are unit vectors; expected: common\.vectors\.unit", lambda: sizes("cosine").open(3 * draw(60, 4, DIM))),
     )
+    assert len(sizes("cosine", branching=(7, 7)).open(draw(60, 4, DIM)).keys) == 4  # a cosine has no centres

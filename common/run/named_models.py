@@ -53,6 +53,9 @@ def open_model(
 ) -> tuple[Any, Encoder]:
     """The settings of a model, and its towers with preprocessing, tokenizer and geometry, on this device.
 
+    Of weights of other projects the settings hold only how data are read (`data`, `run`); `model` and `method` are
+    defaults that state nothing of the weights. Sizes are those of the encoder's towers.
+
     Args:
         name: a run, a model folder, a file of weights or a name on the hub.
         overrides: "data.key=value" and "run.key=value".
