@@ -100,7 +100,7 @@ def test_a_cell_of_none_hit_has_an_interval_and_says_of_what_kind(tmp_path):
     run = RowRun(RunFiles(tmp_path), 0, {"knn": evaluation}, {"knn": {"acc1": [[0.0]] * 40}}, "d", "", "", "", Config())
     cell = measured_cell([run], "knn", "acc1", "smoke")
     assert cell.interval == (0, pytest.approx(8.76, abs=0.01))  # percent
-    assert cell.interval_kind == "95 % Wilson over queries, one seed"
+    assert cell.interval_kind == "95 % Wilson over queries where all or none are hits, one seed"
     evaluation["metrics"]["acc1"] = 7.5
     with pytest.raises(ValueError, match=r"seed 0, knn: acc1 = 7.5; expected a share in \[0, 1\]"):
         measured_cell([run], "knn", "acc1", "smoke")

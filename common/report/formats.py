@@ -345,8 +345,11 @@ def _chance(table: Table, column: Column) -> str:
 
 def _interval_kinds(table: Table) -> list[tuple[str, str]]:
     cells = [cell for column in table.columns for cell in table.measured(column.key) if cell.interval is not None]
-    signs = dict.fromkeys(("±" if _symmetric(cell) else "[low, high]", cell.interval_kind) for cell in cells)
-    return [(sign, f"half-width, {kind}" if sign == "±" else f"interval, {kind}") for sign, kind in signs]
+    kinds: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        kinds.setdefault("±" if _symmetric(cell) else "[low, high]", {})[cell.interval_kind] = None
+    words = {"±": "half-width", "[low, high]": "interval"}
+    return [(sign, f"{words[sign]}, {' or '.join(of_sign)}") for sign, of_sign in kinds.items()]
 
 
 def _over_queries(cell: Measured) -> bool:

@@ -30,7 +30,10 @@ SEEDS_INTERVAL = "95 % t over seeds"
 CROSSED_INTERVAL = "95 % over seeds and test pictures"
 RUNS_INTERVAL = "95 % exact, of a share of runs"
 OF_SHARES = " on the arcsine scale"  # where ± would leave the range of a share
+CUT = ", cut at the least possible value"
+_LEAST = {"components": 1.0, "centres": 1.0, "captions": 0.0, "edges": 1.0, "multiplier": 0.0}  # of these units
 QUERIES_INTERVAL = "95 % bootstrap over queries, one seed"
+WILSON_INTERVAL = "95 % Wilson over queries where all or none are hits, one seed"
 MEASURED = "measured"
 PAPER_SCALE = "paper"
 ERROR, _FIRST_ERROR, _FINAL_ERROR = 0.05, 0.01, 0.04  # two-sided: all seeds at once; the first, then all planned ones
@@ -275,7 +278,7 @@ class Table:
         for column in self.columns:
             self._check_column(column)
         units = {column.key: column.unit for column in self.columns}
-        _set(self, rows=tuple(_with_shares_in_range(row, units) for row in self.rows))
+        _set(self, rows=tuple(_with_intervals_in_range(row, units) for row in self.rows))
 
     def _check_column(self, column: Column) -> None:
         cells = self.measured(column.key)
@@ -419,15 +422,19 @@ def hits_of(table: Table) -> dict[tuple[str, str], Hits]:
     return {(row, key): cell.hits for row, key, cell in cells if cell is not None and cell.hits is not None}
 
 
-def _with_shares_in_range(row: Row, units: Mapping[str, str]) -> Row:
-    # shares whose ± would leave their range get an interval of the arcsine, shares of runs an exact one; over the
-    # queries of one seed a mean of sets may leave it, whose end it then has
+def _with_intervals_in_range(row: Row, units: Mapping[str, str]) -> Row:
+    # counts whose ± would leave their range have its end; shares whose ± would leave theirs get an interval of the
+    # arcsine, shares of runs an exact one; over the queries of one seed a mean of sets may leave it, and has its end
     ours = dict(row.ours)
     for key, cell in row.ours.items():
         if cell is not None and units[key] == RUNS and cell.interval_kind == SEEDS_INTERVAL:
             ours[key] = replace(cell, interval=interval_of_runs(cell.values), interval_kind=RUNS_INTERVAL)
-        whole = SHARE_OF.get(units[key])
-        if whole is None or cell is None or cell.interval is None:
+        whole, least = SHARE_OF.get(units[key]), _LEAST.get(units[key])
+        if cell is None or cell.interval is None:
+            continue
+        if least is not None and cell.interval[0] < least <= min(cell.values) and cell.interval_kind == SEEDS_INTERVAL:
+            ours[key] = replace(cell, interval=(least, cell.interval[1]), interval_kind=cell.interval_kind + CUT)
+        if whole is None:
             continue
         if cell.interval_kind == QUERIES_INTERVAL and 0 <= cell.values[0] <= whole:
             ours[key] = replace(cell, interval=tuple(min(max(end, 0.0), whole) for end in cell.interval))

@@ -21,6 +21,7 @@ from common.report.statistics import interval_of_hits
 from common.report.table import (
     MEASURED,
     QUERIES_INTERVAL,
+    WILSON_INTERVAL,
     Column,
     Measured,
     Row,
@@ -186,12 +187,12 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
             value = f"seed {run.seed}, {role}: {metric} = {evaluation['metrics'][metric]}"
             raise ValueError(f"{value}; expected a share in [0, 1]")
     values = tuple(100 * evaluation["metrics"][metric] for evaluation in evaluations)
-    query_interval = None
-    kind = "bootstrap"
+    query_interval, kind = None, QUERIES_INTERVAL
     # with one seed only the test images give an interval
     if len(runs) == 1 and sum(map(bool, runs[0].hits[role][metric])) > 1:
-        (low, high), kind = interval_of_hits(runs[0].hits[role][metric])
+        (low, high), name = interval_of_hits(runs[0].hits[role][metric])
         query_interval = (100 * low, 100 * high)
+        kind = WILSON_INTERVAL if name == "Wilson" else QUERIES_INTERVAL
     chance = evaluations[0]["chance"].get(metric)
     return measured_over_seeds(
         values,
@@ -201,7 +202,7 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
         protocol=protocol_text(protocol),
         chance=None if chance is None else 100 * chance,
         query_interval=query_interval,
-        query_interval_kind=QUERIES_INTERVAL.replace("bootstrap", kind),
+        query_interval_kind=kind,
         full_protocol=protocol,
         validation=_validation_level(runs, metric),
         hits=Hits.of([run.hits.get(role, {}).get(metric, ()) for run in runs]),

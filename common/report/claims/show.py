@@ -333,7 +333,13 @@ def to_page(claims: PaperClaims, sources: Callable[[Claim, str], Sequence[str]] 
                 more += sources(claim, verdict.scale)
             stated += [f"- {side}: {markdown_text(first)}", *(f"  - {text}" for text in more)]
         sections += [f"## {claim.id}", f"{sentence} *({markdown_text(claim.where)})*", "\n".join(stated), _rule(claim)]
-    head = [f"# Claims: {claims.title}", f"Audit: {audits}. Measured: {measured}.", "\n".join(lines)]
+    controls = sum(bool(judged.claim.control_of) for judged in claims.judged)
+    number = (
+        f"{len(claims.judged) - controls} claims of the paper"
+        + f", and {controls} controls of ours, not counted" * bool(controls)
+    )
+    total = f"{number}. Audit: {audits}. Measured: {measured}. [How to read the verdicts](#how-to-read-the-verdicts)"
+    head = [f"# Claims: {claims.title}", total, "\n".join(lines)]
     return "\n\n".join([*head, *sections]) + "\n"
 
 
