@@ -75,7 +75,7 @@ def with_changes_of(heading, tmp_path):
     blocks = re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)
     for kind, content in blocks:
         if kind in ("python", "yaml"):
-            (tmp_path / re.match(r"# (\S+)\n", content)[1]).write_text(content, encoding="utf-8")
+            (tmp_path / re.match(r"# ([^\s:]+)", content)[1]).write_text(content, encoding="utf-8")
     (changes,) = (content for kind, content in blocks if kind == "diff")
     for file, change in re.findall(r"^\+\+\+ b/(\S+)\n(.*?)(?=^--- |\Z)", changes, re.DOTALL | re.MULTILINE):
         path = tmp_path / file
