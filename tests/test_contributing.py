@@ -1,6 +1,5 @@
 """The worked examples of CONTRIBUTING.md do what the page says."""
 
-import importlib.util
 import json
 import re
 import shutil
@@ -9,31 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 from processes import run_script
 from tars import jpeg
 
-from common.geometry import Geometry
 from common.run.checkpoint import open_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-
-
-def test_the_example_is_a_geometry_that_keeps_its_laws():
-    spec = importlib.util.spec_from_file_location("geometry", ROOT / "docs" / "template" / "geometry.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    ball = example.Ball()
-    assert isinstance(ball, Geometry)
-    images, texts = ball.embed_image(torch.randn(5, 8)), ball.embed_text(50 * torch.randn(6, 8))
-    scores = ball.similarity(images, texts)
-    assert (scores > -4).all()
-    torch.testing.assert_close(scores.diagonal(), ball.paired_similarity(images, texts[:5]))
-    torch.testing.assert_close(scores, -torch.cdist(images, texts).square(), rtol=1e-5, atol=1e-5)
-    features = torch.zeros(2, 8, requires_grad=True)
-    ball.similarity(ball.embed_image(features), ball.embed_text(features)).sum().backward()
-    assert torch.isfinite(features.grad).all()
 
 
 def test_the_steps_of_the_page_train_a_row(tmp_path):

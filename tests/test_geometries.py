@@ -1,11 +1,13 @@
-"""The laws that every geometry of the repository keeps, each against loops from its formula.
+"""The laws that every geometry of the repository and of docs/template keeps, against loops from its formula.
 
 A new geometry gets a line in CASES. What only one of them has is in the tests of its file.
 """
 
 import math
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +37,7 @@ from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 from oblique_topology.geometry import L2, ObliqueGeodesic, max_average
 
 DIM, SPHERE_DIM, SPHERES = 12, 4, 3
+Ball = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "template" / "geometry.py"))["Ball"]
 
 
 # the formulas, of two lists of features each
@@ -65,7 +68,7 @@ def best_partners(x, y):
 class Case:
     """build: numbers of the features -> geometry. formula: features of an image and of a text -> similarity.
 
-    low, high: of the similarity; high is also its value at equal points.
+    low, high: of the similarity, and its values at opposite and at equal points. low = -inf: none, or at no pair.
     metric: minus the similarity is a distance. normalised: so are the embeddings, on each sphere, and their mean.
     distance: of `distance_to`, from features; None = the geometry has no root.
     cones: whether it has entailment cones.
@@ -107,6 +110,10 @@ def hyperbolic(c, squared, absorbing=False):
 
 def scaled(x, y):
     return math.dist(x, y) / math.sqrt(DIM)
+
+
+def in_ball(x):
+    return [value / math.sqrt(1 + inner(x, x)) for value in x]
 
 
 CASES = {
@@ -158,6 +165,9 @@ CASES = {
     **{f"hyperbolic {c}": hyperbolic(c, squared=False) for c in (0.1, 1.0, 10.0)},
     **{f"hyperbolic squared {c}": hyperbolic(c, squared=True) for c in (0.1, 1.0, 10.0)},
     "hyperbolic, absorbing": hyperbolic(1.0, squared=False, absorbing=True),
+    "template": Case(
+        "ball", lambda _: Ball(), lambda x, y: -(math.dist(in_ball(x), in_ball(y)) ** 2), scalars=("radius",)
+    ),
 }
 
 

@@ -3,7 +3,14 @@
 import torch
 from torch import nn
 
-from common.geometry import Scalar, at_least_float32, both_ways, check_same_dim, full_precision
+from common.geometry import (
+    Scalar,
+    at_least_float32,
+    both_ways,
+    check_same_dim,
+    full_precision,
+    paired_squared_distances,
+)
 
 
 def into_ball(features: torch.Tensor, radius: torch.Tensor) -> torch.Tensor:
@@ -15,8 +22,9 @@ def into_ball(features: torch.Tensor, radius: torch.Tensor) -> torch.Tensor:
 def negative_squared_distance(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
     """(num_images, num_texts) of -|x - y|^2, in (-4 radius^2, 0]; higher is closer."""
     check_same_dim(image_embeddings, text_embeddings)
-    with full_precision(image_embeddings):
-        return -(image_embeddings[:, None] - text_embeddings[None]).square().sum(dim=-1)
+    images, texts = at_least_float32(image_embeddings), at_least_float32(text_embeddings)
+    with full_precision(images):
+        return -(images[:, None] - texts[None]).square().sum(dim=-1)
 
 
 class Ball(nn.Module):
@@ -42,10 +50,10 @@ class Ball(nn.Module):
         return both_ways(self.similarity(image_embeddings, text_embeddings))
 
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        return -(image_embeddings - text_embeddings).square().sum(dim=-1)
+        return -paired_squared_distances(image_embeddings, text_embeddings)
 
     def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
-        return embeddings.mean(dim=0)
+        return at_least_float32(embeddings).mean(dim=0)
 
     def scalars(self) -> list[Scalar]:
         return [Scalar("radius", self.log_radius)]
