@@ -9,6 +9,7 @@ A checkpoint is a folder that transformers wrote, or a name on the hub (download
 row of Table 1, is only cited: transformers has no BEiT-3, and the printed model of 1.9 billion weights is not public.
 """
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,16 @@ if not __package__:
 import torch
 from torch import nn
 
+from common.base.arguments import some
 from common.base.config import load_beside_weights
 from common.data.pairs import open_retrieval_sets
-from common.encoders.weights import agreed_activation, agreed_heads, pixels_of_processor
+from common.encoders.weights import (
+    WeightsError,
+    agreed_activation,
+    agreed_heads,
+    model_of_transformers,
+    pixels_of_processor,
+)
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
 from common.evaluation.protocol import PUBLISHED, as_json
 from common.geometry import Sphere
@@ -37,6 +45,7 @@ DECIDES = "evaluation"
 
 MODELS = {"clip": "CLIPModel", "flava": "FlavaModel"}  # by name: transformers takes seconds to import
 CONTEXT_LENGTH = 77  # of both rows
+_NOT_USED = re.compile(r"pooler\.|logit_scale$|^multimodal_model\.|_to_mm_projection\.")  # by images and texts apart
 
 
 class PublicTowers(nn.Module):
@@ -85,17 +94,21 @@ def open_public(source: str, settings: Config, device: torch.device) -> Encoder:
         source: folder or hub name.
         settings: data and run decide how it evaluates.
     Raises:
-        ValueError: the checkpoint does not exist, is no CLIP or FLAVA, or has a preprocessing that `ImageTransform`
-            lacks; names the checkpoint.
+        ValueError: the checkpoint does not exist, is no CLIP or FLAVA, does not fit its config.json, or has a
+            preprocessing that `ImageTransform` lacks; names the checkpoint.
     """
+    import transformers
+
     config = _read("AutoConfig", source)
     if config.model_type not in MODELS:
         raise ValueError(
             f"checkpoint {source!r} is a {config.model_type}; expected: {', '.join(MODELS)} (BEiT-3, VLMo and FILIP "
             "are not in transformers)"
         )
-    # float32: by default transformers 5 takes the type of the file
-    model = _read(MODELS[config.model_type], source, dtype=torch.float32)
+    model, missing = model_of_transformers(getattr(transformers, MODELS[config.model_type]), source)
+    missing = [name for name in missing if not _NOT_USED.search(name)]
+    if missing:  # transformers would draw them at random
+        raise WeightsError(f"checkpoint {source!r} lacks {some(missing)}")
     return Encoder(
         model=PublicTowers(model).to(device).eval(),
         transform=pixels_of_processor(_read("AutoImageProcessor", source).to_dict(), f"checkpoint {source!r}: "),
@@ -140,7 +153,7 @@ def public_state(source: str, git_revision: str) -> dict[str, str]:
     return {"training_data": f"{name} ({fingerprint[:12]}){PUBLISHED}", "training_revision": revision}
 
 
-def _read(kind: str, source: str, **options: Any) -> Any:
+def _read(kind: str, source: str) -> Any:
     """from_pretrained of a class of transformers, with one message for its errors; runs no code of a checkpoint."""
     import transformers
 
@@ -148,9 +161,7 @@ def _read(kind: str, source: str, **options: Any) -> Any:
     if path.is_absolute() and not path.is_dir():
         raise ValueError(f"checkpoint {source!r}: no such folder")
     try:
-        return getattr(transformers, kind).from_pretrained(
-            path if path.is_dir() else source, trust_remote_code=False, **options
-        )
+        return getattr(transformers, kind).from_pretrained(path if path.is_dir() else source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"checkpoint {source!r}: {kind} cannot read it: {reason}") from error

@@ -1,12 +1,14 @@
 """Published checkpoints: tiny random CLIP and FLAVA on disk, against the library's own forward pass and processors."""
 
 import json
+import shutil
 
 import pytest
 import torch
 import transformers
 from PIL import Image
 from refusals import refused
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from common.base.config import ConfigError, load_config
@@ -140,6 +142,34 @@ def test_another_kind_of_model_and_a_missing_one_are_refused_by_name(checkpoints
         (r"empty.*cannot read it", lambda: opened(tmp_path / "empty")),
         (r"nowhere/at-all.*cannot read it", lambda: opened("nowhere/at-all")),
     )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_that_do_not_fit_their_configuration_are_refused_by_name(checkpoints, name, tmp_path):
+    def variant(kind, tensors=None, layers=2):
+        folder = shutil.copytree(checkpoints[name], tmp_path / kind)
+        config = json.loads((folder / "config.json").read_text())
+        config["text_config"]["num_hidden_layers"] = layers
+        (folder / "config.json").write_text(json.dumps(config))
+        if tensors is not None:
+            save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        return folder
+
+    whole = load_file(checkpoints[name] / "model.safetensors")
+    lacking = {key: value for key, value in whole.items() if key != "text_projection.weight"}
+    reshaped = whole | {"text_projection.weight": torch.ones(3, 16)}
+    cut = variant("cut")
+    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-100])
+    without_scale = variant("scale", {key: value for key, value in whole.items() if key != "logit_scale"})
+    torch.testing.assert_close(opened(without_scale).texts(CAPTIONS), opened(checkpoints[name]).texts(CAPTIONS))
+    refused(
+        (r"lacks text_projection\.weight$", lambda: opened(variant("lacking", lacking))),
+        (r"lacks text_model\.encoder\.layers?\.2\.", lambda: opened(variant("more", layers=3))),
+        (r"no place for: text_model\.encoder\.layers?\.1\.", lambda: opened(variant("fewer", layers=1))),
+        (r"other shapes than its config\.json states: text_projection\.weight \(3, 16\)",
+         lambda: opened(variant("reshaped", reshaped))),
+        (r"cut cannot be read by transformers: ", lambda: opened(cut)),
+    )  # fmt: skip
 
 
 def test_settings_that_published_weights_bring_themselves_are_refused(checkpoints, monkeypatch):

@@ -30,6 +30,7 @@ from common.encoders.weights.pixels import pixels_of_processor, preprocess_of, p
 from common.encoders.weights.reading import (
     CONFIGURATIONS,
     agreed_activation,
+    model_of_transformers,
     read_bare,
     read_bert,
     read_source,
@@ -48,7 +49,7 @@ __all__ = [
     "BLOCK", "CONFIGURATIONS", "HEADS_HELP", "NOT_STATED", "OPENAI_BLOCK", "OPEN_CLIP", "Heads", "Layout", "State",
     "Weights", "WeightsError", "agreed_activation", "agreed_heads", "clip_from_open_clip", "clip_from_transformers",
     "clip_to_open_clip", "clip_to_transformers", "count_blocks", "fill_", "heads_argument", "heads_in", "heads_of",
-    "load_bert_", "lock_", "pixels_of_processor", "preprocess_of", "processor_of",
+    "load_bert_", "lock_", "model_of_transformers", "pixels_of_processor", "preprocess_of", "processor_of",
     "read_bare", "read_bert", "read_source", "read_weights", "settings_of", "towers_of_sizes",
     "two_towers_from", "without_ddp",
 ]  # fmt: skip

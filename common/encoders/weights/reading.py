@@ -133,7 +133,7 @@ def _read_transformers(name: str, configuration: Path, activation: Activation | 
         check_keys(read_json_object(configuration), TRANSFORMERS["bert"], f"{configuration}: ")
     from transformers import AutoModel
 
-    model, missing = _of_transformers(AutoModel, name)
+    model, missing = model_of_transformers(AutoModel, name)
     missing = [one for one in missing if "pooler" not in one]
     if missing:
         raise WeightsError(f"{name} lacks {some(missing)}")
@@ -219,7 +219,7 @@ def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
     check_keys(read_json_object(configuration), TRANSFORMERS["bert"], f"{configuration}: ")
     from transformers import BertForMaskedLM
 
-    model, missing = _of_transformers(BertForMaskedLM, name)
+    model, missing = model_of_transformers(BertForMaskedLM, name)
     body = [one for one in missing if not one.startswith("cls.")]
     if body:
         raise WeightsError(f"{key} = {name} lacks {some(body)}")
@@ -229,8 +229,12 @@ def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
 _BODY = re.compile(r"(^|\.)((embeddings|encoder|layers|(vision|text)_model|(visual|text)_projection)\.|logit_bias$)")
 
 
-def _of_transformers(kind: type, name: str) -> tuple[nn.Module, list[str]]:
-    # A model of transformers in float32, and the names of what its weights lack, which are drawn at random.
+def model_of_transformers(kind: type, name: str) -> tuple[nn.Module, list[str]]:
+    """A model of transformers in float32, and the names of what its weights lack, which are drawn at random.
+
+    Raises:
+        WeightsError: weights that cannot be read, have other shapes than config.json states, or more of the body.
+    """
     folder = Path(name).expanduser()
     options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
     options["ignore_mismatched_sizes"] = True  # the message below has names and shapes
