@@ -65,6 +65,24 @@ def test_pixels_are_open_clips(preprocess):
     assert pixels_of_open_clip(preprocess_of(pixels), 32, "c: ") == pixels
 
 
+def test_transparent_and_palette_images_become_rgb_first_and_the_libraries_treat_them_as_the_page_states():
+    """docs/weights.md: open_clip resizes first, so that transparent places are black; transformers has them white."""
+    pixels, transparent = ImageTransform(20), picture(40, 60).convert("RGBA")
+    transparent.putalpha(0)
+    white, theirs = (
+        torch.ones(3, 20, 20),
+        image_transform_v2(PreprocessCfg(size=20, mean=(0, 0, 0), std=(1, 1, 1)), is_train=False),
+    )
+    processor = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 20}, crop_size={"height": 20, "width": 20}, do_normalize=False
+    )
+    for image in (transparent, picture(40, 60).convert("P")):
+        assert torch.equal(pixels.eval(image), pixels.eval(image.convert("RGB")))
+        assert not torch.equal(pixels.eval(image) / 255, theirs(image))
+    assert torch.equal(theirs(transparent), 1 - white)
+    torch.testing.assert_close(processor(transparent, return_tensors="pt")["pixel_values"][0], white)
+
+
 def test_the_shipped_ways_of_open_clip_are_many():
     assert {way["resize_mode"] for way in shipped()} >= {"shortest", "squash"}
 
