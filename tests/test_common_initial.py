@@ -31,6 +31,7 @@ from common.run.checkpoint import last_checkpoint, save_checkpoint
 from common.run.folder import RunFiles, run_key
 from common.run.initial import InitialWeights, open_source
 from common.run.log import read_log
+from common.run.sources import weights_fingerprint
 from scripts import export_weights, publish
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 64}
@@ -338,6 +339,20 @@ def test_a_run_that_starts_from_a_bare_file_states_its_heads(tmp_path, public):
     torch.testing.assert_close(model.image_tower(images), clip.image_tower(images))
     model, _ = model_of("euclip", config_of("euclip", *init, "model.image.heads=4"))
     assert model.image_tower.transformer.blocks[0].attention.heads == 4
+
+
+def test_a_configuration_that_is_read_with_a_file_is_part_of_what_a_run_starts_from(tmp_path, public):
+    state, configuration = clip_to_open_clip(clip_from_transformers(public[1]["clip"]))
+    clip, stem = tmp_path / "open_clip_model.safetensors", tmp_path / "model.safetensors"
+    save_file(state, clip)
+    save_file({"weight": torch.ones(1)}, stem)
+    keys = set()
+    for number in range(2):
+        content = {"model_cfg": configuration | {"quick_gelu": bool(number)}}
+        (tmp_path / "open_clip_config.json").write_text(json.dumps(content))
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18", "mean": [number] * 3}))
+        keys |= {run_key("euclip", config_of("euclip", f"model.init={clip}"), "data"), weights_fingerprint(str(stem))}
+    assert len(keys) == 4
 
 
 def test_weights_that_transformers_would_draw_at_random_or_leave_out_are_named(tmp_path, public):

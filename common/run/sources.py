@@ -7,6 +7,8 @@ from typing import Any
 
 from common.base.settings import ModelConfig, StemConfig, TextStemConfig
 from common.data.text_files import find_file
+from common.encoders.stem_configuration import configuration_file
+from common.encoders.weights.reading import described_by
 from common.run.checkpoint import SUMS, Checkpoint, folder_of_weights, named_checkpoint, saved_step
 
 SIDES = ("image", "text")
@@ -71,12 +73,17 @@ def _run_fingerprint(checkpoint: Checkpoint) -> str:
 
 
 def weights_fingerprint(name: str, key: str = "weights") -> str:
-    """Of published weights: the hub's commit, or 12 hex digits of the SHA-256 of a file or folder."""
+    """Of published weights: the hub's commit, or 12 hex digits of the SHA-256 of a folder or file.
+
+    A configuration beside the file counts if it is read with it.
+    """
     path = Path(name).expanduser()
     if not path.exists():  # the folder of a cached file is called by its commit
         return find_file(name, ("config.json", "open_clip_config.json"), key).parent.name
     digest = hashlib.sha256()
-    for file in [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file()):
+    beside = described_by(path), configuration_file(name)
+    files = [path, *filter(None, beside)] if path.is_file() else sorted(filter(Path.is_file, path.iterdir()))
+    for file in files:
         with file.open("rb") as opened:
             digest.update(os.fsencode(file.name) + hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()[:12]

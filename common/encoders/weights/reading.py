@@ -54,7 +54,7 @@ def read_source(
             A side that is left out is a tower that nobody takes.
     """
     path, named = Path(name).expanduser(), None
-    if _is_described(path):
+    if described_by(path) is not None:
         name, named = str(path.parent), path
     elif path.is_file():
         state, stated, is_archive = read_bare(path, activation)
@@ -69,7 +69,7 @@ def read_source(
 
 def read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation, bool]:
     """Of a bare file of weights: tensors, the activation of the MLPs (see `read_source`), whether it is an archive."""
-    if _is_described(path):
+    if described_by(path) is not None:
         raise WeightsError(
             f"{path}: {CONFIGURATIONS[0]} beside it states activation, heads and preprocessing, which --layout "
             "open_clip does not read; expected the folder without --layout, or, for another geometry than the sphere, "
@@ -96,9 +96,10 @@ def read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torc
     return state, agreed_activation(path, "quick_gelu", activation) if is_archive else activation, is_archive
 
 
-def _is_described(path: Path) -> bool:
-    # Whether open_clip_config.json beside a file states its activation, heads and preprocessing.
-    return path.name in _OF_OPEN_CLIP and path.with_name(CONFIGURATIONS[0]).is_file()
+def described_by(path: Path) -> Path | None:
+    """The open_clip_config.json beside a file of weights that states its activation, heads and preprocessing."""
+    beside = path.with_name(CONFIGURATIONS[0]) if path.name in _OF_OPEN_CLIP else None
+    return beside if beside is not None and beside.is_file() else None
 
 
 def agreed_activation(source: str | Path, stated: Activation, activation: Activation | None) -> Activation:
