@@ -31,6 +31,7 @@ from common.encoders.weights import (
     model_of_transformers,
     pixels_of_processor,
 )
+from common.encoders.weights.keys import square
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
 from common.evaluation.protocol import PUBLISHED, as_json
 from common.geometry import Sphere
@@ -109,9 +110,16 @@ def open_public(source: str, settings: Config, device: torch.device) -> Encoder:
     missing = [name for name in missing if not _NOT_USED.search(name)]
     if missing:  # transformers would draw them at random
         raise WeightsError(f"checkpoint {source!r} lacks {some(missing)}")
+    pixels = pixels_of_processor(_read("AutoImageProcessor", source).to_dict(), f"checkpoint {source!r}: ")
+    size = square(_of_images(config).image_size, f"checkpoint {source!r}: ", "image_size")
+    if pixels.size != size:
+        raise ValueError(
+            f"checkpoint {source!r}: its preprocessing makes images of {pixels.size} pixels, its image tower takes "
+            f"{size}; expected the same size in its preprocessing file"
+        )
     return Encoder(
         model=PublicTowers(model).to(device).eval(),
-        transform=pixels_of_processor(_read("AutoImageProcessor", source).to_dict(), f"checkpoint {source!r}: "),
+        transform=pixels,
         tokenizer=PublicTokenizer(_read("AutoTokenizer", source)),
         context_length=min(CONTEXT_LENGTH, config.text_config.max_position_embeddings),
         batch_size=settings.run.evaluation_batch_size,
@@ -134,15 +142,18 @@ def evaluate_public(encoder: Encoder, config: Config, prefix: str = "") -> dict[
 
 def activation_of(encoder: Encoder) -> str:
     """The activation of the image tower in the checkpoint's configuration."""
-    config = encoder.model.model.config
-    return (config.vision_config if config.model_type == "clip" else config.image_config).hidden_act
+    return _of_images(encoder.model.model.config).hidden_act
 
 
 def heads_of_public(encoder: Encoder) -> dict[str, int]:
     """The heads of both towers in the checkpoint's configuration."""
     config = encoder.model.model.config
-    image = config.vision_config if config.model_type == "clip" else config.image_config
-    return {"image": image.num_attention_heads, "text": config.text_config.num_attention_heads}
+    return {"image": _of_images(config).num_attention_heads, "text": config.text_config.num_attention_heads}
+
+
+def _of_images(config: Any) -> Any:
+    # the section of the image tower
+    return config.vision_config if config.model_type == "clip" else config.image_config
 
 
 def public_state(source: str, git_revision: str) -> dict[str, str]:

@@ -172,6 +172,15 @@ def test_weights_that_do_not_fit_their_configuration_are_refused_by_name(checkpo
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_preprocessing_of_another_size_is_refused_before_any_image_is_read(checkpoints, name, tmp_path):
+    folder, square = shutil.copytree(checkpoints[name], tmp_path / name), {"height": 48, "width": 48}
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    processor |= {"size": {"shortest_edge": 48} if name == "clip" else square, "crop_size": square}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    refused((r"makes images of 48 pixels, its image tower takes 32; expected the same", lambda: opened(folder)))
+
+
 def test_settings_that_published_weights_bring_themselves_are_refused(checkpoints, monkeypatch):
     for asked in ("model.patch_size=7", "optim.steps=3", "method.loss=late_interaction"):
         monkeypatch.setattr("sys.argv", ["public.py", "--checkpoint", str(checkpoints["clip"]), asked])
