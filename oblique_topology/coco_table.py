@@ -86,7 +86,7 @@ def coco_run(run: RowRun, test: CocoTest) -> RowRun:
     accelerator: Accelerator = start_accelerator(replace(run.config.run, tracker="none"), files.folder)
     if not gather_objects(is_current(files, test.by_role))[0]:
         checkpoint = last_checkpoint(run.files.checkpoints)
-        _, encoder = load_encoder(checkpoint, accelerator.device)
+        _, encoder = load_encoder(checkpoint, accelerator.device, config=run.config)
         results = evaluate_coco(encoder, test.pairs, test.relations)
         provenance = provenance_of()
         save_evaluations(PAPER, results, files, checkpoint.state["step"], checkpoint.state, provenance)

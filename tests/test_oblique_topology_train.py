@@ -20,7 +20,7 @@ from common.run.checkpoint import Checkpoint, CheckpointError, last_checkpoint
 from common.run.guards import NonFiniteLoss
 from common.run.inputs import as_inputs, batches_from, open_training_data
 from common.run.log import read_log
-from oblique_topology.evaluate import load_encoder
+from oblique_topology.evaluate import MODELS, load_encoder, reevaluate
 from oblique_topology.model import build_model
 
 QUIET = ("run.log_every=1", "run.evaluate_every=0")
@@ -166,6 +166,20 @@ def test_a_checkpoint_rebuilds_its_model_and_no_other(unbroken):
     foreign = Checkpoint(checkpoint.path, {**checkpoint.state, "paper": "euclip"})
     message = r"by euclip/train.py, .*; run: python euclip/evaluate.py --check"
     refused((message, lambda: load_encoder(foreign, torch.device("cpu"))), error=CheckpointError)
+
+
+def test_a_finished_run_is_measured_by_the_settings_of_the_command(unbroken, monkeypatch):
+    settings = {
+        "run.evaluation_batch_size": 3, "run.num_workers": 1, "run.ranking_gb": 0.5, "data.max_broken_share": 0.25,
+    }  # fmt: skip
+    config = row_config(PAPER, "table2_clip", *(f"{key}={value}" for key, value in settings.items()))
+    encoders = [MODELS.encoder_of(unbroken, config)]
+    monkeypatch.setattr("common.run.evaluation.evaluate_and_save", lambda *values: encoders.append(values[2]))
+    reevaluate(last_checkpoint(unbroken.checkpoints), config, unbroken, Accelerator(cpu=True))
+    for encoder in encoders:
+        names = [key.partition(".")[2].removeprefix("evaluation_") for key in settings]
+        assert [getattr(encoder, name) for name in names] == list(settings.values())
+    assert len(encoders) == 2
 
 
 # several class tokens, other geometries

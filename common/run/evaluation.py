@@ -66,12 +66,13 @@ class TrainedModels:
     training_only: tuple[str, ...] = ()
 
     def load_encoder(
-        self, checkpoint: Checkpoint, device: torch.device, overrides: Sequence[str] = ()
+        self, checkpoint: Checkpoint, device: torch.device, overrides: Sequence[str] = (), config: Any = None
     ) -> tuple[Any, Encoder]:
         """Rebuilds config, model and preprocessing from a checkpoint.
 
         Args:
             overrides: "data.key=value" and "run.key=value".
+            config: of the same run with today's settings of evaluation; None = the checkpoint's with the overrides.
         """
         loaded_files("weights", "evaluation")  # their hashes are those of now, whatever is edited meanwhile
         state = checkpoint.state
@@ -88,11 +89,12 @@ class TrainedModels:
             raise ConfigError(f"command line: {fixed[0]} would change a trained model; expected data.* or run.*")
         # the model is the trained one's; only where the data lie and how they are read may be another's
         trained = from_dict(self.config_class, state["config"], str(checkpoint.path / "state.json"))
-        config = override(trained, list(overrides))
-        size = () if config.data.source == "scenes" else ("image_size",)  # scenes are drawn of any size
+        changed = override(trained, list(overrides))
+        size = () if changed.data.source == "scenes" else ("image_size",)  # scenes are drawn of any size
         for name in ("resize", "context_length", "tokenizer", "vocabulary", "task", *size):  # task: of GeoMM's tasks
-            if getattr(config.data, name, None) != getattr(trained.data, name, None):
+            if getattr(changed.data, name, None) != getattr(trained.data, name, None):
                 raise ConfigError(f"command line: data.{name} would change what a trained model reads; leave it out")
+        config = changed if config is None else config
         tokenizer = tokenizer_from_json(state["tokenizer"])
         model = self.build_model(trained, tokenizer)
         if state["geometry"] != model.geometry.name:
@@ -110,12 +112,12 @@ class TrainedModels:
         Args:
             config: of the run.
         """
-        _, encoder = self.load_encoder(last_checkpoint(files.checkpoints), this_device())
+        _, encoder = self.load_encoder(last_checkpoint(files.checkpoints), this_device(), config=config)
         return reading_features(encoder, config)
 
     def reevaluate(self, checkpoint: Checkpoint, config: Any, files: RunFiles, accelerator: Accelerator) -> None:
         """Evaluates a trained run again, after a change of evaluation code or test data."""
-        _, encoder = self.load_encoder(checkpoint, accelerator.device)
+        _, encoder = self.load_encoder(checkpoint, accelerator.device, config=config)
         sets, state = self.open_sets(config.data), checkpoint.state
         if isinstance(sets, EvaluationSets):
             encoder = reading_features(encoder, config, sets.retrieval.values())
