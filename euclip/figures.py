@@ -108,7 +108,7 @@ def _distances(
     # statistics of every seed; panels only of the first, as a figure shows one model
     for key, seeds in runs.items():
         for run in seeds:
-            config, encoder = load_run(run, command)
+            config, encoder = load_run(run)
             geometry, sample = encoder.model.geometry, training_sample(encoder, config)
             points = list(reference_points(geometry, sample).items())
             root, points = dict(points[:1]), dict(points[: 1 if only_root else None])
@@ -152,7 +152,7 @@ def root_norms(command: Command, code: PaperCode) -> list[Table]:
     for row in source["rows"]:
         norms = []
         for run in runs[row["method"]]:
-            config, encoder = load_run(run, command)
+            config, encoder = load_run(run)
             sample = training_sample(encoder, config)
             norms.append(mean_norm(sample))
         cell = measured_over_seeds(

@@ -261,12 +261,12 @@ def hierarchies(command: Command, code: PaperCode) -> list[Table]:
     measured_on: dict[str, str] = {}
     for key, seeds in runs.items():
         for run in seeds:
-            config, encoder = load_run(run, command)
+            config, encoder = load_run(run)
             for kind, (what, scores) in measure(encoder, config, files.nouns).items():
                 measured_on[kind] = what
                 for name, value in scores.items():
                     values.setdefault((f"{key}_{kind}", name), []).append(value)
-    of_regime, regime_notes = regime.regime_of_rows({role: runs[key] for role, key in REGIME_ROWS.items()}, command)
+    of_regime, regime_notes = regime.regime_of_rows({role: runs[key] for role, key in REGIME_ROWS.items()})
     if not is_main_process():
         return []
     complete = {place: of_seeds for place, of_seeds in values.items() if len(of_seeds) == len(command.seeds)}

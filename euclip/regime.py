@@ -162,12 +162,12 @@ def _within(what: str, value: float, bounds: tuple[float, float]) -> tuple[bool,
     return low <= value <= high, f"{what} is {value:.3g}, not in [{low:g}, {high:g}]"
 
 
-def measure(run: RowRun, command: Command) -> dict[str, float]:
+def measure(run: RowRun) -> dict[str, float]:
     """Numbers of COLUMNS of one run, without in_regime; what its geometry does not have is left out.
 
     Call on every process, as embedding gathers.
     """
-    measured = measured_once(run, Path(__file__), [NUM_PICTURES, CONES], lambda: _of_embeddings(run, command))
+    measured = measured_once(run, Path(__file__), [NUM_PICTURES, CONES], lambda: _of_embeddings(run))
     lines = [line for line in read_log(run.files.log) if line["event"] == "train"]
     numbers = {**measured, "logit_scale": lines[-1]["logit_scale"]}
     if "entailment_loss" in lines[0]:
@@ -181,8 +181,8 @@ def _recall(run: RowRun) -> float:
 
 
 @torch.no_grad()
-def _of_embeddings(run: RowRun, command: Command) -> dict[str, float]:
-    config, encoder = load_run(run, command)
+def _of_embeddings(run: RowRun) -> dict[str, float]:
+    config, encoder = load_run(run)
     return placement(encoder.model.geometry, training_sample(encoder, config, NUM_PICTURES))
 
 
@@ -211,9 +211,7 @@ def means(numbers: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: math.fsum(of[name] for of in numbers) / len(numbers) for name in numbers[0]}
 
 
-def regime_of_rows(
-    runs: Mapping[str, Sequence[RowRun]], command: Command
-) -> tuple[dict[tuple[str, str], list[float]], list[str]]:
+def regime_of_rows(runs: Mapping[str, Sequence[RowRun]]) -> tuple[dict[tuple[str, str], list[float]], list[str]]:
     """Numbers by which claims on a table judge its regime, (row, name of COLUMNS) -> a value per seed; and notes.
 
     Recall is no part of it, as claims about recall are judged by it.
@@ -224,7 +222,7 @@ def regime_of_rows(
     """
     entailed = [row for row in runs if row.endswith("euclip") and runs[row][0].config.method.entailment_weight]
     plain = [row for row in runs if row == "euclidean_squared"]
-    numbers = {row: [measure(run, command) for run in runs[row]] for row in [*entailed, *plain]}
+    numbers = {row: [measure(run) for run in runs[row]] for row in [*entailed, *plain]}
     kept = ("root_norm", "image_distance", "text_distance", "entailment_start")
     values = {
         (row, name): [of_seed[name] for of_seed in seeds]
@@ -259,7 +257,7 @@ def regime(command: Command, code: PaperCode) -> list[Table]:
     train_side_by_side([job for cell_jobs in jobs.values() for job in cell_jobs])
     runs = {cell: [finished(job) for job in cell_jobs] for cell, cell_jobs in jobs.items()}
     runs = {cell: seeds for cell, seeds in runs.items() if None not in seeds}  # a diverged seed has no numbers
-    numbers = {cell: [measure(run, command) for run in seeds] for cell, seeds in runs.items()}
+    numbers = {cell: [measure(run) for run in seeds] for cell, seeds in runs.items()}
     if not is_main_process():
         return []
     reasons = []

@@ -48,7 +48,7 @@ def _trained(command: Command, table_id: str) -> list[Table]:
     source = with_custom_rows(command, CODE.printed(table_id))
     configs = {row["method"]: row["config"] for row in source["rows"]}
     keys = {method: Path(config).stem.removeprefix(f"{table_id}_") for method, config in configs.items()}
-    of_regime, notes = regime.regime_of_rows({keys[method]: seeds for method, seeds in runs.items()}, command)
+    of_regime, notes = regime.regime_of_rows({keys[method]: seeds for method, seeds in runs.items()})
     if not is_main_process():
         return [table]
     last = {

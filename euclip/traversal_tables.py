@@ -143,7 +143,7 @@ def train_and_walk(
     roots: dict[str, str] = {}
     for model, seeds in runs.items():
         for run in seeds:
-            config, encoder = load_run(run, command)
+            config, encoder = load_run(run)
             embedded = embed_task(encoder, files.task(config))
             root, roots[model] = model_root(encoder, config, embedded.captions)
             for label, row in rows.items():

@@ -8,18 +8,18 @@ from conftest import SmokeParts
 from refusals import refused
 from test_euclip_claims import columns_of_claims
 
-from common.base.config import ConfigError
+from common.base.config import ConfigError, override
 from common.data.scenes import SceneDataset
 from common.geometry import unit
 from common.report.experiments import read_experiment
 from common.report.table import from_json
-from common.reproduce.command import Command
 from common.run.checkpoint import open_checkpoint
+from common.run.folder import RunFiles
 from euclip import hierarchies
-from euclip import loaded_rows as rows
 from euclip.evaluate import load_encoder
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
-from euclip.hierarchies import cone_scores, noun_pool, text_scores
+from euclip.hierarchies import cone_scores, measure, noun_pool, text_scores
+from euclip.loaded_rows import load_run
 from euclip.reproduce import main
 from euclip.traversal import Hierarchy, nearest_on_walk
 
@@ -207,16 +207,10 @@ def test_the_part_measures_captions_and_nouns_of_every_model(euclip, monkeypatch
     assert values["meru_captions_walk_captions"] == (pytest.approx(sum(map(len, walks)) / 8),)
     named = columns_of_claims("hierarchies")
     assert {name.partition("_")[2] for name in named} <= {name.partition("_")[2] for name in values}
-
-
-def test_an_earlier_run_is_loaded_with_the_data_of_the_command(monkeypatch, tmp_path):
-    monkeypatch.setattr(rows, "last_checkpoint", lambda folder: folder)
-    monkeypatch.setattr(rows, "load_encoder", lambda checkpoint, device, overrides: (overrides, "encoder"))
-    monkeypatch.setattr(rows, "reading_features", lambda encoder, config: f"reading {encoder}")
-    overrides = ("data.root=/d", "data.second_test=/c/*.tar", "run.num_workers=0", "optim.steps=2")
-    command = Command("hierarchies", "photos", (0,), overrides, tmp_path, tmp_path)
-    run = SimpleNamespace(files=SimpleNamespace(checkpoints=tmp_path))
-    assert rows.load_run(run, command) == (["data.root=/d", "data.second_test=/c/*.tar"], "reading encoder")
+    # a later command with another test set: the set counts, not that of the training
+    files, later = RunFiles(run.parents[1], {}), override(config, ["data.num_test=5"])
+    config, encoder = load_run(SimpleNamespace(files=files, config=later))
+    assert measure(encoder, config, "")["captions"][0] == "5 pictures of scenes/test"
 
 
 def test_missing_hierarchies_are_an_error_before_training(tmp_path, data_dir):

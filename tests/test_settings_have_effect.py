@@ -282,7 +282,7 @@ def test_seeds_that_start_from_runs_of_their_seed_share_their_settings(tmp_path)
 def test_a_row_whose_entailment_is_switched_off_is_judged_by_no_entailment(monkeypatch):
     monkeypatch.setattr(regime, "measure", lambda *_: {"recall": 1.0})
     off = SimpleNamespace(config=row_config("euclip", "table4_euclip", "method.entailment_weight=0"))
-    assert regime.regime_of_rows({"euclip": [off]}, command("table4")) == ({}, [])
+    assert regime.regime_of_rows({"euclip": [off]}) == ({}, [])
 
 
 def test_test_sets_that_are_not_evaluated_are_not_asked_for(monkeypatch):
