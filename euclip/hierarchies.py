@@ -230,7 +230,7 @@ def text_scores(
     with torch.no_grad():
         scores = {"generic_nearer": generic_nearer(geometry.distance_to(texts, root).cpu(), pairs)}
     if geometry.has_cones:
-        above = replace(known, chains=[chain[1:] for chain in known.chains])
+        above = replace(known, chains=[[place for place in chain if place != chain[0]] for chain in known.chains])
         cones = cone_scores(geometry, texts[[chain[0] for chain in known.chains]], texts, above, min_radius)
         scores |= {f"text_{name}": value for name, value in cones.items()}
     return {name: value for name, value in scores.items() if value is not None}

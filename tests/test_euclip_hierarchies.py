@@ -1,5 +1,6 @@
 """Chains of nouns from a small table, cones against loops, and the part end to end."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -151,6 +152,10 @@ def test_cones_equal_loops_over_triples(geometry):
     both = text_scores(geometry, torch.cat([subjects, texts]), root, of_texts, 0.4)
     del both["generic_nearer"]
     assert both == {f"text_{name}": value for name, value in scores.items()}
+    # nor where its chain says it twice
+    again = replace(of_texts, chains=[[chain[0], *chain] for chain in of_texts.chains])
+    del (twice := text_scores(geometry, torch.cat([subjects, texts]), root, again, 0.4))["generic_nearer"]
+    assert twice == both
 
 
 def test_a_pair_in_many_chains_counts_once():
