@@ -52,9 +52,9 @@ def figure4(command: Command, code: PaperCode) -> list[Table]:
 
 
 def curve_of(runs: Sequence) -> list[tuple[float, Sequence[float]]]:
-    """(step, t of each seed) at every logged step; seeds of one row have the same steps."""
-    logs = [log_temperatures(run) for run in runs]
-    return [(float(step), [float(t[place]) for _, t in logs]) for place, step in enumerate(logs[0][0])]
+    """(step, t of each seed) at the steps that all seeds have logged: run.log_every may change between two commands."""
+    first, *others = [dict(zip(*map(np.ndarray.tolist, log_temperatures(run)))) for run in runs]
+    return [(step, [t, *(of[step] for of in others)]) for step, t in first.items() if all(step in of for of in others)]
 
 
 def _findings(runs: Runs) -> Findings:

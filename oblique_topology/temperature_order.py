@@ -24,6 +24,7 @@ from common.reproduce.rows import PaperCode
 from common.reproduce.tables import train_rows
 from common.run.log import validated_recall
 from oblique_topology.temperature import STARTS, TOPOLOGIES, log_temperatures, row_of
+from oblique_topology.temperature_curves import curve_of
 
 DECIDES = "nothing"
 
@@ -108,11 +109,8 @@ def temperature_order(command: Command, code: PaperCode) -> list[Table]:
         ]
         values |= {(topology, column): [getattr(of_seed, column) for of_seed in numbers] for column in COLUMNS}
         of_t, of_recall = {}, {}
-        for place, (start, name) in enumerate(STARTS.items()):
-            steps = logs[0][place][0]
-            of_t[f"start at {name}"] = [
-                (float(step), [float(of_seed[place][1][at]) for of_seed in logs]) for at, step in enumerate(steps)
-            ]
+        for start, name in STARTS.items():
+            of_t[f"start at {name}"] = curve_of(runs[f"{topology}_{start}"])
             recalls = [validated_recall(run.files.log) for run in runs[f"{topology}_{start}"]]
             of_recall[f"start at {name}"] = [
                 (step, [of_run[at][1] for of_run in recalls]) for at, (step, _) in enumerate(recalls[0])

@@ -26,6 +26,7 @@ from common.reproduce.command import Command
 from common.reproduce.rows import RowRun, measured_once, paper_tables
 from common.run.checkpoint import SUMS
 from common.run.folder import RunFiles
+from common.run.log import RunLog
 from oblique_topology import class_token_cost, low_precision, noise, temperature_order, temperature_rate
 from oblique_topology.class_token_cost import counted
 from oblique_topology.config import Config
@@ -319,6 +320,18 @@ def test_heat_in_the_box_is_that_of_every_other_scene_and_its_words(output):
                 area = (right - left) * (bottom - top)
                 shares.append(share_in_box(heat, item["box"]) if heat.any() else area)
             assert cells[f"{label}, whole score{name}"]["share_in_box"] == pytest.approx(np.mean(shares), abs=1e-5)
+
+
+def test_a_curve_has_the_steps_that_all_seeds_have_logged(tmp_path):
+    t, seeds = np.log(np.arange(1.0, 13.0)), []
+    for seed, every in enumerate((1, 3, 2)):
+        files = RunFiles(tmp_path / str(seed))
+        for step in range(every, 13, every):
+            RunLog(files.log, step).write("train", step=step, logit_scale=float(np.exp(t[step - 1])))
+        seeds.append(SimpleNamespace(files=files))
+    for runs, every in ((seeds, 6), (seeds[::-1], 6), (seeds[:1], 1), (seeds[1::-1], 3)):
+        expected = [(step - 1.0, [pytest.approx(t[step - 1])] * len(runs)) for step in range(every, 13, every)]
+        assert curve_of(runs) == expected
 
 
 def test_curves_come_to_rest_in_t_and_in_the_multiplier(tmp_path):
