@@ -92,7 +92,7 @@ def keys_of(checkpoint: Checkpoint) -> torch.Tensor:
 def measure(run: RowRun) -> dict[str, dict[str, float]]:
     """Deviations of each graph, and of the plain angle, on the pool of a run."""
     checkpoint = last_checkpoint(run.files.checkpoints)
-    encoder = load_encoder(checkpoint, this_device())[1]
+    encoder = load_encoder(checkpoint, this_device(), config=run.config)[1]
     rows = keys_of(checkpoint)
     pairs = open_evaluation_sets(run.config.data).retrieval["test"]
     images, readable = reading_features(encoder, run.config).images(pairs)

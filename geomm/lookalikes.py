@@ -103,7 +103,7 @@ def share_distinguished(true: torch.Tensor, false: torch.Tensor) -> float:
 def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
     """Shares of pairs that each distance separates on one run's embeddings; `one_cluster`: pairs with one centre."""
     checkpoint = last_checkpoint(run.files.checkpoints)
-    config, encoder = load_encoder(checkpoint, this_device())
+    config, encoder = load_encoder(checkpoint, this_device(), config=run.config)
     keys = keys_of(checkpoint)
     images, readable = reading_features(encoder, config).images(pairs.pictures)
     triples = [triple for triple in pairs.triples if readable[triple[0]]]

@@ -118,7 +118,7 @@ def refcoco_plus(command: Command, code: PaperCode) -> list[Table]:
 
 
 def _encoder(run: RowRun) -> Encoder:
-    return load_encoder(last_checkpoint(run.files.checkpoints), this_device())[1]
+    return load_encoder(last_checkpoint(run.files.checkpoints), this_device(), config=run.config)[1]
 
 
 def _measured(run: RowRun, grounding: Grounded) -> dict[str, dict[str, float]]:

@@ -45,7 +45,7 @@ from euclip import train as euclip_train
 from euclip.regime import RegimeConfig
 from euclip.stability import stability
 from geomm import evaluate as geomm_evaluate
-from geomm import hierarchy_error, lookalikes
+from geomm import hierarchy_error, lookalikes, refcoco_plus
 from geomm import train as geomm_train
 from geomm.ablations import settings_of
 from geomm.cost import Steps
@@ -344,7 +344,7 @@ def test_a_pool_that_is_not_full_has_no_graph_to_compare(monkeypatch):
     run = SimpleNamespace(files=SimpleNamespace(checkpoints=None), config=row_config("geomm", "clip"))
     for module, more in ((hierarchy_error, ()), (lookalikes, (None,))):
         monkeypatch.setattr(module, "last_checkpoint", lambda _: checkpoint)
-        monkeypatch.setattr(module, "load_encoder", lambda *_: (None, None))
+        monkeypatch.setattr(module, "load_encoder", lambda *_, config: (None, None))
         with pytest.raises(ConfigError, match="step-00000002: its steps leave 5 keys in a pool of 8"):
             module.measure(run, *more)
 
@@ -356,14 +356,22 @@ def test_lookalikes_are_compared_by_the_local_clusters_of_the_row(monkeypatch):
     encoder = SimpleNamespace(texts=lambda names: texts[names[0]])
     method, taken = row_config("geomm", "clip", "method.branching=[8]", "method.local=attached").method, []
     monkeypatch.setattr(lookalikes, "last_checkpoint", lambda _: None)
-    monkeypatch.setattr(lookalikes, "load_encoder", lambda *_: (SimpleNamespace(method=method), encoder))
+    monkeypatch.setattr(lookalikes, "load_encoder", lambda *_, config: (config, encoder))
     monkeypatch.setattr(lookalikes, "keys_of", lambda _: keys)
     monkeypatch.setattr(lookalikes, "reading_features", lambda *_: features)
     compared = lookalikes.geodesic_distance
     monkeypatch.setattr(lookalikes, "geodesic_distance", lambda *given: taken.append(given[5:]) or compared(*given))
     pairs = SimpleNamespace(pictures=None, triples=[(index, "true", "false") for index in range(64)])
-    lookalikes.measure(SimpleNamespace(files=SimpleNamespace(checkpoints=None)), pairs)
+    run = SimpleNamespace(files=SimpleNamespace(checkpoints=None), config=SimpleNamespace(method=method))
+    lookalikes.measure(run, pairs)
     assert set(taken) == {("attached",)}
+
+
+def test_boxes_are_measured_by_the_settings_of_the_command(monkeypatch):
+    monkeypatch.setattr(refcoco_plus, "last_checkpoint", lambda _: None)
+    monkeypatch.setattr(refcoco_plus, "load_encoder", lambda *_, config: (None, config))
+    run = SimpleNamespace(files=SimpleNamespace(checkpoints=None), config="of the command")
+    assert refcoco_plus._encoder(run) == "of the command"
 
 
 def test_commands_without_a_name_are_refused():
