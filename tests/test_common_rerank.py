@@ -38,8 +38,8 @@ def filled_recalls(scores, logits, positives, k_test):
 
 @settings(max_examples=20, deadline=None)
 @given(
-    num_images=st.integers(10, 24),
-    num_texts=st.integers(10, 40),
+    num_images=st.integers(1, 24),
+    num_texts=st.integers(1, 40),
     levels=st.integers(1, 8),
     seed=st.integers(0, 10_000),
     pairs_at_once=st.integers(1, 300),
@@ -49,7 +49,7 @@ def test_recalls_equal_those_of_the_filled_matrices(num_images, num_texts, level
     scores = torch.from_numpy(rng.integers(0, levels, (num_images, num_texts)).astype(np.float32))
     logits = torch.from_numpy(rng.integers(-3, 4, (num_images, num_texts)).astype(np.float32))
     positives = Positives.from_owners(torch.from_numpy(rng.integers(0, num_images, num_texts)), num_images)
-    k_test = int(rng.integers(10, min(num_images, num_texts) + 1))
+    k_test = int(rng.integers(10, 45))  # also more than there are candidates, of one direction or of both
     actual = two_stage_ranks(scores, positives, from_table(logits), k_test, pairs_at_once=pairs_at_once)
     metrics = retrieval_metrics(actual.matched)
     names = [f"{name}_recall_at_{k}" for name in ("i2t", "t2i") for k in (1, 5, 10)]
@@ -115,8 +115,7 @@ def test_a_k_test_that_cannot_give_all_recalls_and_logits_that_cannot_be_ranked_
         return two_stage_ranks(torch.randn(12, 24), torch.arange(24) % 12, lambda rows, columns: logits(rows), k_test)
 
     refused(
-        ("k_test = 9; expected: 10 to 12, the number of candidates", lambda: ranked(torch.zeros_like, 9)),
-        ("k_test = 13; expected: 10 to 12, the number of candidates", lambda: ranked(torch.zeros_like, 13)),
+        ("k_test = 9; expected: at least 10", lambda: ranked(torch.zeros_like, 9)),
         (
             r"match returned \(\d+, 2\) torch.float32 for \d+ pairs",
             lambda: ranked(lambda rows: torch.zeros(len(rows), 2)),

@@ -27,7 +27,6 @@ from common.data.broken import BrokenSample
 from common.data.order import SampleOrder
 from common.data.part import Part
 from common.data.partners import Partners
-from common.evaluation import rerank
 from common.methods import self_supervised
 from common.report.formats import heading
 from common.report.table import Column
@@ -306,23 +305,6 @@ def test_a_gallery_reaches_the_ranking(monkeypatch):
     monkeypatch.setattr(public, "activation_of", lambda _: None)
     public.evaluate_public(None, config)
     assert galleries == [20, 20]
-
-
-def test_candidates_are_at_most_those_that_can_be_read(monkeypatch):
-    taken = []
-    embedded = SimpleNamespace(images=torch.zeros(12, 2), texts=torch.zeros(13, 2), text_to_image=torch.arange(13) % 12)
-
-    def ranked(parts, positives, match, k_test, **_):
-        taken.append(k_test)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rerank, "embed_pairs", lambda *_: embedded)
-    monkeypatch.setattr(rerank, "ScoreParts", lambda *_, **__: None)
-    monkeypatch.setattr(rerank, "two_stage_of_parts", ranked)
-    for k_test in (11, 128):
-        with pytest.raises(KeyboardInterrupt):
-            rerank.evaluate_two_stage(None, None, lambda _: None, k_test)
-    assert taken == [11, 12]
 
 
 def test_analyses_of_a_pool_embed_on_every_process_and_write_on_one(monkeypatch):

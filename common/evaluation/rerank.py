@@ -64,11 +64,11 @@ def two_stage_ranks(
         scores: (num_images, num_texts) of the first stage, float32 or float64; all of them on every process.
         positives, text_scores: as in `retrieval_ranks`.
         match: logits of pairs of several queries in one call. i2t asks image by image, t2i text by text.
-        k_test: candidates matched per query (COCO 256, Flickr30k 128).
+        k_test: candidates matched per query (COCO 256, Flickr30k 128); all of them where there are fewer.
         pairs_at_once: most pairs per call of `match`, but at least one query; bounds the memory beyond the scores.
     Raises:
-        ValueError: k_test below 10 (R@10 would count what was not matched) or above the number of candidates, logits of
-            another shape, in half precision or not finite; and as `retrieval_ranks`.
+        ValueError: k_test below 10 (R@10 would count what was not matched), logits of another shape, in half precision
+            or not finite; and as `retrieval_ranks`.
     """
     tables = [None if table is None else tensor_of(table, "scores").detach().cpu() for table in (scores, text_scores)]
     if not isinstance(positives, Positives):
@@ -86,9 +86,8 @@ def two_stage_of_parts(
     pairs_at_once: int = 1024,
 ) -> TwoStage:
     """`two_stage_ranks` of scores in parts, as in `ranks_of_parts`; every process has all of them."""
-    most = min(positives.num_images, positives.num_texts)
-    if not max(RECALL_AT) <= k_test <= most:
-        raise ValueError(f"k_test = {k_test}; expected: {max(RECALL_AT)} to {most}, the number of candidates")
+    if k_test < max(RECALL_AT):
+        raise ValueError(f"k_test = {k_test}; expected: at least {max(RECALL_AT)}")
     contrastive = ranks_of_parts(parts, positives)
 
     def by_text(texts: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -117,15 +116,15 @@ def evaluate_two_stage(
 
     Args:
         build_match: embedded test set, whose `indices` and `captions` say what row and column are -> `match`.
-        k_test: of each query; all candidates, where fewer can be read.
+        k_test: as in `two_stage_ranks`.
     Returns:
         "contrastive" and "matched" -> Evaluation.
     """
     embedded = embed_pairs(encoder, pairs, rule)
     parts = ScoreParts(encoder, embedded.images, embedded.texts, shared=False)
     positives = Positives.from_owners(embedded.text_to_image, len(embedded.images))
-    k_test = min(k_test, positives.num_images, positives.num_texts)
     stages = two_stage_of_parts(parts, positives, build_match(embedded), k_test, pairs_at_once=pairs_at_once)
+    matched_at_most = min(k_test, max(positives.num_images, positives.num_texts))
     kept_shares = {"i2t_kept_share": stages.i2t_kept_share, "t2i_kept_share": stages.t2i_kept_share}
     return {
         stage: Evaluation(
@@ -136,20 +135,20 @@ def evaluate_two_stage(
         )
         for stage, ranks, ranking, more in (
             ("contrastive", stages.contrastive, "similarity", {}),
-            ("matched", stages.matched, f"matching head on the {k_test} most similar", kept_shares),
+            ("matched", stages.matched, f"matching head on the {matched_at_most} most similar", kept_shares),
         )
     }
 
 
 def _candidates(parts: Iterable[Part], positives: Positives, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    # The k candidates of every image and of every text, (num_images, k) and (num_texts, k) int32, ascending.
+    # The k candidates of every image and of every text, or all if there are fewer, int32, ascending.
     #
     # Parts come in ascending order of their images, so a text keeps its best k among the images so far.
-    of_images = torch.empty(positives.num_images, k, dtype=torch.int32)
+    of_images = torch.empty(positives.num_images, min(k, positives.num_texts), dtype=torch.int32)
     best, places = None, torch.empty(positives.num_texts, 0, dtype=torch.int32)
     for rows, scores, text_scores in parts:
         for block in _blocks(len(rows), positives.num_texts):
-            of_images[rows[block]] = best_candidates(scores[block], k).int()
+            of_images[rows[block]] = best_candidates(scores[block], of_images.shape[1]).int()
         table = scores if text_scores is None else text_scores
         best = table.new_empty(positives.num_texts, 0) if best is None else best
         merged = []
