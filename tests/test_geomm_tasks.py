@@ -574,6 +574,11 @@ def test_paper_scale_has_the_size_of_the_run_that_it_starts_from(row):
     assert config.data.image_size == (256 if row == "assigned" else 384)
 
 
+@pytest.mark.parametrize("scale", ["smoke", "demo", "photos", "paper"])
+def test_text_assignment_can_be_trained_at_every_scale(scale):
+    assert config_of("assigned_albef", scale=scale).run.evaluate_every == 0
+
+
 # -------------------------------------------------------------------------------- errors
 
 
