@@ -27,6 +27,8 @@ from common.run.evaluation import reading_features
 from common.run.folder import RunFiles
 from euclip.distributions import DrawnPairs
 from euclip.evaluate import load_encoder
+from geomm.finetune import CODE as FINETUNING
+from geomm.finetune import finetune
 from geomm.readings import ON_PHOTOGRAPHS
 from oblique_topology.class_token_cost import counted
 from oblique_topology.evaluate import CACHED_PROBE, evaluate_all
@@ -176,6 +178,21 @@ def test_geomm_s_readings_train_two_matrices_on_kept_features(trained, photograp
     assert kept_features(photographs).keys() >= {(1280, 1, 1)}
     learnt = {name for name in run.moved if name.startswith("encoders.")}
     assert learnt == {f"encoders.{side}_projection.{part}" for side in ("image", "text") for part in ("weight", "bias")}
+
+
+def test_a_task_of_geomm_starts_from_the_stems(photographs, weights, tmp_path):
+    """Text assignment, of captioned photographs, as the tasks whose annotations are files."""
+    settings = (
+        "data.source=tsv", f"data.root={photographs}", "data.train=all.tsv", f"model.weights={weights}", "start.row=",
+        "optim.steps=1", "optim.warmup_steps=0", f"optim.global_batch_size={BATCH}", *SIZES,
+    )  # fmt: skip
+    config, files = FINETUNING.config("assigned_albef.yaml", "photos", settings), RunFiles(tmp_path)
+    finetune(config, FINETUNING.open_training(config.data, 0), files, False, Accelerator(cpu=True), "test")
+    tensors, side = last_checkpoint(files.checkpoints).model_tensors(), "encoders.image_tower.stem.network."
+    source = load_file(weights / STEM / "model.safetensors")
+    stem = {name.removeprefix(side): tensor for name, tensor in tensors.items() if name.startswith(side)}
+    assert len(stem) > 100
+    assert all(torch.equal(tensor, source[name]) for name, tensor in stem.items())
 
 
 def test_the_loss_landscape_moves_what_was_trained_and_costs_count_no_stem(trained, photographs, monkeypatch):

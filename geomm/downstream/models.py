@@ -81,6 +81,14 @@ class TaskModel(nn.Module):
         self.encoders, self.momentum_encoders = encoders, MomentumEncoder(encoders) if distils else None
         self.geometry = Sphere()  # of the towers; no task compares embeddings
 
+    @property
+    def image_tower(self) -> nn.Module:
+        return self.encoders.image_tower
+
+    @property
+    def text_tower(self) -> nn.Module:
+        return self.encoders.text_tower
+
     def scalars(self) -> list[Scalar]:
         """None: the temperature acts in no task's loss."""
         return []
