@@ -49,6 +49,7 @@ SCALE_FILES = sorted(ROOT.glob("*/configs/scale_*.yaml"))
 
 def write(tmp_path, text, name="row.yaml"):
     path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -293,6 +294,14 @@ def test_a_row_is_read_by_its_name_and_a_mistyped_one_has_a_nearest(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     custom_row = write(tmp_path, "", "table2_multi.yaml")
     assert row_file(FOLDER, "table2_multi.yaml").resolve() == custom_row  # a file that is there is meant
+
+
+def test_a_run_has_the_whole_name_of_its_row_also_with_a_dot(tmp_path):
+    row = write(tmp_path / "configs", (FOLDER / "configs" / "table2_clip.yaml").read_text(), "tau_0.07.yaml")
+    write(row.parent, (FOLDER / "configs" / "scale_demo.yaml").read_text(), "scale_demo.yaml")
+    main = partial(entry_arguments, "", tmp_path / "train.py", Config, "table2_clip.yaml")
+    names = ("tau_0.07", "tau_0.07.yaml", row)
+    assert {called(main, "--config", name)[1].row for name in names} == {"tau_0.07"}
 
 
 def test_what_a_source_does_not_take_is_refused_with_those_that_do(tmp_path):

@@ -148,8 +148,9 @@ def entry_arguments(
     arguments = parser.parse_intermixed_args(words_to_parse)
     if arguments.json and not arguments.dry_run:
         parser.error("--json without --dry-run")
-    arguments.row, arguments.missing_rows = Path(arguments.config).stem, []
     file = row_file(folder, arguments.config)
+    # of the file: the stem of a bare name such as tau_0.07 would end at its dot
+    arguments.row, arguments.missing_rows = file.stem, []
     _check_script(f"--config {arguments.config}", file, script)
     arguments.notes = notes_of_row(config_class, folder, file, arguments.scale, scale_files)
     return load_row(config_class, folder, file, arguments.scale, arguments.overrides, scale_files), arguments
