@@ -27,7 +27,7 @@ from common.base.config import ConfigError, override, to_dict
 from common.base.fields import deciding, stated_by_weights
 from common.base.files import locked, write_json
 from common.base.settings import DataConfig, OptimConfig, RunConfig
-from common.base.signals import stop_signals
+from common.base.signals import Stopped, stop_signals
 from common.data.batches import TrainingView
 from common.data.broken import BrokenSample, TooManyBroken
 from common.data.loader import NoBatch
@@ -51,6 +51,7 @@ from common.run.folder import (
     save_config,
 )
 from common.run.guards import NonFiniteLoss, check_finite, check_finite_gradient, clip_gradient
+from common.run.inputs import batches_from
 from common.run.journal import BrokenLog, StepClock
 from common.run.launch import seed_step
 from common.run.log import RunLog, read_log
@@ -197,8 +198,9 @@ def test_broken_samples_are_counted_over_a_resume_and_judged_over_the_whole_run(
     resumed.collect(broken(20), seen=80)
     resumed.write_new(step=4)  # 30 of 2,100: as much above 21 as chance may bring, unlike 20 of 100
     resumed.collect(broken(8), seen=0)
+    resumed.write_new(step=5)
     with pytest.raises(TooManyBroken, match="38 of 2108 samples are broken"):
-        resumed.write_new(step=5)
+        resumed.samples.check()
     assert [record["step"] for record in read_log(log.path)] == [2, 4, 5]  # named before the run stops
 
 
@@ -275,9 +277,24 @@ def test_a_validation_that_fails_loses_no_step(tmp_path, monkeypatch):
 
     monkeypatch.setattr("oblique_topology.train.SETUP", replace(SETUP, validate=fails))
     config = row_config(PAPER, "table2_clip", "optim.steps=2", "optim.warmup_steps=0", "run.save_every=0")
-    with pytest.raises(TooManyBroken, match="half of the validation"):
+    with pytest.raises(NoBatch, match="half of the validation pictures; saved at step 2 of 2"):
         trained(PAPER, config, tmp_path)
     assert saved_step(RunFiles(tmp_path).checkpoints) == 2
+
+
+@pytest.mark.parametrize(("log_every", "stops_at"), [(4, None), (100, 5)])  # by the log's count; by a signal before it
+def test_a_run_with_too_many_broken_samples_loses_no_step(tmp_path, monkeypatch, log_every, stops_at):
+    def broken_batches(*arguments):
+        for number, batch in enumerate(batches_from(*arguments)):
+            if number == stops_at:
+                raise NoBatch("received a stop signal", is_stop=True)
+            yield batch._replace(broken=[BrokenSample("shard.tar", "k", "no picture")] * 30)
+
+    monkeypatch.setattr("common.run.training.batches_from", broken_batches)
+    more = ["optim.steps=8", "optim.warmup_steps=0", "run.save_every=0", f"run.log_every={log_every}"]
+    with pytest.raises(Stopped if stops_at else NoBatch, match=f"saved at step {stops_at or 4} of 8"):
+        trained(PAPER, row_config(PAPER, "table2_clip", *more), tmp_path)
+    assert saved_step(RunFiles(tmp_path).checkpoints) == (stops_at or 4)
 
 
 def test_a_disk_that_goes_away_ends_the_run_as_a_lost_loader_does():

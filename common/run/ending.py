@@ -38,11 +38,12 @@ def agreed(batches: Iterable[Any], stop: StopRequest, device: torch.device) -> I
         yield batch
 
 
-def ending(error: NoBatch, done: int, steps: int, files: RunFiles, save: Callable[[int], None]) -> Stopped | NoBatch:
-    """Saves a run that gets no further batch; returns the exception that ends it. Call on every process."""
+def ending(
+    error: NoBatch | TooManyBroken, done: int, steps: int, files: RunFiles, save: Callable[[int], None]
+) -> Stopped | NoBatch:
+    """Saves a run that cannot go on; returns the exception that ends it. Call on every process."""
     if done and gather_objects(saved_step(files.checkpoints))[0] != done:
         save(done)
-    message = (
-        f"{error}; {what_is_saved(done, steps, files.folder, files.command)}" if done or error.is_stop else str(error)
-    )
-    return Stopped(message) if error.is_stop else NoBatch(message)
+    is_stop = isinstance(error, NoBatch) and error.is_stop
+    message = f"{error}; {what_is_saved(done, steps, files.folder, files.command)}" if done or is_stop else str(error)
+    return Stopped(message) if is_stop else NoBatch(message)

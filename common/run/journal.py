@@ -61,11 +61,7 @@ class BrokenLog:
         self.good += seen
 
     def write_new(self, step: int) -> None:
-        """Logs the broken samples since the last call; call on every process, before a checkpoint too.
-
-        Raises:
-            TooManyBroken: on every process, if more than the allowed share of all samples is broken.
-        """
+        """Logs the broken samples since the last call; call on every process, before a checkpoint too."""
         new = []
         # counts of all processes, so that all of them stop at the same step
         for good, broken in gather_objects((self.good, self.new)):
@@ -76,7 +72,6 @@ class BrokenLog:
         self.new, self.good = [], 0
         if new:
             self.log.write("broken", step=step, count=len(new), samples=new)
-        self.samples.check()
 
     def counts(self) -> dict[str, int]:
         """For the checkpoint, of all processes, up to the last `write_new`."""
@@ -230,7 +225,7 @@ class Journal:
             values: over all processes, with the loss (statistics of GeoMM's pools: of the first process); numbers, or
                 tensors without axes.
         Raises:
-            TooManyBroken: see BrokenLog.
+            TooManyBroken: on every process, if more than the allowed share of all samples is broken.
         """
         self.done = done
         self.broken.collect(batch.broken, seen=len(batch[0]))
@@ -246,6 +241,7 @@ class Journal:
         self.log.write("train", **record)
         self._undrawn = True
         self.broken.write_new(done)
+        self.broken.samples.check()
         self.accelerator.log(record, step=done)
         self.beside_bar |= {short: format(values[name], how) for name, short, how in _SHOWN if name in values}
         self.progress.set_postfix(self.beside_bar)

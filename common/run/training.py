@@ -30,6 +30,7 @@ from common.accumulation import MicroBatches
 from common.base.config import ConfigError, to_dict
 from common.base.dependencies import loaded_files
 from common.base.signals import Stopped, is_stop_requested, stop_signals
+from common.data.broken import TooManyBroken
 from common.data.loader import NoBatch
 from common.distributed import any_process, world_size
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
@@ -93,7 +94,8 @@ class Run:
 
         Raises:
             Stopped: after a signal, when a checkpoint is saved.
-            CheckpointError, TooManyBroken, NonFiniteLoss: see `save_checkpoint`, `BrokenLog`, `Step.update`.
+            NoBatch: no further batch comes, or too many samples are broken; what was trained is saved.
+            CheckpointError, NonFiniteLoss: see `save_checkpoint`, `Step.update`.
             Measured: of a dry run, after a few steps.
         """
         if self.files.is_dry:
@@ -114,7 +116,7 @@ class Run:
                 # after a signal little time may be left: the run validates when it resumes
                 if self.journal.evaluates_at(done) and not self._stops_at(done):
                     self._validate(done)
-        except NoBatch as error:  # what was trained is saved before the run ends
+        except (NoBatch, TooManyBroken) as error:  # what was trained is saved before the run ends
             self.journal.close()
             if self._is_validating and world_size() > 1:  # the other processes are not told, and would not save
                 raise
