@@ -15,12 +15,12 @@ def runs_of(generator, seeds, queries, levels=(0.0, 1.0)):
     return [[list(generator.choice(levels, size=count)) for count in queries] for _ in range(seeds)]
 
 
-def table_with(hits, seeds=(3, 1)):
+def table_with(hits, seeds=(3, 1), column="x"):
     values = hits.by_picture().mean(axis=1)
     cell = measured_over_seeds(values, seeds, scale="demo", data="d (00)", protocol="p", hits=hits)
     return Table(
-        "no_paper", "Made up", "0", "t", "", (Column("x", "X"),), (Row("a, ViT-B/16", {}, {"x": cell}, "measured"),),
-        "demo", "d", seeds, "", "", "2000-01-01", "",
+        "no_paper", "Made up", "0", "t", "", (Column(column, "X"),),
+        (Row("a, ViT-B/16", {}, {column: cell}, "measured"),), "demo", "d", seeds, "", "", "2000-01-01", "",
     )  # fmt: skip
 
 
@@ -30,10 +30,17 @@ def test_hits_come_back_from_their_file_to_the_last_bit(levels, tmp_path):
     runs = runs_of(np.random.default_rng(0), 3, queries, levels)
     (tmp_path / "h.npz").write_bytes(packed({("a/b", "x"): Hits.of(runs)}))
     ((key, back),) = read_hits(tmp_path / "h.npz").items()
-    assert key == ("a/b", "x")
+    assert key == "a/b/x"
     assert back.queries.tolist() == queries
     flat = [[100 * result for results in run for result in results] for run in runs]
     assert np.array_equal(back.levels[back.codes], flat)
+
+
+def test_a_column_with_a_slash_as_in_comparisons_keeps_its_hits(tmp_path):
+    hits = Hits.of(runs_of(np.random.default_rng(4), 2, [1, 2]))
+    write_table(table_with(hits, column="test/i2t_recall_at_1"), tmp_path)
+    (cell,) = read_table(tmp_path / "t.json").measured("test/i2t_recall_at_1")
+    assert np.array_equal(cell.hits.by_picture(), hits.by_picture())
 
 
 def test_the_same_hits_make_the_same_file_of_some_kilobytes():

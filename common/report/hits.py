@@ -75,8 +75,8 @@ def packed(cells: Mapping[tuple[str, str], Hits]) -> bytes:
     return buffer.getvalue()
 
 
-def read_hits(path: Path) -> dict[tuple[str, str], Hits]:
-    """What `packed` made, by row and column.
+def read_hits(path: Path) -> dict[str, Hits]:
+    """What `packed` made, by "<row>/<column>": either name may have a slash.
 
     Raises:
         OSError, ValueError, KeyError, zipfile.BadZipFile: a file that is missing, damaged or no such archive.
@@ -88,6 +88,5 @@ def read_hits(path: Path) -> dict[tuple[str, str], Hits]:
         levels, queries = arrays[f"{key}/levels"], arrays[f"{key}/queries"].astype(np.int64)
         bits = np.unpackbits(arrays[key], axis=-1, count=int(queries.sum()))
         codes = (bits.astype(np.int64) << np.arange(bits.shape[1])[:, None]).sum(axis=1)
-        row, _, column = key.rpartition("/")
-        cells[row, column] = Hits(levels, codes.astype(np.min_scalar_type(len(levels))), queries)
+        cells[key] = Hits(levels, codes.astype(np.min_scalar_type(len(levels))), queries)
     return cells

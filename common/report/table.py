@@ -407,12 +407,11 @@ def read_table(path: str | Path) -> Table:
         hits = read_hits(path.with_name(table.hits_file))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is broken: its hits in {table.hits_file} cannot be read: {error}") from error
-    rows = [
-        replace(
-            row, ours={key: cell and replace(cell, hits=hits.get((row.method, key))) for key, cell in row.ours.items()}
-        )
-        for row in table.rows
-    ]
+    rows = []
+    for row in table.rows:
+        ours = row.ours.items()
+        cells = {key: cell and replace(cell, hits=hits.get(f"{row.method}/{key}")) for key, cell in ours}
+        rows.append(replace(row, ours=cells))
     return replace(table, rows=rows)
 
 
