@@ -13,7 +13,6 @@ from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.evaluation.protocol import (
-    PUBLISHED,
     ProtocolError,
     check_alike,
     evaluation_text,
@@ -191,14 +190,12 @@ def test_a_summary_has_few_lines_and_names_the_protocol_of_each_number():
     actual = {"metrics": {"acc1": 0.25, "acc5": 0.5}, "chance": {"acc1": 0.027}, "protocol": protocol}
     retrieval = {"metrics": {"score": 0.5}, "chance": {}, "protocol": {**protocol, "task": "mean", "data": "all"}}
     sets = {f"set {number}": actual for number in range(20)} | {"mean_all": retrieval}
-    weights = {"training_data": "photos, published", "training_revision": "0123456"}
-    lines = evaluation_text({"paper": "euclip", "step": 7, **weights, "evaluations": sets}).splitlines()
+    lines = evaluation_text({"paper": "euclip", "step": 7, "training_data": "photos", "evaluations": sets}).splitlines()
     assert lines[:2] == [
-        "euclip, step 7, trained on photos, published; in percent:",
+        "euclip, step 7, trained on photos; in percent:",
         "  mean_all: mean over sets 50.0; all (01234567), num_classes 37",
     ]
     assert lines[2] == "  set 0: acc 25.0 (chance level: 2.7); pets (01234567), num_classes 37"
     assert (lines[-1], len(lines)) == ("  and 11 more sets in the file", 12)
-    weights = {"training_data": "tinyclip, published", "training_revision": PUBLISHED}
-    public = evaluation_text({"paper": "euclip", "step": 0, **weights, "evaluations": {}})
+    public = evaluation_text({"paper": "euclip", "step": 0, "training_data": "tinyclip, published", "evaluations": {}})
     assert public == "tinyclip, published weights, training data not stated; in percent:"

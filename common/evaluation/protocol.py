@@ -14,7 +14,7 @@ from common.base.dependencies import loaded_files
 from common.base.fields import flattened
 
 TIE_RULE = "lower index first"
-PUBLISHED = "published weights"  # the training revision of weights that no run of this repository has trained
+PUBLISHED = ", published"  # ends the training data of weights that no run of this repository has trained
 # how a set or weights were read does not change what is ranked (the hash of the captions and the counts state that);
 # the width of features belongs to the method
 MAY_DIFFER = ("unreadable_images", "activation", "feature_dim")
@@ -173,6 +173,6 @@ def evaluation_text(content: Mapping[str, Any]) -> str:
     if more > 0:
         lines[_MOST_LINES:] = [f"  and {more} more sets in the file"]
     origin = f"{content['paper']}, step {content['step']}, trained on {content['training_data']}"
-    if content["training_revision"] == PUBLISHED:
+    if content["training_data"].endswith(PUBLISHED):
         origin = f"{content['training_data']} weights, training data not stated"
     return "\n".join([f"{origin}; in percent:", *lines])

@@ -338,7 +338,7 @@ def answer_of_published(
     """Writes and prints evaluations of published weights, as `save_answer`; of a path only the name is kept."""
     # a path of this machine does not belong into a file that is shared
     name = Path(checkpoint).name if Path(checkpoint).exists() else checkpoint
-    weights = {"training_data": f"{name}, published", "training_revision": PUBLISHED}
+    weights = {"training_data": f"{name}{PUBLISHED}", "training_revision": "published weights"}
     settings = settings_of(encoder.model.image_tower) | settings_of(encoder.model.text_tower)
     heads = [settings[f"model.{side}.heads"] for side in ("image", "text")]
     facts = {"layout": layout, "geometry": encoder.model.geometry.name, "heads": heads}
