@@ -15,7 +15,7 @@ def loss_within_groups(
         image_embeddings, text_embeddings: (local_batch, dim), unit.
         group_size: pairs of a group; a query has group_size - 1 negatives. The whole batch as one group is InfoNCE.
     Returns:
-        Scalar in nats, at most ln(group_size) for equal cosines.
+        Scalar in nats, ln(group_size) for equal cosines.
     Raises:
         ValueError: if the groups do not fill the batch.
     """

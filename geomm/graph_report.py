@@ -20,13 +20,13 @@ def path_statistics(centers: torch.Tensor, edges: torch.Tensor) -> dict[str, flo
     """Statistics of the shortest paths of a graph.
 
     Args:
-        centers: (num_nodes, dim) unit vectors, at least two different ones.
+        centers: (num_nodes, dim) unit vectors, at least two.
         edges: (num_nodes, num_nodes) lengths, 0 on the diagonal, inf = no edge; at least one edge.
     Returns:
         nodes, edges: counts. longest_edge: in radians. components: count. hops: mean number of edges of a path.
         path_over_angle: mean ratio of a path's length and the angle between its ends, >= 1. rank_correlation:
-        Spearman's rho of both, which is that with the complete graph; missing if there is no order. The last three are
-        over the pairs of nodes with a path.
+        Spearman's rho of both, which is that with the complete graph. The last three are over the pairs of different
+        nodes with a path, and are missing where there is none, or no order.
     """
     from scipy.sparse import csr_array  # statistics of scipy are a second of each start
     from scipy.sparse.csgraph import dijkstra
@@ -49,9 +49,10 @@ def path_statistics(centers: torch.Tensor, edges: torch.Tensor) -> dict[str, flo
         "edges": len(heads) // 2,
         "longest_edge": float(lengths[heads, tails].max()),
         "components": components(torch.from_numpy(paths)).unique().numel(),
-        "hops": float(hops[pairs].mean()),
-        "path_over_angle": float((paths[pairs] / direct[pairs]).mean()),
     }
+    if pairs.any():  # else all centres are one point: the keys have collapsed
+        statistics["hops"] = float(hops[pairs].mean())
+        statistics["path_over_angle"] = float((paths[pairs] / direct[pairs]).mean())
     if len(np.unique(paths[pairs])) > 1 and len(np.unique(direct[pairs])) > 1:
         statistics["rank_correlation"] = float(spearmanr(paths[pairs], direct[pairs]).statistic)
     return statistics

@@ -138,9 +138,9 @@ def balance(similarity: torch.Tensor, reading: str) -> float | None:
     low = 0.0  # A = 0 and U = ln(2 (B - 1)) > 0: below the balance, whatever the similarities
     high = 1.0
     while not (above := excess(high)) >= 0:
-        if math.isnan(above) or high > HIGHEST:
+        if math.isnan(above) or high >= HIGHEST:
             return None
-        low, high = high, 1.25 * high  # small steps: "logs" can cross twice
+        low, high = high, min(1.25 * high, HIGHEST)  # small steps: "logs" can cross twice
     return float(brentq(excess, low, high, xtol=1e-6))
 
 

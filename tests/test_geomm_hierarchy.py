@@ -179,6 +179,8 @@ def test_a_pool_reports_its_top_layer_and_clusters_counted_one_by_one():
     assert {name: report[name] for name in ("unreachable", "nodes")} == {"unreachable": 0, "nodes": 20}
     assert report["path_over_angle"] == path_statistics(tops, neighbor_graph(tops, 4))["path_over_angle"] > 1.01
     assert path_statistics(draw(18, 2, 4), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))["hops"] == 1  # no order of one pair
+    one_point = path_statistics(tops[:1].expand(2, -1), torch.zeros(2, 2))
+    assert one_point == {"nodes": 2, "edges": 1, "longest_edge": 0, "components": 1}  # a collapsed pool has no paths
 
 
 def distances_of(rows, queries):

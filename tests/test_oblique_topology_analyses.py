@@ -25,6 +25,7 @@ from oblique_topology.config import Config
 from oblique_topology.distance_distributions import chance_to_be_closer, sample_distances, statistics_of
 from oblique_topology.equilibrium import (
     GRIDS,
+    HIGHEST,
     READINGS,
     Grid,
     alignment_and_uniformity,
@@ -166,6 +167,9 @@ def test_there_is_no_balance_where_positives_are_not_the_closest():
     assert balance(torch.full((8, 8), 0.2), "mean") is None
     assert balance(constant_similarities(8) - 0.5, "logs") is None  # U falls below 0: A / U says nothing
     assert balance(constant_similarities(8) - 0.5, "mean") == pytest.approx(math.log(14) / 0.3, abs=1e-5)
+    scaled = constant_similarities(8) * balance(constant_similarities(8), "mean") / HIGHEST
+    near, beyond = (balance(scaled / share, "mean") for share in (0.9, 1.1))
+    assert (near, beyond) == (pytest.approx(0.9 * HIGHEST, rel=1e-6), None)
 
 
 def test_the_lowest_loss_is_that_of_a_fine_grid():
