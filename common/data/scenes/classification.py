@@ -170,8 +170,8 @@ IMAGENET_TASKS = {
 
 # Stand-in for VTAB: small tasks in its three groups, natural, specialised and structured.
 #
-# Natural tasks ask for one attribute of one object, or for the background, in the training domain; specialised ones move to other images
-# (domain B, sketches, faded); structured ones ask where, how many, how far, which way.
+# Natural tasks ask for one attribute of one object, or for the background, in the training domain; specialised ones
+# move to other images (domain B, sketches, faded); structured ones ask where, how many, how far, which way.
 
 
 SKETCH_SHAPES = tuple(shape for shape in range(len(SHAPES)) if SHAPES[shape] not in ("ring", "moon"))
