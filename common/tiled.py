@@ -5,6 +5,11 @@ pass walks again, forms each tile once more and adds up the gradients:
     products        2 B^2 d forward, 2 B^2 d to form the tiles again, 4 B^2 d for both gradients: 8 B^2 d in all
                     (with distillation the keys' tiles too, twice: 12 B^2 d)
     memory          embeddings, their gradients, some vectors of length B, some matrices of one tile
+In one process, without ids, queue and keys, with logits s_ij:
+    first walk      r_i = log sum_j exp s_ij, c_j = log sum_i exp s_ij; loss = mean of (r_i + c_i) / 2 - s_ii
+    second walk     residual_ij = (exp(s_ij - r_i) + exp(s_ij - c_j)) / (2 B), less 1 / B for partners;
+                    dx_i = sum_j residual_ij ds_ij / dx_i, and so for y_j and the scalars
+
 A tile is a function of operands (tile_comparison.py); autograd goes through them once, after the second walk. Partners
 are compared by the geometry's `paired_similarity`, whose values are written over the diagonal.
 
@@ -380,6 +385,39 @@ def _first_walk(inputs: _Inputs) -> tuple[torch.Tensor, _WalkSums]:
     return loss, _WalkSums(partners, pseudo_partners, image_sums, text_sums, columns)
 
 
+@dataclass(frozen=True)
+class _Backward:
+    # What the three passes of the second walk share.
+    # comparison: with scalars that start a graph. scalars: these, and their gradients so far. multipliers: from them.
+    # unit, of_operands: factors of all residuals, left to the end. local_weight: of this process's rows, without unit.
+    # needed: which gradients: images, texts, scalars.
+
+    inputs: _Inputs
+    sums: _WalkSums
+    comparison: Comparison
+    scalars: list[tuple[torch.Tensor, torch.Tensor]]
+    multipliers: Side
+    unit: torch.Tensor
+    of_operands: torch.Tensor
+    local_weight: torch.Tensor
+    needed: tuple[bool, ...]
+
+    def trained_operands(
+        self, embeddings: torch.Tensor, is_text: bool
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        # embeddings as the start of a graph
+        leaf = at_least_float32(embeddings).detach().requires_grad_(self.needed[is_text])
+        with torch.enable_grad():
+            return leaf, self.comparison.operands(leaf, is_text)
+
+    def zeros(self, embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...] | None:
+        # for the gradients of all operands; None if nothing that trains leads to them
+        _, first = self.trained_operands(embeddings[:1], is_text)
+        if require_gradients(first):
+            return tuple(operand.new_zeros(len(embeddings), *operand.shape[1:]) for operand in first)
+        return None
+
+
 def _second_walk(
     inputs: _Inputs, sums: _WalkSums, gradient: torch.Tensor, needed: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
@@ -389,7 +427,6 @@ def _second_walk(
     weights = gather_without_gradient(gradient[None]) / (2 * inputs.batch)
     unit = weights.take(weights.abs().argmax())  # an index would wait for the device
     weights = weights / torch.where(unit == 0, 1, unit)
-    local_weight = weights[rank()]
     # the same scalars as starts of a graph, which leads to operands and multipliers
     leaves = tuple(scalar.clone().requires_grad_(needs) for scalar, needs in zip(inputs.comparison.scalars, needed[2:]))
     scalars = [(leaf, torch.zeros_like(leaf, dtype=torch.float64)) for leaf in leaves]
@@ -399,27 +436,33 @@ def _second_walk(
     multipliers = Side.of(scales, require_gradients(scales), torch.float64)
     factor = comparison.operand_factor()
     of_operands = unit if factor is None else unit * factor
+    walk = _Backward(
+        inputs, sums, comparison, scalars, multipliers, unit, of_operands, weights[rank()], needed
+    )  # fmt: skip
 
-    def trained_operands(embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        # embeddings as the start of a graph
-        leaf = at_least_float32(embeddings).detach().requires_grad_(needed[is_text])
-        with torch.enable_grad():
-            return leaf, comparison.operands(leaf, is_text)
+    images = Side(inputs.side(inputs.images, is_text=False).values, walk.zeros(inputs.images, is_text=False))
+    text_gradients = walk.zeros(inputs.texts, is_text=True)
+    partner_residuals = _pull_back_tiles(walk, images, text_gradients, weights)
+    _pull_back_queue(walk, images, text_gradients)
+    sides = ((inputs.images, images.gradients), (inputs.texts, text_gradients))
+    _pull_back_operands(walk, sides, partner_residuals)
+    add_gradients_(zip(scales, (unit * total for total in multipliers.gradients or ())), scalars)
 
-    def totals(embeddings: torch.Tensor, is_text: bool) -> tuple[torch.Tensor, ...] | None:
-        # zeros for the gradients of all operands; None if nothing that trains leads to them
-        _, first = trained_operands(embeddings[:1], is_text)
-        if require_gradients(first):
-            return tuple(operand.new_zeros(len(embeddings), *operand.shape[1:]) for operand in first)
-        return None
+    totals = [gradients and gradients[0].view_as(side).to(side.dtype) for side, gradients in sides]
+    totals += [total.to(leaf.dtype) for leaf, total in scalars]
+    return [total if needs else None for total, needs in zip(totals, needed)]
 
-    images = Side(inputs.side(inputs.images, is_text=False).values, totals(inputs.images, is_text=False))
-    text_gradients = totals(inputs.texts, is_text=True)
+
+def _pull_back_tiles(
+    walk: _Backward, images: Side, text_gradients: tuple[torch.Tensor, ...] | None, weights: torch.Tensor
+) -> torch.Tensor:
+    # Adds the gradients of all pairs but the partners to those of the operands, and returns the partners' residuals.
+    inputs, sums, comparison = walk.inputs, walk.sums, walk.comparison
     partner_residuals = torch.zeros_like(sums.partners)
     everything = slice(0, inputs.batch)
     if inputs.has_kernel:
         for side in (sums.images, sums.texts):
-            partner_residuals += local_weight * side.partner_residuals(everything, None)
+            partner_residuals += walk.local_weight * side.partner_residuals(everything, None)
     for tile_texts in inputs.column_tiles():
         texts, text_keys = (inputs.received(side, tile_texts) for side in (inputs.texts, inputs.text_keys))
         if world_size() == 1:
@@ -431,16 +474,16 @@ def _second_walk(
         of_columns = Direction(sums.columns, at, column_weights, axis=1)
         tiles = inputs.tiles(tile_texts)
         if inputs.has_kernel:
-            of_rows = Direction(sums.images, everything, local_weight)
-            comparison.pull_back(images, texts, multipliers, tiles, of_rows.shifts(), of_columns.shifts())
+            of_rows = Direction(sums.images, everything, walk.local_weight)
+            comparison.pull_back(images, texts, walk.multipliers, tiles, of_rows.shifts(), of_columns.shifts())
             tiles = []
         for rows, block in tiles:
-            tile = comparison.compare(images[rows], texts, multipliers)
+            tile = comparison.compare(images[rows], texts, walk.multipliers)
             pseudo = inputs.pseudo_logits(rows, text_keys)
             partners = slice(0) if block is None else part_of(rows, block.queries)
             tile_residuals = residuals(
                 tile,
-                (Direction(sums.images, rows, local_weight), of_columns),
+                (Direction(sums.images, rows, walk.local_weight), of_columns),
                 inputs.positive(rows, at, block),
                 pseudo,
                 None if pseudo is None else sums.pseudo_partners[partners],
@@ -454,50 +497,56 @@ def _second_walk(
         if world_size() > 1:  # every process gets what all have computed for its columns
             for total, part in zip(text_gradients or (), texts.gradients or ()):
                 total[tile_texts] = _scattered_sum(part)
+    return partner_residuals
 
-    # rows of the queue are constants: only this process's queries and the scalars have a gradient
+
+def _pull_back_queue(walk: _Backward, images: Side, text_gradients: tuple[torch.Tensor, ...] | None) -> None:
+    # Rows of the queue are constants: only this process's queries and the scalars have a gradient.
+    inputs, sums = walk.inputs, walk.sums
     for is_text, cols, embeddings in inputs.queue_tiles():
         with torch.enable_grad():
-            operands = comparison.operands(embeddings, not is_text)
+            operands = walk.comparison.operands(embeddings, not is_text)
         candidates = Side.of(operands, require_gradients(operands))
         for rows in inputs.ranges(inputs.batch):
             values = inputs.side(inputs.texts[rows], is_text).values if is_text else images[rows].values
             gradients = text_gradients if is_text else images.gradients
             queries = Side(values, gradients and tuple(part[rows] for part in gradients))
-            tile = comparison.compare_queries(is_text, queries, candidates, multipliers)
-            direction = Direction(sums.texts if is_text else sums.images, rows, local_weight)
+            tile = walk.comparison.compare_queries(is_text, queries, candidates, walk.multipliers)
+            direction = Direction(sums.texts if is_text else sums.images, rows, walk.local_weight)
             pseudo = inputs.pseudo_logits(rows, Side(candidates.values), is_text)
             positive = inputs.queue_positives(rows, cols)
             tile.pull_back(residuals(tile, [direction], positive, pseudo))
-        of_candidates = [of_operands * gradient for gradient in candidates.gradients or ()]
-        add_gradients_(zip(operands, of_candidates), scalars)
+        of_candidates = [walk.of_operands * gradient for gradient in candidates.gradients or ()]
+        add_gradients_(zip(operands, of_candidates), walk.scalars)
 
-    # through the operands, and for the partners through `paired_similarity`, whose value stands on the diagonal
-    sides = ((inputs.images, images.gradients), (inputs.texts, text_gradients))
-    if comparison.takes_partners:
+
+def _pull_back_operands(
+    walk: _Backward,
+    sides: tuple[tuple[torch.Tensor, tuple[torch.Tensor, ...] | None], ...],
+    partner_residuals: torch.Tensor,
+) -> None:
+    # Through the operands to embeddings and scalars, and for the partners through `paired_similarity`, whose value
+    # stands on the diagonal. The first operand's gradient makes room for that of the embeddings.
+    if walk.comparison.takes_partners:
         for is_text, (embeddings, gradients) in enumerate(sides):
             if gradients is not None:
-                comparison.pull_back_operands_(embeddings, bool(is_text), gradients[0], of_operands, scalars)
-    else:
-        for rows in inputs.ranges(inputs.batch):
-            (x, x_operands), (y, y_operands) = (
-                trained_operands(inputs.images[rows], False),
-                trained_operands(inputs.texts[rows], True),
-            )
-            with torch.enable_grad():
-                outputs = [(comparison.paired_logits(x, y), unit * partner_residuals[rows])]
-            for operands, (_, gradients) in zip((x_operands, y_operands), sides):
-                outputs += zip(operands, (of_operands * gradient[rows] for gradient in gradients or ()))
-            parts = gradients_by(outputs, [x, y, *(leaf for leaf, _ in scalars)])
-            for part, (_, gradients) in zip(parts, sides):
-                if part is not None:  # the first operand has the size of the embeddings: it makes room
-                    gradients[0][rows] = part.view_as(gradients[0][rows])
-            add_to_totals(parts[2:], scalars)
-    add_gradients_(zip(scales, (unit * total for total in multipliers.gradients or ())), scalars)
-
-    totals = [gradients and gradients[0].view_as(side).to(side.dtype) for side, gradients in sides]
-    totals += [total.to(leaf.dtype) for leaf, total in scalars]
-    return [total if needs else None for total, needs in zip(totals, needed)]
+                walk.comparison.pull_back_operands_(
+                    embeddings, bool(is_text), gradients[0], walk.of_operands, walk.scalars
+                )
+        return
+    for rows in walk.inputs.ranges(walk.inputs.batch):
+        (x, x_operands), (y, y_operands) = (
+            walk.trained_operands(embeddings[rows], bool(is_text)) for is_text, (embeddings, _) in enumerate(sides)
+        )
+        with torch.enable_grad():
+            outputs = [(walk.comparison.paired_logits(x, y), walk.unit * partner_residuals[rows])]
+        for operands, (_, gradients) in zip((x_operands, y_operands), sides):
+            outputs += zip(operands, (walk.of_operands * gradient[rows] for gradient in gradients or ()))
+        parts = gradients_by(outputs, [x, y, *(leaf for leaf, _ in walk.scalars)])
+        for part, (_, gradients) in zip(parts, sides):
+            if part is not None:  # both have the size of the embeddings
+                gradients[0][rows] = part.view_as(gradients[0][rows])
+        add_to_totals(parts[2:], walk.scalars)
 
 
 def _transposed(matrix: torch.Tensor | None) -> torch.Tensor | None:
