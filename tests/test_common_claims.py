@@ -483,7 +483,7 @@ def test_rows_of_a_column_share_their_spread_and_one_of_another_spread_stays_apa
     assert pooled.interval == pytest.approx((pooled.margin - half_width, pooled.margin + half_width))
     loud = {**draws, "b": tuple(20 * np.array(draws["b"]))}
     apart = verdict_of(tmp_path, text, table({name: {"s": cell(values)} for name, values in loud.items()})).decisive
-    assert re.fullmatch(r"4 seeds, paired; stays apart: b \(Brown-Forsythe p \S+\)", apart.basis)
+    assert re.fullmatch(r"4 seeds, paired; not pooled: b \(Brown-Forsythe p \S+\)", apart.basis)
     expected = stats.ttest_rel(loud["a"], loud["b"]).confidence_interval(0.95)
     assert apart.interval == pytest.approx((expected.low, expected.high))
 

@@ -208,7 +208,7 @@ def _over_seeds(
     reasons = np.where(np.ptp(rows, axis=1) > 0, reasons, "no spread")
     named = [f"{name} ({reason})" for name, reason, is_odd in zip(alike, reasons, odd) if is_odd]
     if named and len(rows) > 2:
-        basis += f"; {'perhaps noisier than they' if by_rows else 'stays apart'}: {', '.join(named)}"
+        basis += f"; {'perhaps with a wider spread' if by_rows else 'not pooled'}: {', '.join(named)}"
     variance = len(seeds) * float(spread.variance(weights))
     # what seeds do to all rows cancels in a difference only
     is_pooled = by_rows and not by_values and abs(weights.sum()) <= 1e-9 * abs(weights).max()
