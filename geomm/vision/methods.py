@@ -26,12 +26,18 @@ class GeodesicMoCo(MoCo):
 
     Args:
         contrast, shuffle_keys: as in MoCo.
-        method: size of the pool, and the factor on its similarities.
+        method: the factor on the pool's similarities.
     """
 
     def __init__(self, contrast: MomentumContrast, shuffle_keys: bool, method: VisionMethodConfig) -> None:
         super().__init__(contrast, shuffle_keys)
-        self.scale_factor, self.loss_at_chance = method.scale_factor, math.log(method.queue_size)
+        self.scale_factor = method.scale_factor
+
+    @property
+    def loss_at_chance(self) -> float | None:
+        """Of a full queue; while it fills, a step has fewer candidates, and no level is stated."""
+        queue = self.contrast.pool.queue
+        return math.log(queue.capacity) if queue.is_full else None
 
     def start_step(self, step: int) -> Mapping[str, Any]:
         """Rebuilds the pool's graph if it is due; then facts about it."""
