@@ -2,7 +2,7 @@
 
     python scripts/fill_pages.py            writes README.md, <paper>/README.md and results/<paper>/README.md
     python scripts/fill_pages.py --check    prints which file differs, and ends with status 1
-    python scripts/fill_pages.py --plots    also draws the plot of each table
+    python scripts/fill_pages.py --plots    also redraws the plots of tables
 
 First come the files beside the committed results: each table in Markdown, from its JSON, and the verdicts, which later
 results and changed claims can change: results/<paper>/claims.md and <part>/<scale>/<part>_claims.md.
@@ -27,7 +27,6 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -44,7 +43,7 @@ from common.report.experiments import Experiment, collect_experiments
 from common.report.figures import plot_table
 from common.report.formats import DASH, lay_out, line_below, markdown_text, to_markdown
 from common.report.page import Entry, collect, collect_claims, deciding, refreshed_claims
-from common.report.table import Column, Table, read_table
+from common.report.table import Table, read_table, with_columns
 from common.reproduce.command import trained_rows
 from common.reproduce.parts import parts_of
 from common.reproduce.rows import paper_tables, words_of_plot
@@ -192,21 +191,6 @@ def _of_rows(command: str, rows: set[str], printed: dict) -> str:
     return f'{before} ROWS="{" ".join(row for row in known if row in rows)}"{setting}{after}'
 
 
-def with_columns(table: Table, columns: list[Column]) -> Table:
-    """The table with some of its columns, in the order given, and the rows that were measured in them."""
-    keys = {column.key for column in columns}
-    rows = [
-        replace(
-            row,
-            paper={key: value for key, value in row.paper.items() if key in keys},
-            ours={key: cell for key, cell in row.ours.items() if key in keys},
-        )
-        for row in table.rows
-        if any(row.ours.get(key) for key in keys)
-    ]
-    return replace(table, columns=tuple(columns), rows=tuple(rows))
-
-
 def page_table(table: Table) -> str:
     """A table in Markdown, each line ended."""
     lines = [line for group in lay_out(table, compact=True) for line in group]
@@ -233,7 +217,7 @@ def page_table(table: Table) -> str:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a page differs")
-    parser.add_argument("--plots", action="store_true", help="also draw the plot of each table")
+    parser.add_argument("--plots", action="store_true", help="also redraw the plots of tables")
     given = parser.parse_args()
     check, differing = given.check, []
 
@@ -250,9 +234,8 @@ def main() -> None:
         put(ROOT / "results" / claims.paper / "claims.md", page)
     for entry in entries:
         put(entry.path.with_suffix(".md"), to_markdown(entry.table))
-        if given.plots:
-            table = entry.table
-            plot_table(table, entry.path.with_suffix(".png"), **words_of_plot(table.paper, table.table_id))
+        if given.plots and (picture := entry.path.with_suffix(".png")).is_file():
+            plot_table(entry.table, picture, **words_of_plot(entry.table.paper, entry.table.table_id))
     for path, text in refreshed_claims(ROOT / "results").items():
         put(path, text)
     try:

@@ -160,6 +160,17 @@ def test_a_long_curve_keeps_its_ends_and_equal_distances_between(tmp_path, drawn
     assert [row["mean"] for row in read_plotted(picture)] == pytest.approx([step**2 / 2 for step in steps], rel=1e-4)
 
 
+def test_panels_of_one_scale_have_the_same_axes_with_their_numbers(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("common.report.figures.write_figure", lambda figure, *arguments, **options: made.append(figure))
+    panels = [Curves(title, "x", "y", {title: [(0, [0.0]), (1, [top])]}) for title, top in (("a", 1.0), ("b", 9.0))]
+    for one_scale in (False, True):
+        plot_curves(panels, tmp_path / "c.png", across=2, one_scale=one_scale)
+    limits = [[axis.get_ylim() for axis in figure.axes] for figure in made]
+    assert limits[0][0] != limits[0][1] == limits[1][0] == limits[1][1]
+    assert all(axis.yaxis.get_tick_params()["labelleft"] for axis in made[1].axes)
+
+
 def test_the_legend_does_not_repeat_titles(tmp_path, drawn):
     points = [(1.0, [1.0]), (2.0, [2.0])]
     titled = [Curves(title, "x", "y", {title: points}) for title in ("loss", "error")]

@@ -19,7 +19,7 @@ from common.report.conclusions import Conclusion, load_conclusions
 from common.report.figures import MOST_ROWS, plot_distributions, plot_table
 from common.report.formats import title_in_words, to_markdown, write_table
 from common.report.page import Entry, Picture, collect_page, deciding, main, write_page
-from common.report.table import Column, Row, from_json, to_json
+from common.report.table import CROSSED_INTERVAL, CUT, SEEDS_INTERVAL, Column, Row, from_json, to_json
 from common.report.training_figure import plot_training
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -329,6 +329,49 @@ def test_many_panels_leave_recall_at_5_and_10_to_the_table_and_a_line_has_the_ro
     axes = drawn[0].axes
     assert [axis.get_title() for axis in axes] == [*(f"R@1 {place}, on {place}" for place in "abcd"), "tied, on e"]
     assert [len(axis.get_yticklabels()) for axis in (axes[0], axes[3])] == [2, 1]
+
+
+def test_a_column_of_few_rows_is_left_to_the_table_and_the_title_takes_the_data_of_the_others(tmp_path, drawn):
+    columns = [Column(key, key) for key in "abcdefg"]
+    rows = [Row(f"row {n}", {}, {key: cell(n, n + 1) for key in "abcdef"}, "measured") for n in range(4)]
+    ours = dataclasses.replace(cell(1.0, 2.0), data="other data")
+    rows.append(Row("rare", {}, {"g": ours}, "measured"))
+    plot_table(made_up_table(columns=columns, rows=rows), tmp_path / "table0.png")
+    assert [axis.get_title() for axis in drawn[0].axes] == [*"abcdef"]
+    shown = {label.get_text() for axis in drawn[0].axes for label in axis.get_yticklabels()}
+    assert shown == {f"row {n}" for n in range(4)}
+    assert drawn[0].get_suptitle().split("\n")[0].endswith(f", on {cell(1.0).data}, without columns of few rows")
+
+
+def test_intervals_of_several_kinds_name_their_columns_and_one_seed_says_that_it_has_none(tmp_path, drawn):
+    columns = [Column(key, key, "nats") for key in "xy"]
+    crossed = dataclasses.replace(cell(1.0, 2.0), interval_kind=CROSSED_INTERVAL)
+    cut = dataclasses.replace(cell(3.0, 4.0), interval_kind=SEEDS_INTERVAL + CUT)
+    rows = [Row(name, {}, {"x": crossed, "y": y}, "measured") for name, y in (("a", cell(1.0, 2.0)), ("b", cut))]
+    plot_table(made_up_table(columns=columns, rows=rows), tmp_path / "table0.png")
+    texts = [" ".join(text.get_text().split()) for text in drawn[0].legends[0].get_texts()]
+    assert texts[-1] == f"interval: {CROSSED_INTERVAL} (x); {SEEDS_INTERVAL} (y){CUT}"
+    single = made_up_table(columns=columns, rows=[Row("a", {}, {"x": cell(1.0)}, "measured")], seeds=(0,))
+    plot_table(single, tmp_path / "table0.png")
+    assert drawn[1].get_suptitle().endswith(", one seed, no intervals")
+
+
+def test_names_of_files_in_titles_stay_whole(tmp_path, drawn):
+    rows = [Row("row", {}, {"x": cell(1.0, 2.0)}, "measured")]
+    label = "recall of the images of the-second-test-set.tar"
+    plot_table(made_up_table(columns=[Column("x", label)], rows=rows), tmp_path / "table0.png")
+    assert "the-second-test-set.tar" in drawn[0].axes[0].get_title()
+
+
+def test_a_rare_colour_of_a_plot_survives_the_palette(tmp_path):
+    columns = [Column(str(place), str(place)) for place in range(8)]
+    rows = [Row("Geo-A", {}, {column.key: cell(1.0, 2.0) for column in columns}, "measured") for _ in range(12)]
+    rows.append(Row("A", {}, {"0": cell(1.0)}, "measured"))
+    named = [dataclasses.replace(row, method=f"{row.method}{n}") for n, row in enumerate(rows)]
+    (png,) = plot_table(made_up_table(columns=columns, rows=named), tmp_path / "plot.png", METHOD)
+    pixels = np.asarray(Image.open(png).convert("RGB")).reshape(-1, 3).astype(int)
+    wanted = [int(drawing.COLORS[0][start : start + 2], 16) for start in (1, 3, 5)]
+    assert np.abs(pixels - wanted).sum(axis=1).min() < 30
 
 
 @pytest.mark.parametrize(

@@ -194,3 +194,15 @@ def test_check_writes_nothing_and_fails_where_a_page_differs(root, capsys):
         assert bool(stopped.value.code) == bool(status)
         assert message in capsys.readouterr().out
     assert FILLED in page.read_text(encoding="utf-8")
+
+
+def test_plots_that_were_left_out_stay_so(root, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(fill_pages, "plot_table", lambda table, path, **words: drawn.append(path))
+    monkeypatch.setattr(fill_pages, "words_of_plot", lambda *names: {})
+    picture = root / "results/p/table1/demo/table1.png"
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            called(fill_pages.main, "--plots")
+        picture.touch()
+    assert drawn == [picture]

@@ -46,8 +46,13 @@ def panels_of(figure: FigureBase, count: int, across: int, **options: Any) -> li
 def set_title(figure: Figure, text: str) -> None:
     """The title of a figure, its lines wrapped to its width."""
     width = int(10 * figure.get_figwidth())
-    lines = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n")]
+    lines = [wrapped(line, width) for line in text.split("\n")]
     figure.suptitle(literal("\n".join(lines)), fontsize=FONT + 1)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Text in lines of so many letters, broken at spaces only: a name of a file or a row stays whole."""
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def legend_below(figure: FigureBase, drawn: Mapping[str, Any], columns: int, title: str | None = None) -> None:
@@ -104,8 +109,9 @@ def write_picture(figure: Figure, path: str | Path, colors: int = 256) -> Path:
     """The figure as a PNG of so many colours."""
     picture, small = io.BytesIO(), io.BytesIO()
     figure.savefig(picture, format="png", dpi=130, facecolor="white")
-    # a plot has few colours, and a palette takes a third of the bytes
-    Image.open(picture).convert("RGB").quantize(colors, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    # a plot has few colours, and a palette takes a third of the bytes; kmeans keeps the rare ones
+    image = Image.open(picture).convert("RGB")
+    image.quantize(colors, kmeans=3, dither=Image.Dither.NONE).save(small, "png", optimize=True)
     return write_atomically(path, small.getvalue())
 
 

@@ -5,7 +5,6 @@ Panels are in the order of reading, `across` of them side by side; those that sh
 
 import math
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -28,23 +27,25 @@ from common.base.drawing import (
     literal,
     look_of,
     set_title,
+    wrapped,
     write_figure,
     write_picture,
 )
 from common.report.formats import CHANCE, chance_level, heading, named, panel_label, stand_in, title_in_words
 from common.report.statistics import SHARE_OF, bounded_interval, interval_over_seeds
-from common.report.table import OF_SHARES, Column, Measured, Row, Table
+from common.report.table import CUT, OF_SHARES, Column, Measured, Row, Table, with_columns
 
 MOST_ROWS = 32  # of the figure of a table; more are a page that nobody compares by eye
+MANY_ROWS = 16  # more stand closer, in one line each
 MOST_POINTS = 200  # of a curve; a panel is some 400 pixels wide
 
 
 def plot_table(table: Table, path: str | Path, method: Mapping | None = None, title: str = "") -> list[Path]:
     """One panel per measured column: our mean and interval for every measured row, the chance level as a line.
 
-    With more than six columns recall at 5 and 10 has no panel beside recall at 1. A line of panels has the rows that
-    were measured in one of them. Nothing is drawn of more than MOST_ROWS rows, or if half of the columns or more are
-    constant.
+    With more than six columns recall at 5 and 10 has no panel beside recall at 1, nor has a column with less than a
+    quarter of the rows. A line of panels has the rows that were measured in one of them. Nothing is drawn of more than
+    MOST_ROWS rows, or if half of the columns or more are constant.
 
     Args:
         table: columns and rows without a measured cell, and columns that are constant over seeds, are left out.
@@ -62,16 +63,23 @@ def plot_table(table: Table, path: str | Path, method: Mapping | None = None, ti
     if 2 * len(columns) <= len(measured) or num_rows > MOST_ROWS:
         Path(path).unlink(missing_ok=True)  # of an earlier run
         return []
-    all_columns, columns = columns, _leading(columns)
-    words = title_in_words(table, title) + (", without R@5 and R@10" if len(columns) < len(all_columns) else "")
+    few = [column for column in columns if 4 * len(table.measured(column.key)) < num_rows]
+    all_columns, columns = columns, _leading(columns, few)
+    table = with_columns(table, columns)
+    left_out = dict.fromkeys(
+        "columns of few rows" if column in few else "R@5 and R@10" for column in all_columns if column not in columns
+    )
+    words = title_in_words(table, title) + (f", without {' and '.join(left_out)}" if left_out else "")
     across = _across(table, columns)
     lines = [columns[start : start + across] for start in range(0, len(columns), across)]
     rows_of = [[row for row in table.rows if any(row.ours.get(c.key) is not None for c in line)] for line in lines]
-    labels_of = [_labels(rows, method) for rows in rows_of]
+    long = num_rows > MANY_ROWS
+    labels_of = [_labels(rows, method, 64 if long else 36) for rows in rows_of]
     heights = [list(dict.fromkeys(labels)) for labels in labels_of]
     label_lines = [line for of_line in heights for label in of_line for line in label.split("\n")]
     width = 0.3 + 0.075 * max(map(len, label_lines)) + 2.5 * across
     of_a_row = 0.34 if all(labels.count(label) < 3 for labels in labels_of for label in labels) else 0.5
+    of_a_row *= 0.65 if long else 1
     sizes = [1.2 + of_a_row * max(len(of), 0.6 * sum(label.count("\n") + 1 for label in of)) for of in heights]
     figure = Figure(figsize=(width, sum(sizes) + 1.3), layout="constrained")
     grid = figure.add_gridspec(len(lines), across, height_ratios=sizes)
@@ -88,26 +96,40 @@ def plot_table(table: Table, path: str | Path, method: Mapping | None = None, ti
                 panel.set_yticks(range(len(of_line)), [literal(label) for label in of_line], fontsize=SMALL)
         first.set_ylim(len(of_line) - 0.4, -0.6)  # first row on top
     command = table.command if Path(path).parent.name != table.scale else ""
-    set_title(figure, f"{words}\n{heading(table.paper, table.table_id, table.scale, command)}")
-    cells = [row.ours.get(column.key) for column in columns for row in table.rows]
-    kinds = dict.fromkeys(cell.interval_kind for cell in cells if cell is not None and cell.interval is not None)
-    of_shares = [kind.endswith(OF_SHARES) for kind in kinds]
-    scale = OF_SHARES if all(of_shares) else f",{OF_SHARES} near the ends of the range" if any(of_shares) else ""
-    stated = " or ".join(dict.fromkeys(kind.removesuffix(OF_SHARES) for kind in kinds))
-    names = {"interval": f"interval: {stated}{scale}"}  # all are drawn alike
+    stated = _intervals(table)
+    seed = "" if stated or len(table.seeds) > 1 else ", one seed, no intervals"
+    set_title(figure, f"{words}\n{heading(table.paper, table.table_id, table.scale, command)}{seed}")
+    names = {"interval": f"interval: {stated}"}  # all are drawn alike
     room = int((width - 0.6) / 0.07)
     order = sorted(drawn, key=lambda name: name == "interval" or name.startswith(CHANCE))  # rows first
-    legend = {textwrap.fill(names.get(name, name), room): drawn[name] for name in order}
+    legend = {wrapped(names.get(name, name), room): drawn[name] for name in order}
     legend_below(figure, legend, len(legend) if sum(0.6 + 0.07 * len(text) for text in legend) < width else 1)
     return [write_picture(figure, path, colors=64)]
 
 
-def _leading(columns: list[Column]) -> list[Column]:
-    labels = {column.label for column in columns}
+def _intervals(table: Table) -> str:
+    # What the intervals are; of several kinds, in which columns
+    kinds, columns_of = set(), {}
+    for column in table.columns:
+        for cell in table.measured(column.key):
+            if cell.interval is not None:
+                kinds.add(cell.interval_kind)
+                kind = cell.interval_kind.removesuffix(OF_SHARES).removesuffix(CUT)
+                columns_of.setdefault(kind, {})[column.label] = None
+    several = len(columns_of) > 1
+    stated = "; ".join(f"{kind} ({', '.join(of)})" if several else kind for kind, of in columns_of.items())
+    of_shares = [kind.endswith(OF_SHARES) for kind in kinds]
+    if any(of_shares):
+        stated += OF_SHARES if all(of_shares) else f",{OF_SHARES} near the ends of the range"
+    return stated + (CUT if any(CUT in kind for kind in kinds) else "")
+
+
+def _leading(columns: list[Column], few: Sequence[Column]) -> list[Column]:
     if len(columns) <= 6:
         return columns
-    return [column for column in columns if (at_1 := re.sub(r"R@(5|10)\b", "R@1", column.label)) == column.label
-            or at_1 not in labels]  # fmt: skip
+    at_1 = {column.label: re.sub(r"R@(5|10)\b", "R@1", column.label) for column in columns}
+    beside = {label for label, other in at_1.items() if other != label and other in at_1}
+    return [column for column in columns if column.label not in beside and column not in few]
 
 
 def _across(table: Table, columns: Sequence[Column]) -> int:
@@ -125,12 +147,12 @@ def _kind(row: Row, method: Mapping | None) -> int:
     return next((n for n, pattern in enumerate(patterns, 1) if re.search(pattern, row.method)), 0)
 
 
-def _labels(rows: Sequence[Row], method: Mapping | None) -> list[str]:
+def _labels(rows: Sequence[Row], method: Mapping | None, width: int) -> list[str]:
     # By row; a row with the method has the label of the same row without it
     names = [row.ran or row.method for row in rows]
     name_of = dict(zip((row.method for row in rows), names))
     plain = [re.sub(method["pair"], "", row.method) if method and "pair" in method else "" for row in rows]
-    return [textwrap.fill(name_of.get(short, name), 36) for short, name in zip(plain, names)]
+    return [wrapped(name_of.get(short, name), width) for short, name in zip(plain, names)]
 
 
 def _constant(cells: Sequence[Measured]) -> bool:
@@ -164,7 +186,7 @@ def _draw_column(
                 )
                 drawn[chance_level([column])] = level
     better = ", lower is better" if column.better == "lower" else ""
-    panel.set_title(literal(textwrap.fill(panel_label(table, column), 36)), fontsize=SMALL)
+    panel.set_title(literal(wrapped(panel_label(table, column), 36)), fontsize=SMALL)
     label_axes(panel, f"{column.unit}{better}")
     panel.margins(x=0.12)
     return drawn
@@ -266,13 +288,17 @@ class Curves:
     level: tuple[str, float] | None = None
 
 
-def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list[Path]:
-    """The mean over seeds with its 95 % interval, none with one seed, over steps or sizes; returns both files."""
+def plot_curves(panels: Sequence[Curves], path: str | Path, across: int, one_scale: bool = False) -> list[Path]:
+    """The mean over seeds with its 95 % interval, none with one seed, over steps or sizes; returns both files.
+
+    one_scale: all panels have the same axes.
+    """
     labels = list(dict.fromkeys(label for panel in panels for label in panel.curves if label != panel.title))
     columns = across + 1 if max(map(len, labels), default=0) <= 32 else across
-    wrapped = {label: textwrap.fill(label, 44) for label in labels}
-    legend_rows = -(-sum(text.count("\n") + 1 for text in wrapped.values()) // columns)
-    figure, axes = figure_with_panels(len(panels), across, 0.6 + 3.4 * across, 2.7, 0.4 + 0.22 * legend_rows)
+    lines_of = {label: wrapped(label, 44) for label in labels}
+    legend_rows = -(-sum(text.count("\n") + 1 for text in lines_of.values()) // columns)
+    size = 0.6 + 3.4 * across, 2.7, 0.4 + 0.22 * legend_rows
+    figure, axes = figure_with_panels(len(panels), across, *size, sharex=one_scale, sharey=one_scale)
     drawn, records = {}, []
     for axis, panel in zip(axes, panels):
         for label, points in panel.curves.items():
@@ -282,12 +308,13 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
             records += [(panel.title, label, *row) for row in rows]
             line = draw_curve(axis, rows, index, label in panel.behind)
             if label != panel.title:
-                drawn[wrapped[label]] = line
+                drawn[lines_of[label]] = line
         if panel.level is not None:
             label, height = panel.level
             drawn[label] = axis.axhline(height, color=GREY, linewidth=1.2, linestyle=(0, (1, 1.5)))
-        axis.set_title(textwrap.fill(panel.title, 40), fontsize=FONT)
+        axis.set_title(wrapped(panel.title, 40), fontsize=FONT)
         label_axes(axis, panel.x_label, panel.y_label)
+        axis.tick_params(labelbottom=True, labelleft=True)
         if panel.log_x:
             axis.set_xscale("log", base=2)
             ticks = sorted({x for points in panel.curves.values() for x, _ in points})
@@ -343,7 +370,7 @@ def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path, besi
         The PNG and its numbers.
     """
     across = 1 + max(len(line.maps) for line in lines)
-    captions = [textwrap.fill(line.caption, 26) for line in lines]
+    captions = [wrapped(line.caption, 26) for line in lines]
     height = 1.5 + 0.11 * max(1 + caption.count("\n") for caption in captions)
     figure, axes = figure_with_panels(across * len(lines), across * beside, 1.25 * across * beside, height, 0.2)
     records = []
@@ -367,7 +394,7 @@ def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path, besi
     key = "clear: the hottest place of a map; grey: no heat; each map relative to its maximum"
     if any(line.boxes for line in lines):
         key += "; blue box: what is meant; dashed orange box: what the model chooses"
-    figure.supxlabel(textwrap.fill(key, 14 * across * beside), fontsize=SMALL)
+    figure.supxlabel(wrapped(key, 14 * across * beside), fontsize=SMALL)
     return write_figure(figure, path, ("caption", "map", "row", "column", "heat"), records)
 
 

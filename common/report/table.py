@@ -314,6 +314,21 @@ class Table:
         return [cell for row in self.rows if (cell := row.ours.get(key)) is not None]
 
 
+def with_columns(table: Table, columns: Sequence[Column]) -> Table:
+    """The table with some of its columns, in the order given, and the rows that were measured in them."""
+    keys = {column.key for column in columns}
+    rows = [
+        replace(
+            row,
+            paper={key: value for key, value in row.paper.items() if key in keys},
+            ours={key: cell for key, cell in row.ours.items() if key in keys},
+        )
+        for row in table.rows
+        if any(row.ours.get(key) for key in keys)
+    ]
+    return replace(table, columns=tuple(columns), rows=tuple(rows))
+
+
 def to_json(table: Table) -> str:
     """The table as indented JSON text; `from_json` gives it back unchanged."""
     return json_of_format("report table", _adapter(Table).dump_python(table, mode="json"))
