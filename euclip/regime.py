@@ -267,7 +267,7 @@ def regime(command: Command, code: PaperCode) -> list[Table]:
             missed = misses(means(numbers[cell]), *(means(numbers[other]) for other in others))
             numbers[cell] = [{**of_seed, "in_regime": float(not missed)} for of_seed in numbers[cell]]
             reasons += [f"{cell.label}: {'; '.join(missed)}."] if missed else []
-    plot_curves(_panels(runs), command.folder(code.name) / "regime_recall.png", across=2)
+    plot_curves(_panels(runs), command.folder(code.name) / "regime_recall.png", across=2, one_scale=True)
     findings = Findings(
         name="regime",
         caption="Starts and rates of the logit scale, and steps: where embeddings lie, and whether as in the paper.",

@@ -41,6 +41,7 @@ STRAIGHT_THROUGH = ("nearest_st", "nearest_local_st", "knn_local_st")  # on ever
 MATCHED = ("nearest_local_st", "knn_local_st")  # also as sharp as the cosine, and beside a cosine as soft
 CHOSEN = ("method.attach", "method.graph", "method.match_entropy", "method.scale_factor")  # by the rows
 FACTORS = (1.0, 0.75, 0.55, 0.4, 0.3, 0.086)  # of the cosine's scale, from the step of the first graph on
+CURVE = "cosine, scale x 1 (left) to x 0.086"  # in the figure
 ANGLE = "plain angle without a graph, gradient of the cosine"
 # two projections on cached features: a run takes half a minute, and the comparison is of distances, not of towers
 # both rates by make search, of the cosine's rows: results/geomm/search/photos-...
@@ -97,7 +98,7 @@ def rows_of(top: int, few: bool = False) -> dict[str, Reading]:
     for factor in factors:
         name, label = ("cosine", "cosine") if factor == 1 else (f"cosine_x{factor:g}", f"cosine, scale x {factor:g}")
         settings = () if factor == 1 else (f"method.scale_factor={factor:g}",)
-        rows[name] = Reading("clip.yaml", settings, label, "every panel", "cosine, scale x 1 to 0.086")
+        rows[name] = Reading("clip.yaml", settings, label, "every panel", CURVE)
 
     def with_controls(name: str, settings: tuple[str, ...], label: str, panel: str, curve: str) -> None:
         matching, sharp = (*settings, "method.match_entropy=true"), ", as sharp as the cosine"
@@ -272,6 +273,9 @@ def plot_softness(rows: Mapping[str, Reading], values: Mapping[tuple[str, str], 
                 drawn.setdefault(row.curve, []).append(points[name])
         return {label: sorted(of_label) for label, of_label in drawn.items()}
 
-    panels = dict.fromkeys(row.panel for row in rows.values() if row.panel.startswith("nearest"))
     x_label, y_label = "entropy of the softmax, nats", "mean of six recalls, percent"
-    plot_curves([Curves(panel, x_label, y_label, curves(panel)) for panel in panels], path, across=min(3, len(panels)))
+    panels = [
+        Curves(panel.replace(", gradient of the cosine", ""), x_label, y_label, curves(panel))  # all have it
+        for panel in dict.fromkeys(row.panel for row in rows.values() if row.panel.startswith("nearest"))
+    ]
+    plot_curves(panels, path, across=min(3, len(panels)), one_scale=True)

@@ -38,7 +38,7 @@ from geomm.finetune import code_of
 from geomm.graph_table import AT_THE_END, BESIDE_A_TABLE, OF_GRAPHS
 from geomm.hierarchy_error import deviation, ways_of
 from geomm.lookalikes import share_distinguished
-from geomm.readings import figures_of, gains, readings, rows_of
+from geomm.readings import CURVE, figures_of, gains, readings, rows_of
 from geomm.reproduce import main
 from geomm.table3 import WITHOUT, learnt, why_undecided
 from geomm.train import CODE as CODE_OF_GEOMM
@@ -397,8 +397,8 @@ def test_every_row_of_the_readings_is_trained_from_the_same_towers_and_stands_in
     complete = cells[rows["knn_local_st_complete"].label]
     assert [complete[name].mean for name in ("hops", "path_over_angle", "components")] == pytest.approx([1, 1, 1])
     drawn = read_plotted(geomm("readings") / "readings_softness.png")
-    cosine = [point for point in drawn if point["curve"] == "cosine, scale x 1 to 0.086"]
-    panel = "nearest centres, local, gradient of the cosine"
+    cosine = [point for point in drawn if point["curve"] == CURVE]
+    panel = "nearest centres, local"
     assert {point["panel"] for point in cosine} == {panel, f"{panel}, as sharp as the cosine"}
     expected = [(cells[row.label]["entropy"].mean, cells[row.label]["mean_recall"].mean)
                 for row in (rows["cosine"], rows["cosine_x0.3"])]  # fmt: skip
