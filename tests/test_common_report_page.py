@@ -356,6 +356,18 @@ def test_intervals_of_several_kinds_name_their_columns_and_one_seed_says_that_it
     assert drawn[1].get_suptitle().endswith(", one seed, no intervals")
 
 
+def test_a_long_title_and_a_long_legend_leave_room_for_the_panels(tmp_path, drawn):
+    names = ("A", "Geo-A", "A as soft as Geo")
+    rows = [Row(name, {}, {"x": cell(1.0, 2.0, chance=0.5)}, "measured") for name in names]
+    command = f'make reproduce-table0 SEEDS=2 ROWS="{" ".join(["a_row_with_a_long_name"] * 6)}"'
+    table = made_up_table(columns=[Column("x", "x")], rows=rows, command=command)
+    plot_table(table, tmp_path / "demo-8fe9" / "table0.png", METHOD)
+    drawn[0].draw_without_rendering()
+    (panel,), (legend,) = drawn[0].axes, drawn[0].legends
+    assert legend.get_window_extent().y1 < panel.get_window_extent().y0
+    assert panel.get_window_extent().y1 < drawn[0]._suptitle.get_window_extent().y0
+
+
 def test_names_of_files_in_titles_stay_whole(tmp_path, drawn):
     rows = [Row("row", {}, {"x": cell(1.0, 2.0)}, "measured")]
     label = "recall of the images of the-second-test-set.tar"

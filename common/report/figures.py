@@ -43,9 +43,9 @@ MOST_POINTS = 200  # of a curve; a panel is some 400 pixels wide
 def plot_table(table: Table, path: str | Path, method: Mapping | None = None, title: str = "") -> list[Path]:
     """One panel per measured column: our mean and interval for every measured row, the chance level as a line.
 
-    With more than six columns recall at 5 and 10 has no panel beside recall at 1, nor has a column with less than a
-    quarter of the rows. A line of panels has the rows that were measured in one of them. Nothing is drawn of more than
-    MOST_ROWS rows, or if half of the columns or more are constant.
+    With more than six columns recall at 5 and 10 has no panel beside recall at 1, nor has a column with one of three
+    rows or more, or less than a quarter of them. A line of panels has the rows that were measured in one of them.
+    Nothing is drawn of more than MOST_ROWS rows, or if half of the columns or more are constant.
 
     Args:
         table: columns and rows without a measured cell, and columns that are constant over seeds, are left out.
@@ -63,7 +63,8 @@ def plot_table(table: Table, path: str | Path, method: Mapping | None = None, ti
     if 2 * len(columns) <= len(measured) or num_rows > MOST_ROWS:
         Path(path).unlink(missing_ok=True)  # of an earlier run
         return []
-    few = [column for column in columns if 4 * len(table.measured(column.key)) < num_rows]
+    least = max(2, num_rows / 4) if num_rows > 2 else 1
+    few = [column for column in columns if len(table.measured(column.key)) < least]
     all_columns, columns = columns, _leading(columns, few)
     table = with_columns(table, columns)
     left_out = dict.fromkeys(
@@ -103,7 +104,10 @@ def plot_table(table: Table, path: str | Path, method: Mapping | None = None, ti
     room = int((width - 0.6) / 0.07)
     order = sorted(drawn, key=lambda name: name == "interval" or name.startswith(CHANCE))  # rows first
     legend = {wrapped(names.get(name, name), room): drawn[name] for name in order}
-    legend_below(figure, legend, len(legend) if sum(0.6 + 0.07 * len(text) for text in legend) < width else 1)
+    beside = len(legend) if sum(0.6 + 0.07 * len(text) for text in legend) < width else 1
+    legend_below(figure, legend, beside)
+    more = figure.get_suptitle().count("\n") + len(legend) // beside - 6  # lines beyond the room for title and legend
+    figure.set_figheight(figure.get_figheight() + 0.2 * max(0, more))
     return [write_picture(figure, path, colors=64)]
 
 
