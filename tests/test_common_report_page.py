@@ -2,7 +2,10 @@
 
 import dataclasses
 import math
+import os
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -205,6 +208,24 @@ def test_a_broken_file_is_named_and_no_page_is_written(tmp_path, end):
     with pytest.raises(ValueError, match=rf"^{folder / 'table1'}\.json is broken: "):
         main(["--results", str(tmp_path / "results"), "--output", str(tmp_path / "page.html")])
     assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["page", "--results", "results", "--output", "file/page.html"], "file"),
+        (["seeds", "euclip", "--results", "broken"], "table1.json is broken"),
+    ],
+)
+def test_what_a_user_can_cause_is_one_line_and_no_traceback(words, message, tmp_path):
+    (tmp_path / "file").write_text("")
+    for name in ("results", "broken"):
+        write_table(made_up_table(), tmp_path / name / "no_paper/table0/demo")
+    (tmp_path / "broken/no_paper/table0/demo/table1.json").write_text('{"format": "report table"')
+    command, environment = [sys.executable, "-m", f"common.report.{words[0]}", *words[1:]], {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert re.fullmatch(rf"error: .*{message}.*\n", ended.stderr), ended.stderr
 
 
 def test_without_tables_the_page_and_one_line_say_so(tmp_path, capsys):

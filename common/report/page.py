@@ -356,5 +356,5 @@ def _prose(text: str) -> Markup:
 if __name__ == "__main__":
     try:
         main()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -4,6 +4,7 @@ python -m common.report.seeds oblique_topology --scale photos
 """
 
 import math
+import sys
 from collections.abc import Sequence
 
 from common.base.arguments import Parser
@@ -33,4 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
