@@ -238,3 +238,12 @@ def test_no_evaluation_replaces_that_of_other_heads_another_geometry_or_an_earli
         content = {"paper": "euclip", "training_data": "x.pt", "evaluations": {}, **read, **changed}
         save_answer(content, {}, "x.pt", None)
     assert len(list((tmp_path / "evaluations" / "euclip").glob("x.pt-*_hits.json"))) == 5
+
+
+def test_an_evaluation_is_printed_where_its_file_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    number = {"metrics": {"acc1": 0.625}, "chance": {}, "protocol": {"data": "pets", "fingerprint": "0a1b2c3d"}}
+    content = {"paper": "euclip", "step": 6, "training_data": "x.pt", "evaluations": {"pets": number}}
+    with pytest.raises(OSError):
+        save_answer(content, {}, "x.pt", tmp_path / "file" / "answer.json")
+    assert "pets: acc 62.5" in capsys.readouterr().out

@@ -268,9 +268,11 @@ def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpo
         read = [content.get(key) for key in ("step", "layout", "geometry", "heads")]
         name = f"{'-'.join(Path(checkpoint).parts[-2:]).strip('/')}-{hash_of([checkpoint, read, protocols])}.json"
         output = outputs() / "evaluations" / content["paper"] / name
+    # printed first: a file that cannot be written loses no headline number
+    print(evaluation_text(content), flush=True)
     write_json(hits_beside(output), {role: result.hits for role, result in results.items()})
     write_json(output, content)
-    print(f"{evaluation_text(content)}\nall metrics and protocols: {shown(output)}")
+    print(f"all metrics and protocols: {shown(output)}")
 
 
 def hits_beside(evaluation: Path) -> Path:
