@@ -37,14 +37,13 @@ def publish(run: Path, folder: Path, licence: str) -> None:
     if not (run / "config.yaml").is_file():  # a checkpoint, which holds none
         raise ConfigError(f"--run {run} has no config.yaml; expected the folder of a run")
     state = {**checkpoint.state, "config": without_places(checkpoint.state["config"])}
-    checkpoint = replace(checkpoint, state=state)
     if "kind" in state:
         raise CheckpointError(
             f"{checkpoint.path} is a model of kind {state['kind']!r}; expected a run of images and captions"
         )
     if folder.exists():
         raise ConfigError(f"{folder} exists already; expected --output with a new folder")
-    write_published(checkpoint, folder)
+    write_published(replace(checkpoint, state=state), folder)
     (folder / "config.yaml").write_text(yaml.safe_dump(state["config"], sort_keys=False), encoding="utf-8")
     words = tokenizer_from_json(state["tokenizer"]).vocabulary
     (folder / "vocabulary.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
@@ -68,10 +67,12 @@ def without_places(settings: Any) -> Any:
 def card(checkpoint: Checkpoint, run: Path, measured: dict[str, Any], licence: str, name: str) -> str:
     """The model card, in Markdown with the hub's header; `measured`: evaluations by role."""
     state = checkpoint.state
-    config, paper = state["config"], state["paper"]
+    config, paper = without_places(state["config"]), state["paper"]
     row = RunName.of(run)
     has_towers = any(tensor.startswith("image_tower.") for tensor in checkpoint.model_tensors())
-    data = " data.root=<folder of the data>" if config["data"].get("root") else ""  # where it lies is not published
+    # where the data lie is not published
+    is_elsewhere = config["data"].get("root") or config["data"] != state["config"]["data"]
+    data = " data.root=<folder of the data>" if is_elsewhere else ""
     start = ""
     if has_towers and row.scale:  # GeoMM's encoders start no other run
         start = f"\npython {paper}/train.py --config {row.row} --scale {row.scale} model.init={name}"

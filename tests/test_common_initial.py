@@ -495,6 +495,11 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     card = publish.card(unfinished, run_folder, {}, "mit", "mine")
     assert "after 1 of 2 steps: its training is not" in card
     assert "## Measured\n\nThis model was not evaluated;" in card
+    config = last.state["config"]
+    named = {**config, "data": {**config["data"], "root": "", "test": "/data/mine/test.tsv"}}  # files, and no folder
+    card = publish.card(replace(last, state={**last.state, "config": named}), run_folder, {}, "mit", "mine")
+    assert "evaluate.py --checkpoint mine data.root=<folder of the data>\n" in card
+    assert "/data/mine" not in card
     monkeypatch.chdir(run_folder)
     called(publish.main, "--run", ".", "--licence", "mit")
     assert [path.name for path in Path("published").iterdir()] == ["table1_ours-smoke-0123abcd-seed0"]
