@@ -138,7 +138,19 @@ class Losses(NamedTuple):
     logged: Mapping[str, torch.Tensor]
 
 
-class QueueClip(nn.Module):
+class HoldsEncoders(nn.Module):
+    """A model whose towers are those of its `encoders`; a run loads them under their names."""
+
+    @property
+    def image_tower(self) -> nn.Module:
+        return self.encoders.image_tower
+
+    @property
+    def text_tower(self) -> nn.Module:
+        return self.encoders.text_tower
+
+
+class QueueClip(HoldsEncoders):
     """CLIP against pools of momentum keys: ALBEF without fusion.
 
     What differs from plain CLIP:
@@ -164,14 +176,6 @@ class QueueClip(nn.Module):
         self.encoders, self.geometry, self.logit_scale = encoders, geometry, logit_scale
         self.momentum_encoders = MomentumEncoder(encoders)
         self.image_pool, self.text_pool = image_pool, text_pool
-
-    @property
-    def image_tower(self) -> nn.Module:
-        return self.encoders.image_tower
-
-    @property
-    def text_tower(self) -> nn.Module:
-        return self.encoders.text_tower
 
     def start_momentum_(self) -> None:
         self.momentum_encoders.encoder.load_state_dict(self.encoders.state_dict())

@@ -21,6 +21,7 @@ from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.vision import VisionTransformer
 from common.geometry import Scalar, Sphere
+from common.methods.albef import HoldsEncoders
 from common.momentum import MomentumEncoder
 from common.vectors import inner_product_similarity
 
@@ -73,21 +74,13 @@ def classifier(width: int, num_classes: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, num_classes))
 
 
-class TaskModel(nn.Module):
+class TaskModel(HoldsEncoders):
     """The common part of the task models; `distils`: has a momentum copy of the encoders."""
 
     def __init__(self, encoders: FusedReader, distils: bool = True) -> None:
         super().__init__()
         self.encoders, self.momentum_encoders = encoders, MomentumEncoder(encoders) if distils else None
         self.geometry = Sphere()  # of the towers; no task compares embeddings
-
-    @property
-    def image_tower(self) -> nn.Module:
-        return self.encoders.image_tower
-
-    @property
-    def text_tower(self) -> nn.Module:
-        return self.encoders.text_tower
 
     def scalars(self) -> list[Scalar]:
         """None: the temperature acts in no task's loss."""
