@@ -32,6 +32,7 @@ from common.report.hits import Hits
 from common.report.page import outdated
 from common.report.statistics import interval_over_seeds
 from common.report.table import (
+    CUT,
     SEEDS_INTERVAL,
     Column,
     Measured,
@@ -491,3 +492,19 @@ def test_what_runs_were_trained_on_names_each_set_once():
     assert of(*reversed(seeds), seeds[0]) == "scenes/train, 5 pictures (aaaa1111, bbbb2222)"
     clip = "clip (0123456789ab), published"
     assert of(seeds[0], clip, "toy/pairs") == f"{clip}, {seeds[0]}, toy/pairs"
+
+
+def test_a_count_has_no_interval_below_the_least_possible_one():
+    values = (1.0, 1.5, 1.0)
+    low, high = interval_over_seeds(values)
+    units = ("components", "ratio")
+    table = made_up_table(
+        columns=[Column(unit, unit, unit) for unit in units],
+        rows=[Row("a", {}, {unit: cell(*values) for unit in units}, "measured")],
+        seeds=(0, 1, 2),
+    )
+    cut, free = (table.measured(unit)[0] for unit in units)
+    assert low < 1
+    assert (free.interval, free.interval_kind) == ((low, high), SEEDS_INTERVAL)
+    assert (cut.interval, cut.interval_kind) == ((1.0, high), SEEDS_INTERVAL + CUT)
+    assert "[1, 1.884]" in to_markdown(table)
