@@ -70,7 +70,6 @@ def of_geometry(name):
     return {
         "is_repeated": all(torch.equal(*pair) for pair in zip(by_kernel, again)),
         "float64": errors(by_kernel, exact),
-        "tiles": errors(of(geometry_loss, geometry, sides, logit_scale, tile=KERNEL["tile"]), exact),
     }
 
 
@@ -103,8 +102,7 @@ def with_queue():
     queue = QueuedPairs(old[0], old[1].flip(0), torch.arange(9))
     exact = of(contrastive_loss, geometry, sides, logit_scale, torch.float64, queue=QueuedPairs(*map(_double, queue)))
     by_kernel = of(geometry_loss, geometry, sides, logit_scale, queue=queue, **KERNEL | {"tile": 32})
-    by_tiles = of(geometry_loss, geometry, sides, logit_scale, tile=32, queue=queue)
-    return {"float64": errors(by_kernel, exact), "tiles": errors(by_tiles, exact)}
+    return errors(by_kernel, exact)
 
 
 def _double(tensor):

@@ -202,7 +202,7 @@ def test_padding_is_that_of_the_caption_whatever_stands_in_place_of_its_words(en
 def test_without_a_masked_word_the_loss_is_zero_and_its_gradient_finite():
     model, (images, token_ids) = tiny_albef(), tiny_batch()
     losses = model(images, token_ids, token_ids, torch.full_like(token_ids, NOT_MASKED), 0.4)
-    assert float(losses.parts["words"]) == 0.0
+    assert losses.parts["words"].item() == 0.0
     sum(losses.parts.values()).backward()
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
 

@@ -60,11 +60,13 @@ def interpreted():
 
 
 def test_value_and_every_gradient_are_those_of_the_plain_loss(interpreted):
-    """Those by squared Lorentz distances have lost digits in tiles of torch operations, too."""
+    """That of a curvature sums over all pairs in float32, by squared Lorentz distances in tiles of torch operations, too."""
     assert len(interpreted["geometries"]) == 6
     for result in interpreted["geometries"].values():
-        assert result["float64"][0] < 1e-6
-        assert max(result["float64"]) < max(1e-5, *(2 * error for error in result["tiles"]))
+        loss, *gradients = result["float64"]
+        assert loss < 1e-6
+        assert max(gradients[:3]) < 1e-5
+        assert max(gradients[3:], default=0) < 1e-4
         assert result["is_repeated"]  # to the last bit
 
 
@@ -76,8 +78,9 @@ def test_two_processes_give_the_gradients_of_the_whole_batch(interpreted):
 
 
 def test_a_queue_is_added_in_tiles(interpreted):
-    result = interpreted["with_queue"]
-    assert max(result["float64"]) < max(1e-5, *(2 * error for error in result["tiles"]))
+    errors = interpreted["with_queue"]
+    assert max(errors[:4]) < 1e-5
+    assert max(errors[4:]) < 1e-4
 
 
 # what is frozen changes nothing for the rest; a batch that is almost solved keeps its digits; angles are atan's
