@@ -382,6 +382,13 @@ def test_terminal_text_keeps_to_its_width_and_shows_every_column(width):
         assert f"{10.5 + number:.1f} ± 6.4" in text
 
 
+def test_columns_of_one_name_state_their_data_in_a_terminal():
+    columns = tuple(Column(f"{name}_r1", "R@1", stands_in_for=f"scenes/{name}") for name in ("test", "crowded"))
+    row = Row("Sphere", {}, {column.key: cell(10.0, 11.0) for column in columns}, "measured")
+    text = to_text(made_up_table(columns=(*columns, Column("loss", "loss")), rows=[row]), 100)
+    assert re.search(r"^method +R@1 +R@1 +loss\n +scenes/test +scenes/crowded$", text, re.MULTILINE)
+
+
 def test_csv_holds_every_number_in_full():
     table = made_up_table()
     record = next(csv.DictReader(io.StringIO(to_csv(table))))

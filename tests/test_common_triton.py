@@ -60,7 +60,7 @@ def interpreted():
 
 
 def test_value_and_every_gradient_are_those_of_the_plain_loss(interpreted):
-    """That of a curvature sums over all pairs in float32, by squared Lorentz distances in tiles of torch operations, too."""
+    """A curvature's is a sum over all pairs in float32, which loses digits in tiles of torch operations, too."""
     assert len(interpreted["geometries"]) == 6
     for result in interpreted["geometries"].values():
         loss, *gradients = result["float64"]

@@ -9,6 +9,7 @@ import math
 import re
 import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -488,8 +489,12 @@ def to_text(table: Table, width: int = 100) -> str:
     facts = dict(provenance(table))
     run = [f"{name} {text}" for name, text in facts.items() if name not in ("paper", "table", "command")]
     head = [f"{table.table_id} of {facts['paper']}", table.caption, " | ".join(run), f"command: {facts['command']}"]
-    measured_on = [f"{column.label}: {source}" for column in table.columns if (source := stand_in(table, column))]
-    measured_on = f"{OUR_DATA}: {'; '.join(measured_on)}" if measured_on else ""
+    sources: dict[str, list[str]] = {}
+    for column in table.columns:
+        if source := stand_in(table, column):
+            sources.setdefault(source, []).append(column.label)
+    measured_on = "; ".join(f"{', '.join(labels)}: {source}" for source, labels in sources.items())
+    measured_on = f"{OUR_DATA}: {measured_on}" if measured_on else ""
     above = [_filled(text, width) for text in [*head, warning(table), reading(table), measured_on] if text]
     below = [_filled(line_below(table), width)] if line_below(table) else []
     below += [_filled(f"{label}: {text}", width) for label, text in remarks(table, with_status=True)]
@@ -500,7 +505,9 @@ def to_text(table: Table, width: int = 100) -> str:
 def _text_blocks(table: Table, width: int) -> Iterator[str]:
     groups = [group for group in lay_out(table, compact=True) if group[0].kind != "stand_in"]
     lines = [line for group in groups for line in group]
-    labels = [textwrap.wrap(column.label, _TEXT_COLUMN) for column in table.columns]
+    alike = Counter(column.label for column in table.columns)  # columns that their data alone tell apart
+    data = [[named(stand_in(table, column) or "")] if alike[column.label] > 1 else [] for column in table.columns]
+    labels = [textwrap.wrap(column.label, _TEXT_COLUMN) + below for column, below in zip(table.columns, data)]
     method_width = min(_TEXT_METHOD, max(len(line.method) for line in lines))
     source_width = max(len(line.source) for line in lines)
     cell_width = 2 + max(len(text) for texts in (*labels, *(line.cells for line in lines)) for text in texts)
