@@ -1,6 +1,7 @@
 """Validation splits: what is held out is never trained on, never tested, and stays when files are added."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -207,6 +208,8 @@ def test_statements_are_held_out_by_their_pictures_and_dev_is_reported_only(tmp_
     rest, (held,) = open_training_set(data, 0), open_task_validation(data)
     assert len(rest) + len(held) == 40
     assert not pixels_in(rest) & pixels_in(held)  # both statements on two pictures lie on one side
+    assert [len(set_) for set_ in open_task_validation(replace(data, num_val=5))] == [5]
+    assert [len(set_) for set_ in open_task_validation(TaskData(task="nlvr2", image_size=16, num_val=4))] == [4]
     first = {"nlvr2_dev": "one 40", "nlvr2_test": "one 50", "nlvr2_exchanged": "one 50"}
     for role, items in open_test_sets(data).items():
         assert items[0]["statement"] == first[role]

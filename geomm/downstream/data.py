@@ -19,6 +19,7 @@ from common.data.broken import BrokenSample
 from common.data.held_out import split_off
 from common.data.order import SampleOrder, order_of, seed_of
 from common.data.pairs import Pairs, image_transform, lost_at_open, open_training_pairs
+from common.data.part import some_of
 from common.data.scenes import AnnotationTask, annotation_task
 from common.data.scenes.phrases import ANSWERS
 from common.data.text import build_tokenizer, tokenizer_from_json, warn_of_unread_words
@@ -92,7 +93,7 @@ def _open(data: TaskData, part: str, seed: int) -> Any:
     """The set of one part, "train", "val", "dev" or "test"; the seed is that of scenes."""
     if data.source == "scenes":
         drawn = part if part in ("train", "val") else "test"
-        size = data.num_train if part == "train" else data.num_test
+        size = {"train": data.num_train, "val": data.num_val or data.num_test}.get(part, data.num_test)
         return annotation_task(data.task, size=size, image_size=data.image_size, seed=seed, part=drawn)
     key = {"train": "train", "val": "train", "dev": "val", "test": "test"}[part]
     named = getattr(data, key)
@@ -110,7 +111,7 @@ def _open(data: TaskData, part: str, seed: int) -> Any:
     )
     if key == "train" and data.val_share:
         split = split_off(opened, data.val_share)
-        opened = split.validation if part == "val" else split.training
+        opened = some_of(split.validation, data.num_val) if part == "val" else split.training
     if data.task == "vqa" and part != "train":
         unconfirmed = sum(len(opened.row(index)["answers"]) < 2 for index in range(len(opened)))
         if unconfirmed:
