@@ -235,6 +235,8 @@ def test_weights_files_are_read_in_every_form(tmp_path):
     archive = read_weights(tmp_path / "d.pt")
     assert "input_resolution" not in archive
     assert torch.equal(archive["visual.conv1.weight"], state["visual.conv1.weight"])
+    stated = r"d\.pt states the activation quick_gelu; expected quick_gelu, got gelu"
+    refused((stated, lambda: load_clip(tmp_path / "d.pt", "gelu")), error=WeightsError)
 
 
 def test_a_file_that_would_execute_code_is_refused(tmp_path):
@@ -317,9 +319,10 @@ def test_heads_of_a_bare_file_are_those_of_the_published_model_or_asked_for(tmp_
     stated = "has 3 attention heads in its image tower, --heads states 4; expected 3"
     refused(
         (
-            r"a\.safetensors: no tensor states the heads of the image tower, .* width 48 ",
+            r"a\.safetensors: no tensor states the heads of the image tower, .* width 48 .* give --heads IMAGE,TEXT",
             lambda: load_clip(file, "gelu"),
         ),
+        ("heads of the text tower, .* width 32 ", lambda: load_clip(file, "gelu", {"image": 3, "text": None})),
         (stated, lambda: agreed_heads("a folder", heads_in(load_clip(tmp_path / "exported")), heads_argument("4"))),
         ("does not state its activation: give quick_gelu", lambda: load_clip(file)),
         error=WeightsError,
