@@ -3,11 +3,12 @@
 import math
 import os
 import signal
+from functools import partial
 
 import pytest
 import torch
 from accelerate import Accelerator
-from killed_run import assert_same_to_the_last_bit, killed_after
+from killed_run import resumed_after
 from runs import logged, row_config, trained
 
 from common.base.config import SCALES, ConfigError
@@ -145,10 +146,8 @@ def test_a_fixed_temperature_stays_to_the_last_bit(tmp_path, not_evaluated):
 
 
 def test_a_run_with_queue_and_momentum_encoder_resumes_to_the_last_bit(tmp_path, not_evaluated):
-    whole = run(tmp_path / "whole", *QUEUE)
-    assert weights(whole)["memory.image_pool.queue.fill_level"] == 40  # 96 pairs have passed through
-    files = run(killed_after(3, whole, tmp_path / "half"), *QUEUE, resume=True)
-    assert_same_to_the_last_bit(whole, files)
+    unbroken = resumed_after(3, partial(trained, PAPER, config_of(*QUEUE)), tmp_path)
+    assert weights(unbroken)["memory.image_pool.queue.fill_level"] == 40  # 96 pairs have passed through
 
 
 def test_ids_make_a_repeated_picture_of_the_queue_a_positive(tmp_path, not_evaluated):

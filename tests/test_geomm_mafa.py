@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from killed_run import assert_same_to_the_last_bit, killed_after
+from killed_run import resumed_after
 from processes import in_processes
 from refusals import refused
 from runs import logged, row_config, trained
@@ -23,7 +23,7 @@ from common.data.tokenizer import WordTokenizer
 from common.distributed import rank
 from common.geometry import unit
 from common.reproduce.rows import Job, run_row
-from common.run.checkpoint import last_checkpoint
+from common.run.checkpoint import last_checkpoint, open_checkpoint
 from common.run.inputs import open_training_data
 from geomm.evaluate import load_encoder
 from geomm.finetune import CODE as TASKS
@@ -326,13 +326,11 @@ def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, 
     config = config_of("mafa", *FEW, *start, "data.num_train=19", "optim.global_batch_size=4", "optim.steps=9",
                        "run.save_every=7", f"run.num_workers={workers}", "method.group_span=8", "method.group_queue=8",
                        "run.keep_checkpoints=2", "method.hardest_negatives=false")  # fmt: skip
-    unbroken = trained("geomm", config, tmp_path / "unbroken")
-    assert smoothings == [0.0] * 2 * 4 + [0.5] * 2 * 5  # none in the first epoch
-    assert drawn == [scale for scale in logged(unbroken, "logit_scale") for _ in "it"]
-    folder = killed_after(7, unbroken, tmp_path / "resumed")
-    middle = last_checkpoint(folder / "checkpoints").model_tensors()
+    unbroken = resumed_after(7, partial(trained, "geomm", config), tmp_path)
+    assert smoothings == [0.0] * 2 * 4 + [0.5] * 2 * (5 + 2)  # none in the first epoch; two steps are made twice
+    assert drawn[: 2 * 9] == [scale for scale in logged(unbroken, "logit_scale") for _ in "it"]
+    middle = open_checkpoint(unbroken.checkpoints / "step-00000007").model_tensors()
     assert [int(middle[f"grouping.{name}"]) for name in ("epoch", "placed", "held")] == [1, 8, 4]
-    assert_same_to_the_last_bit(unbroken, trained("geomm", config, folder, resume=True))
     assert int(last_checkpoint(unbroken.checkpoints).model_tensors()["grouping.epoch"]) == 2
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from accelerate import Accelerator
-from killed_run import assert_same_to_the_last_bit, killed_after
+from killed_run import records, resumed_after
 from PIL import Image
 from processes import in_processes
 from refusals import refused
@@ -461,15 +461,16 @@ def test_what_a_task_starts_with_are_the_weights_of_its_run(row, finished):
 def test_a_run_goes_on_to_the_last_bit(row, finished, tmp_path):
     often = ("optim.steps=4", "run.save_every=2", "run.evaluate_every=2")
     config = config_of(row, *FEW, *often, f"start.run={finished[row].config.start.run}")
-    items, unbroken = open_training_set(config.data, 0), RunFiles(tmp_path / "unbroken")
-    finetune(config, items, unbroken, False, Accelerator(cpu=True))
-    resumed = RunFiles(killed_after(2, unbroken, tmp_path / "resumed"))
-    finetune(config, items, resumed, True, Accelerator(cpu=True))
-    assert_same_to_the_last_bit(unbroken, resumed)
-    events = [line for line in read_log(unbroken.log) if line["event"] == "evaluate"]
+
+    def run(folder, resume=False):
+        finetune(config, open_training_set(config.data, 0), RunFiles(folder), resume, Accelerator(cpu=True))
+        return RunFiles(folder)
+
+    unbroken = resumed_after(2, run, tmp_path)
+    events = records(unbroken, "evaluate")
     assert [line["step"] for line in events] == [2, 4]
-    final = [json.loads(files.validation.read_text())["validation"] for files in (unbroken, resumed)]
-    assert final[0] == final[1] == {f"{config.data.task}_val": events[-1]["metrics"]}
+    final = json.loads(unbroken.validation.read_text())["validation"]
+    assert final == {f"{config.data.task}_val": events[-1]["metrics"]}
 
 
 @pytest.mark.parametrize("row", ["vqa_albef", "visual_entailment_albef", "nlvr2_albef"])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from killed_run import assert_same_to_the_last_bit, killed_after
+from killed_run import records, resumed_after
 from refusals import refused
 from runs import row_config, trained
 from test_common_initial import WORDS, inputs, public  # noqa: F401
@@ -313,17 +313,11 @@ def test_a_run_goes_on_within_a_period_to_the_last_bit(tmp_path):
                        "model.text.dropout=0.1",
                        "method.graph_update_interval=3", "method.queue_size=40",
                        "method.match_entropy=true")  # fmt: skip
-    unbroken = trained("geomm", config, tmp_path / "unbroken")
-    folder = killed_after(5, unbroken, tmp_path / "resumed")  # between the graphs of steps 3 and 6
-    resumed = trained("geomm", config, folder, resume=True)
-    assert_same_to_the_last_bit(unbroken, resumed)
+    unbroken = resumed_after(5, partial(trained, "geomm", config), tmp_path)  # between the graphs of steps 3 and 6
     whole = last_checkpoint(unbroken.checkpoints).model_tensors()
     assert whole["image_pool.has_graph"]
     assert whole["image_pool.scale_factor"] == whole["text_pool.scale_factor"] > 0
-    events = [[line for line in read_log(run_files.log) if line["event"] in ("graph", "scale_factor")]
-              for run_files in (unbroken, resumed)]  # fmt: skip
-    assert events[0] == events[1]
-    assert [line["step"] for line in events[0]] == [4, 4, 4, 7, 7]
+    assert [line["step"] for line in records(unbroken, "graph", "scale_factor")] == [4, 4, 4, 7, 7]
 
 
 @pytest.mark.parametrize("row", ["towers_flip", "flip", "flip_geo"])

@@ -1,13 +1,14 @@
 """geomm/vision: SwAV against the published loops, prototypes as a graph, MoCo v2 with the pool, processes, resumes."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 from conftest import SmokeParts
-from killed_run import assert_same_to_the_last_bit, killed_after
+from killed_run import resumed_after
 from processes import in_processes
 from scipy.sparse.csgraph import shortest_path
 from torch import nn
@@ -274,9 +275,7 @@ def test_a_run_goes_on_within_a_period_to_the_last_bit(name, pretrained, tmp_pat
     settings = ("method.small_views=1", "method.code_queue=24") if name == "swav_geo" else ()
     config = config_of(name, *settings, "method.graph_update_interval=3", "optim.steps=8", "run.save_every=7",
                        "run.evaluate_every=0", "run.log_every=1", "data.num_test=20")  # fmt: skip
-    unbroken = pretrained(config, tmp_path / "unbroken")
-    resumed = pretrained(config, killed_after(7, unbroken, tmp_path / "resumed"), resume=True)
-    assert_same_to_the_last_bit(unbroken, resumed)
+    unbroken = resumed_after(7, partial(pretrained, config), tmp_path)
     whole = last_checkpoint(unbroken.checkpoints).model_tensors()
     assert whole["contrast.pool.has_graph" if name == "moco_v2_geo" else "prototypes.has_paths"]
 

@@ -24,6 +24,7 @@ from oblique_topology.evaluate import MODELS, load_encoder, reevaluate
 from oblique_topology.model import build_model
 
 QUIET = ("run.log_every=1", "run.evaluate_every=0")
+FOLLOWED = ("run.evaluate_every=3", "run.save_every=1", "run.keep_checkpoints=4")
 PAPER = "oblique_topology"
 
 
@@ -33,8 +34,7 @@ def run(folder, *overrides, resume=False, row="table2_clip"):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    settings = ("run.evaluate_every=3", "run.save_every=1", "run.keep_checkpoints=4")
-    return run(tmp_path_factory.mktemp("unbroken"), *settings)
+    return run(tmp_path_factory.mktemp("unbroken"), *FOLLOWED)
 
 
 def test_training_lowers_the_loss_and_writes_everything(tmp_path):
@@ -59,8 +59,7 @@ def test_recall_and_zero_shot_accuracy_are_followed_in_log_tracker_and_on_the_sc
 ):
     tracked = {}
     monkeypatch.setattr(Accelerator, "log", lambda self, values, step: tracked.setdefault(step, {}).update(values))
-    half = killed_after(3, unbroken, tmp_path / "half")
-    files = run(half, "run.evaluate_every=3", "run.save_every=1", "run.keep_checkpoints=4", resume=True)
+    files = run(killed_after(3, unbroken, tmp_path / "half"), *FOLLOWED, resume=True)
     config, encoder = load_encoder(last_checkpoint(files.checkpoints), torch.device("cpu"))
     size = config.data.num_val
     others = classification_task("imagenet", size=size, image_size=config.data.image_size, part="val")
@@ -103,7 +102,7 @@ def test_another_seed_gives_other_losses(unbroken, tmp_path, not_evaluated):
 
 
 def test_resume_equals_unbroken_run(unbroken, tmp_path):
-    files = run(killed_after(3, unbroken, tmp_path / "half"), resume=True)
+    files = run(killed_after(3, unbroken, tmp_path / "half"), *FOLLOWED, resume=True)
     assert_same_to_the_last_bit(unbroken, files)
     assert files.evaluation.is_file()
 
