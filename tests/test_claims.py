@@ -3,16 +3,15 @@
 import ast
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
 
+from common.base.places import ROOT
 from common.report.claims.decide import audit
 from common.report.claims.read import FAILS, load_claims, load_paper_tables
 from common.report.claims.verdict import UNCHECKED
 
-ROOT = Path(__file__).resolve().parents[1]
 PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
 PRINTED = {paper: load_paper_tables(ROOT / paper / "paper_tables.yaml") for paper in PAPERS}
 CLAIMS = {

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numba
 import pytest
@@ -11,8 +10,8 @@ import torch
 from processes import in_processes
 
 from common.base.compiled import compiled
+from common.base.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = """
 import numba, numpy
 def total(values):

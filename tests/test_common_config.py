@@ -5,7 +5,6 @@ import pickle
 import re
 import typing
 from functools import partial
-from pathlib import Path
 
 import pytest
 import yaml
@@ -26,6 +25,7 @@ from common.base.config import (
     to_dict,
 )
 from common.base.fields import home_expanded, settings_of
+from common.base.places import ROOT
 from common.base.settings import TAKEN_BY, DataConfig, MixedSet, OptimConfig
 from common.base.vision_settings import VisionDataConfig
 from common.tiled import KERNELS
@@ -41,7 +41,6 @@ from geomm.lookalikes import SugarCrepeFiles
 from oblique_topology.coco_table import CocoFiles
 from oblique_topology.config import Config
 
-ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "oblique_topology"
 TRAIN_PY = partial(entry_arguments, "", FOLDER / "train.py", Config, "table2_clip.yaml")
 SCALE_FILES = sorted(ROOT.glob("*/configs/scale_*.yaml"))
@@ -197,7 +196,7 @@ def test_what_a_scale_says_of_rows_wins_over_the_row_and_a_longer_beginning_over
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("row", ["table4_euclip", "b16_euclip", "table4_clip"])
 def test_a_copied_row_names_what_the_scale_sets_for_the_original_alone(tmp_path, row, scale):
-    folder = Path(__file__).parents[1] / "euclip"
+    folder = ROOT / "euclip"
     file, copy = folder / f"configs/{row}.yaml", tmp_path / "mine.yaml"
     copy.write_text(file.read_text())
     original = load_row(EuclipConfig, folder, file, scale)

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from plotted import read_plotted
 from test_common_report_tables import HOSTILE, cell, made_up_table
 
 from common.base import drawing
+from common.base.places import ROOT
 from common.report import figures
 from common.report.claims.read import FAILS
 from common.report.conclusions import Conclusion, load_conclusions
@@ -25,7 +25,6 @@ from common.report.page import Entry, Picture, collect_page, deciding, main, wri
 from common.report.table import CROSSED_INTERVAL, CUT, SEEDS_INTERVAL, Column, Row, from_json, to_json
 from common.report.training_figure import plot_training
 
-ROOT = Path(__file__).resolve().parents[1]
 VOID = {"meta", "img", "wbr", "br", "link", "hr", "input"}
 
 

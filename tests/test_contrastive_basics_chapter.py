@@ -5,7 +5,6 @@ import inspect
 import itertools
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from common.base.places import ROOT
 from common.evaluation.retrieval import Positives, recall_at_k, retrieval_metrics, retrieval_ranks
 from common.geometry import Sphere, inner_product_similarity, unit
 from common.info_nce import contrastive_loss, info_nce, symmetric_info_nce
@@ -29,7 +29,6 @@ from contrastive_basics.measurements import sub_batch_statistics
 from contrastive_basics.toys import NUM_PIXELS, NUM_WORDS, PairWorld, generator, seeded, toy_encoder
 from contrastive_basics.vision.simsiam import simsiam_loss
 
-ROOT = Path(__file__).resolve().parents[1]
 PAPER = ROOT / "contrastive_basics"
 PRINTED = load_paper_tables(PAPER / "paper_tables.yaml")
 CLAIMS = {claim.id: claim for claim in load_claims(PAPER / "claims.yaml", PRINTED)}

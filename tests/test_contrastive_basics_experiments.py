@@ -1,7 +1,6 @@
 """Toy worlds and the experiments on them: functions of a seed, hand-made cases, thresholds."""
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from plotted import read_plotted
 
 from common.base.config import ConfigError
+from common.base.places import ROOT
 from common.info_nce import symmetric_info_nce
 from common.report.experiments import collect_experiments
 from common.report.table import read_table
@@ -33,7 +33,6 @@ from contrastive_basics.measurements import (
 )
 from contrastive_basics.toys import ClassWorld, generator, toy_encoder
 
-ROOT = Path(__file__).resolve().parents[1]
 COMMITTED = {
     experiment.name: experiment
     for experiment in collect_experiments([ROOT / "results"])

@@ -5,15 +5,14 @@ import re
 import shutil
 import sqlite3
 import subprocess
-from pathlib import Path
 
 import pytest
 from processes import run_script
 from tars import jpeg
 
+from common.base.places import ROOT
 from common.run.checkpoint import open_checkpoint
 
-ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 

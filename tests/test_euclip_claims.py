@@ -1,10 +1,9 @@
 """EuCLIP's claims: the experiments that they ask for, and the claim that a test decides."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
+from common.base.places import ROOT
 from common.info_nce import contrastive_loss
 from common.report.claims.expressions import EXPERIMENT, cells
 from common.report.claims.read import load_claims, load_paper_tables
@@ -12,7 +11,6 @@ from common.report.conclusions import load_conclusions
 from common.report.table import read_table
 from euclip.geometry import Euclidean, Hyperbolic
 
-ROOT = Path(__file__).resolve().parents[1]
 PAPER = ROOT / "euclip"
 PRINTED = load_paper_tables(PAPER / "paper_tables.yaml")
 CLAIMS = {claim.id: claim for claim in load_claims(PAPER / "claims.yaml", PRINTED)}

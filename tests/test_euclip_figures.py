@@ -3,7 +3,6 @@
 import json
 import runpy
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from plotted import read_plotted
 from refusals import refused
 from test_euclip_claims import columns_of_claims
 
+from common.base.places import ROOT
 from common.report.experiments import read_experiment
 from common.report.table import from_json
 from euclip import distributions, figures, traverse
@@ -19,7 +19,6 @@ from euclip import traversal_tables as walk_tables
 from euclip.config import Config, EvaluationData
 from euclip.reproduce import CODE, main
 
-ROOT = Path(__file__).resolve().parents[1]
 WALK_PARTS = ("table2", "table3", "table6", "table7", "figure5")
 DISTANCE_PARTS = ("figure2", "figure4", "figure6", "figure7", "figure8", "root_norms")
 

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +21,7 @@ from runs import called
 from two_processes import trained_and_checked
 
 from common.base.config import ConfigError, _check_script
+from common.base.places import ROOT
 from common.run import training
 from common.run.launch import command_to_resume, run_or_explain
 from contrastive_basics import pretrain
@@ -31,7 +31,6 @@ from geomm import train as geomm_train
 from oblique_topology import train
 from scripts import evaluate, reproduce
 
-ROOT = Path(__file__).resolve().parents[1]
 TRAIN = "oblique_topology/train.py"
 FEW = [
     "--scale",

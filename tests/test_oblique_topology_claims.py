@@ -2,12 +2,12 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from common.base.files import read_repository_yaml
+from common.base.places import ROOT
 from common.report.claims.decide import audit
 from common.report.claims.expressions import Cell
 from common.report.claims.read import HOLDS, load_claims, load_paper_tables
@@ -18,7 +18,6 @@ from common.reproduce.command import Command, _write
 from oblique_topology.reproduce import PARTS
 from oblique_topology.topology_table import TOPOLOGIES, kept_numbers
 
-ROOT = Path(__file__).resolve().parents[1]
 PAPER = ROOT / "oblique_topology"
 PRINTED = load_paper_tables(PAPER / "paper_tables.yaml")
 CLAIMS = {claim.id: claim for claim in load_claims(PAPER / "claims.yaml", PRINTED)}

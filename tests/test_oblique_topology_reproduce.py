@@ -19,7 +19,7 @@ from processes import as_launched, in_processes
 
 from common.base.arguments import rows_of
 from common.base.config import ConfigError
-from common.base.places import PAPERS
+from common.base.places import PAPERS, ROOT
 from common.report.experiments import read_experiment
 from common.report.table import QUERIES_INTERVAL, from_json
 from common.reproduce.command import Command
@@ -29,9 +29,6 @@ from common.run.folder import only_run_in
 from geomm.reproduce import _config as config_of_geomm
 from oblique_topology.reproduce import CODE, _note, main
 from scripts.parts import described_rows, parts_of
-
-ROOT = Path(__file__).resolve().parents[1]
-
 
 FEW = ["data.num_test=16", "data.num_labelled=8"]  # as the session's runs
 pytestmark = pytest.mark.usefixtures("small_data_is_no_change")

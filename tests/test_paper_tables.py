@@ -2,13 +2,11 @@
 
 import json
 import zlib
-from pathlib import Path
 
 from common.base.files import read_repository_yaml
-from common.base.places import PAPERS
+from common.base.places import PAPERS, ROOT
 from common.reproduce.rows import words_of_plot
 
-ROOT = Path(__file__).resolve().parents[1]
 # checksum of the values of each table, as they were compared with the papers; whoever corrects a cell renews it
 DIGESTS = {
     "contrastive_basics/table1": 1844233424,

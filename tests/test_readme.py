@@ -7,12 +7,12 @@ import shlex
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
 from common.base.files import read_repository_yaml
+from common.base.places import ROOT
 from common.report.claims.expressions import parse
 from common.report.claims.intervals import estimate
 from common.report.claims.ours import our_cells
@@ -20,7 +20,6 @@ from common.report.conclusions import load_conclusions
 from common.report.table import read_table
 from scripts.parts import parts_of
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path for path in ROOT.rglob("*.md") if not {".venv", "outputs", "results"} & set(path.parts))
 RESULTS = sorted(ROOT.glob("results/*/*.md"))
 CONFIGS = sorted(ROOT.glob("*/configs/*.yaml"))

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,12 +17,12 @@ from processes import FORKS, free_port
 from resume_run import IN_A_SAVE, IN_A_STEP, Trigger, in_child
 from runs import logged
 
+from common.base.places import ROOT
 from common.base.signals import STOPPED_EXIT_STATUS
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
 
-ROOT = Path(__file__).resolve().parents[1]
 STEPS, EPOCH, SAVE_EVERY = 18, 8, 3  # as in resume_run.py
 KILLED = -signal.SIGKILL
 
