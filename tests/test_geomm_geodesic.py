@@ -73,19 +73,6 @@ def test_paths_are_those_of_scipy_and_networkx_in_pieces_too(seed):
     np.testing.assert_array_equal(np.isfinite(paths), labels[:, None] == labels)
 
 
-def test_paths_are_the_minimum_over_all_simple_paths():
-    edges = random_edges(3, 7, 0.4)
-    paths = shortest_paths(torch.from_numpy(edges))
-    for start, end in itertools.permutations(range(7), 2):
-        others = [node for node in range(7) if node not in (start, end)]
-        ways = [
-            sum(edges[a, b] for a, b in itertools.pairwise((start, *between, end)))
-            for count in range(6)
-            for between in itertools.permutations(others, count)
-        ]
-        assert paths[start, end].item() == pytest.approx(min(ways), abs=1e-12)
-
-
 def test_a_graph_of_few_centres_is_complete_and_its_paths_are_the_angles():
     centers = draw(0, 9, 5)
     expected = paired_angles(centers.repeat_interleave(9, dim=0), centers.repeat(9, 1)).view(9, 9)
