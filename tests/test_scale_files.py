@@ -51,10 +51,3 @@ def _keys(settings: dict) -> list[str]:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parts[-3]}/{file.stem}")
 def test_a_scale_file_says_by_which_number_its_settings_were_chosen(file: Path):
     assert problems_of(file.read_text(encoding="utf-8"), file.stem.rpartition("_")[2]) == []
-
-
-def test_the_example_that_trains_says_it_too():
-    text = (ROOT / "examples" / "compare_geometries.py").read_text(encoding="utf-8")
-    lines = re.findall(r"^ *# chosen by: (.*)$", text, re.MULTILINE)
-    assert lines
-    assert all(re.fullmatch(SOURCES, line) for line in lines)
