@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from accelerate import Accelerator
 
 from common.base.arguments import rows_of
 from common.base.config import load_row
 from common.base.provenance import ROOT
 from common.data.pairs import open_training_pairs
+from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
 
@@ -45,6 +47,16 @@ def called(main: Callable[[], Any], *words: Any, name: str = "script") -> Any:
         return main()
 
 
+def lines(files: RunFiles, event: str = "train") -> list[dict[str, Any]]:
+    """A log's records of one kind."""
+    return [record for record in read_log(files.log) if record["event"] == event]
+
+
 def logged(files: RunFiles, name: str = "loss") -> list[Any]:
     """A value of every logged step."""
-    return [record[name] for record in read_log(files.log) if record["event"] == "train"]
+    return [record[name] for record in lines(files)]
+
+
+def weights(files: RunFiles) -> dict[str, torch.Tensor]:
+    """A model's tensors in the last checkpoint."""
+    return last_checkpoint(files.checkpoints).model_tensors()

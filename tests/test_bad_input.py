@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
-from runs import logged, row_config, trained
+from runs import lines, logged, row_config, trained
 from tars import write_tar
 
 from common.data import pairs as pairs_module
@@ -84,7 +84,7 @@ def run(root, *overrides, name="run", resume=False):
 
 def broken(files):
     """(step, line) of every broken sample in the log."""
-    records = [record for record in read_log(files.log) if record["event"] == "broken"]
+    records = lines(files, "broken")
     assert all(record["count"] == len(record["samples"]) for record in records)
     return [(record["step"], line) for record in records for line in record["samples"]]
 

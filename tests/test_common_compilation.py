@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from runs import logged
+from runs import logged, weights
 from test_oblique_topology_train import run
 from torch import nn
 from torch._dynamo.utils import counters
@@ -58,7 +58,7 @@ def test_a_compiled_run_has_the_losses_names_and_evaluations_of_another_and_resu
     assert not counters["graph_break"]
     assert counters["frames"]["ok"] == counters["frames"]["total"]  # no shape fell back for the number of variants
     assert logged(compiled) == pytest.approx(logged(plain), rel=1e-4)
-    one, other = (last_checkpoint(files.checkpoints).model_tensors() for files in (compiled, plain))
+    one, other = (weights(files) for files in (compiled, plain))
     assert one.keys() == other.keys()
     metrics = [
         json.loads(files.evaluation.read_text())["evaluations"]["test"]["metrics"] for files in (compiled, plain)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from processes import in_processes
-from runs import row_config, trained
+from runs import lines, row_config, trained, weights
 from torch import nn
 
 from common.base.config import override
@@ -28,9 +28,7 @@ from common.info_nce import QueuedPairs, contrastive_loss, info_nce_chance
 from common.late_interaction import LateInteraction
 from common.logit_scale import LogitScale
 from common.oblique import Oblique
-from common.run.checkpoint import last_checkpoint
 from common.run.journal import Journal
-from common.run.log import read_log
 from contrastive_basics.config import Config
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 
@@ -304,18 +302,12 @@ def run(folder, *overrides, row="table1_ours", resume=False):
     return trained("contrastive_basics", row_config("contrastive_basics", row, *few), folder, resume)
 
 
-def lines(files, event="train"):
-    return [record for record in read_log(files.log) if record["event"] == event]
-
-
 def test_the_weights_of_a_run_that_is_looked_at_are_those_of_one_that_is_not(tmp_path, not_evaluated):
     extra = ("optim.steps=4", "method.queue_size=32", "optim.micro_batch_size=5", "model.patch_dropout=0.5")
     often = run(tmp_path / "often", "run.log_every=1", "run.diagnose_every=1", *extra)
     never = run(tmp_path / "never", "run.log_every=100", "run.diagnose_every=0", *extra)
     assert [[record["step"] for record in lines(files)] for files in (often, never)] == [[1, 2, 3, 4], [4]]
-    torch.testing.assert_close(
-        *(last_checkpoint(files.checkpoints).model_tensors() for files in (often, never)), rtol=0, atol=0
-    )
+    torch.testing.assert_close(*(weights(files) for files in (often, never)), rtol=0, atol=0)
     looked_at, not_looked_at = lines(often)[-1], lines(never)[-1]
     assert looked_at.keys() - not_looked_at >= {"image_effective_rank", "text_logit_std", "gradient_norm_logit_scale"}
     same = not_looked_at.keys() - {"samples_per_second", "data_wait_share", "logit_scale_bound_share"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from killed_run import assert_same_to_the_last_bit, killed_after
 from refusals import refused
-from runs import logged
+from runs import lines, logged
 from test_oblique_topology_train import run
 from timm.utils import ModelEmaV3
 from torch import nn
@@ -21,7 +21,6 @@ from common.evaluation.embed import evaluate_retrieval
 from common.run.checkpoint import ONLINE, last_checkpoint, open_checkpoint, write_published
 from common.run.ema import averaged
 from common.run.folder import run_key
-from common.run.log import read_log
 from oblique_topology.config import Config
 from oblique_topology.evaluate import load_encoder
 
@@ -84,8 +83,8 @@ def test_evaluations_are_those_of_the_average_and_the_log_says_so(runs):
     )
     assert one == metrics
     assert one != other
-    assert [record["decay"] for record in read_log(files.log) if record["event"] == "ema"] == [DECAY]
-    one, other = ([line for line in read_log(folder.log) if line["event"] == "evaluate"] for folder in (files, plain))
+    assert [record["decay"] for record in lines(files, "ema")] == [DECAY]
+    one, other = (lines(folder, "evaluate") for folder in (files, plain))
     assert len(one) == len(other) > 0
     assert one != other  # validation too
 

@@ -13,8 +13,9 @@ import torch
 import transformers
 import yaml
 from accelerate import Accelerator
+from killed_run import resumed_after
 from refusals import refused
-from runs import called, row_config, trained
+from runs import called, lines, row_config, trained, weights
 from safetensors.torch import load_file, save_file
 from tars import good_tar
 from test_common_weights import shaken
@@ -121,7 +122,7 @@ def test_a_locked_public_clip_is_itself_after_training(tmp_path, public):
     # no optimiser state for what is locked, and the log says how much that is
     named = {name.partition(".")[0] for name in load_file(checkpoint.path / "optimizer.safetensors")}
     assert named == {"logit_scale"}
-    (logged,) = (record for record in read_log(files.log) if record["event"] == "initial_weights")
+    (logged,) = lines(files, "initial_weights")
     assert logged["image"]["trained_parameters"] == logged["text"]["trained_parameters"] == 0
     assert logged["image"]["locked_parameters"] == sum(p.numel() for p in encoder.model.image_tower.parameters())
 
@@ -167,28 +168,23 @@ def test_the_lowest_layers_are_locked_and_all_others_move(tmp_path, public):
 def test_a_run_that_started_from_weights_resumes_to_the_last_bit_and_from_no_others(tmp_path, public):
     source = shutil.copytree(public[0] / "clip", tmp_path / "clip")
     config = config_of("euclip", f"model.init={source}", "model.image.lock=1")
-    whole = run(tmp_path / "whole", config, "euclip")
-    shutil.copytree(whole.folder, tmp_path / "half")
-    shutil.rmtree(tmp_path / "half/checkpoints/step-00000004")
-    resumed = run(tmp_path / "half", config, "euclip", resume=True)
-    one, other = (last_checkpoint(files.checkpoints).model_tensors() for files in (whole, resumed))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    assert len([record for record in read_log(resumed.log) if record["event"] == "initial_weights"]) == 1
+    resumed_after(2, partial(run, config=config, paper="euclip"), tmp_path)
+    assert len(lines(RunFiles(tmp_path / "resumed"), "initial_weights")) == 1
     key = run_key("euclip", config, "data")
     moved = config_of("euclip", f"model.init={source.rename(tmp_path / 'moved')}", "model.image.lock=1")
     assert run_key("euclip", moved, "data") == key  # the bytes count, not where they lie
-    gone = "the run in .*whole began with these weights, and needs them to resume"
-    refused((gone, lambda: run(tmp_path / "whole", config, "euclip", resume=True)), error=ConfigError)
+    gone = "the run in .*unbroken began with these weights, and needs them to resume"
+    refused((gone, lambda: run(tmp_path / "unbroken", config, "euclip", resume=True)), error=ConfigError)
     (tmp_path / "moved/model.safetensors").write_bytes((public[0] / "bert/model.safetensors").read_bytes())
     assert run_key("euclip", moved, "data") != key
     shutil.copy(public[0] / "clip/model.safetensors", tmp_path / "moved")
     (tmp_path / "moved/config.json").write_text((tmp_path / "moved/config.json").read_text() + " ")
     refused((r"holds a run that started from other weights than model\.init",
-             lambda: run(tmp_path / "half", moved, "euclip", resume=True)), error=ConfigError)  # fmt: skip
+             lambda: run(tmp_path / "resumed", moved, "euclip", resume=True)), error=ConfigError)  # fmt: skip
 
 
 def test_a_run_of_ours_goes_on_as_a_new_run_with_all_its_scalars(first):
-    tensors = last_checkpoint(first.checkpoints).model_tensors()
+    tensors = weights(first)
     for name in (first.folder, first.checkpoints / "step-00000002"):
         model, logged = model_of("euclip", config_of("euclip", f"model.init={name}"))
         assert all(torch.equal(tensors[key], value) for key, value in model.state_dict().items())
@@ -204,7 +200,7 @@ def test_towers_without_projections_go_on_and_have_no_place_in_other_layouts(tmp
     files = run(tmp_path, config_of("contrastive_basics", *settings, row="table1_class_tokens"), "contrastive_basics")
     again = config_of("contrastive_basics", *settings, f"model.init={files.folder}", row="table1_class_tokens")
     model, _ = model_of("contrastive_basics", again)
-    trained = last_checkpoint(files.checkpoints).model_tensors()
+    trained = weights(files)
     assert "image_tower.projection" not in trained
     assert all(torch.equal(trained[name], value) for name, value in model.state_dict().items())
     refused(("only a vision transformer with a causal text tower",
@@ -216,7 +212,7 @@ def test_wrapped_towers_and_momentum_copies_start_from_the_weights(tmp_path, pub
     lock = ("model.image.lock=all", "model.text.lock=all")
     config = config_of("contrastive_basics", f"model.init={public[0] / 'clip'}", "optim.steps=2", *lock, row=row)
     files = run(tmp_path, config, "contrastive_basics")
-    tensors, source = last_checkpoint(files.checkpoints).model_tensors(), open_source(str(files.folder))
+    tensors, source = weights(files), open_source(str(files.folder))
     reference = public[1]["clip"].state_dict()["vision_model.post_layernorm.weight"]
     copies = [tensors[name] for name in tensors if name.endswith("final_norm.weight") and "image" in name]
     if row == "negatives_queue":

@@ -8,7 +8,7 @@ import pytest
 from killed_run import killed_after
 from matplotlib.figure import Figure
 from PIL import Image
-from runs import row_config, trained
+from runs import lines, row_config, trained
 
 from common.run import curves
 from common.run.guards import NonFiniteLoss
@@ -131,7 +131,7 @@ def test_a_run_draws_at_each_validation_at_its_end_and_where_it_stops(tmp_path, 
 def test_a_failure_to_draw_is_logged_once_and_ends_no_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(curves, "plot_run", Mock(side_effect=OSError("no room")))
     files = run(tmp_path, "run.evaluate_every=1", "optim.steps=3")
-    (warning,) = (record for record in read_log(files.log) if record["event"] == "warning")
+    (warning,) = lines(files, "warning")
     assert warning["step"] == 1
     assert warning["text"].startswith(f"cannot draw {files.curves}: OSError('no room')")
     assert capsys.readouterr().err.count("cannot draw") == 1

@@ -7,13 +7,11 @@ import pytest
 import torch
 from open_clip.loss import SigLipLoss
 from processes import in_processes
-from runs import logged, row_config, trained
+from runs import lines, logged, row_config, trained, weights
 
 from common.base.config import ConfigError, override
 from common.distributed import rank, world_size
 from common.geometry import Sphere, unit
-from common.run.checkpoint import last_checkpoint
-from common.run.log import read_log
 from common.sigmoid_loss import sigmoid_chance, sigmoid_loss
 from euclip.geometry import Hyperbolic
 
@@ -83,13 +81,13 @@ def test_its_row_trains_the_bias_and_logs_it(paper, tmp_path):
     few = ["optim.steps=3", "run.log_every=1", "run.diagnose_every=1", "data.num_test=4", "data.num_labelled=4"]
     config = row_config(paper, "beyond_sigmoid", *few)
     files = trained(paper, config, tmp_path)
-    lines = [line for line in read_log(files.log) if line["event"] == "train"]
-    assert lines[0]["logit_bias"] == -10.0 != lines[2]["logit_bias"]
+    steps = lines(files)
+    assert steps[0]["logit_bias"] == -10.0 != steps[2]["logit_bias"]
     name = "contrastive_loss" if paper == "euclip" else "loss"
-    for line in lines:
+    for line in steps:
         assert line["gradient_norm_logit_bias"] > 0
         assert line[name] / line["loss_over_chance"] == pytest.approx(sigmoid_chance(config.optim.global_batch_size))
-    bias = last_checkpoint(files.checkpoints).model_tensors()["logit_bias.logit_bias"]
+    bias = weights(files)["logit_bias.logit_bias"]
     again = override(config, [f"model.init={tmp_path}", "optim.steps=1", "optim.warmup_steps=0"])
     (started,) = logged(trained(paper, again, tmp_path / "again"), "logit_bias")
     assert started == float(bias)  # where the first run left it

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from killed_run import assert_same_to_the_last_bit, killed_after, records
 from PIL import Image
 from refusals import refused
-from runs import logged
+from runs import lines, logged, weights
 from torch import nn
 
 from common.base.config import ConfigError, load_row
@@ -25,7 +25,6 @@ from common.report.table import MEASURED
 from common.reproduce.command import Command
 from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles
-from common.run.log import read_log
 from common.run.pictures import (
     ROLES,
     SomePictures,
@@ -67,10 +66,6 @@ def run(folder, name, *overrides, resume=False, training_set=None):
     training_set = open_training_set(config.data) if training_set is None else training_set
     pretrain(config, training_set, files, resume, Accelerator(cpu=True), "test")
     return files
-
-
-def weights(files):
-    return last_checkpoint(files.checkpoints).model_tensors()
 
 
 # ---- every method ---------------------------------------------------------------------------------------------------
@@ -225,7 +220,7 @@ def test_class_folders_give_the_table_at_photos_scale_and_a_broken_picture_is_re
     protocol = evaluation["evaluations"]["knn"]["protocol"]
     assert (protocol["data"], protocol["num_images"], protocol["num_classes"]) == ("animals-test", 24, 2)
     assert protocol["bank_size"] == 47
-    named = [sample for record in read_log(files.log) if record["event"] == "broken" for sample in record["samples"]]
+    named = [sample for record in lines(files, "broken") for sample in record["samples"]]
     assert named
     assert all("3.png" in sample for sample in named)
     assert str(tmp_path) not in json.dumps(evaluation) + table.command  # results are shared

@@ -9,15 +9,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 from killed_run import resumed_after
-from runs import logged, row_config, trained
+from runs import lines, logged, row_config, trained, weights
 
 from common.base.config import SCALES, ConfigError
 from common.base.signals import Stopped
 from common.data.pairs import open_training_pairs
 from common.logit_scale import LogitScale
-from common.run.checkpoint import last_checkpoint
 from common.run.inputs import as_inputs, batches_from, open_training_data
-from common.run.log import read_log
 from common.run.training import Run
 from contrastive_basics.model import build_model
 
@@ -40,10 +38,6 @@ def config_of(*overrides, row="table1_ours", scale="smoke"):
 
 def run(folder, *overrides, row="table1_ours", scale="smoke", resume=False):
     return trained(PAPER, config_of(*overrides, row=row, scale=scale), folder, resume)
-
-
-def weights(files):
-    return last_checkpoint(files.checkpoints).model_tensors()
 
 
 def cross_entropy_by_hand(scores, targets):
@@ -166,7 +160,7 @@ def test_tiles_and_micro_batches_train_as_one_batch_with_ids_and_a_queue(tmp_pat
     for number, overrides in enumerate(in_parts):
         files = run(tmp_path / str(number), *method, *overrides)
         assert logged(files) == pytest.approx(logged(whole), rel=1e-6 if number == 0 else 1e-5)
-        notes = [record["text"] for record in read_log(files.log) if record["event"] == "note"]
+        notes = [record["text"] for record in lines(files, "note")]
         assert [note.partition(" (")[0] for note in notes] == ["the loss runs in tiles of torch operations"] * (
             number == 0
         )

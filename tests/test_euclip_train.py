@@ -10,14 +10,13 @@ from accelerate import Accelerator
 from euclip_formulas import excess, similarity
 from euclip_step import share_of_a_step
 from processes import as_launched, in_processes
-from runs import row_config, rows_of_paper, trained
+from runs import lines, row_config, rows_of_paper, trained
 
 from common.data.pairs import open_training_pairs
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.inputs import as_inputs, batches_from, open_training_data
 from common.run.launch import launched_accelerator
-from common.run.log import read_log
 from euclip.model import build_model
 from euclip.train import train
 
@@ -33,10 +32,6 @@ def config_of(row, *overrides):
 
 def run(folder, row, *overrides, resume=False):
     return trained("euclip", config_of(row, *overrides), folder, resume)
-
-
-def lines(files):
-    return [record for record in read_log(files.log) if record["event"] == "train"]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from killed_run import resumed_after
 from processes import in_processes
 from refusals import refused
-from runs import logged, row_config, trained
+from runs import logged, row_config, trained, weights
 from sklearn.metrics import precision_recall_curve
 from test_common_albef import DIM, masked_batch, tiny_albef, tiny_batch
 
@@ -291,7 +291,7 @@ def test_a_row_has_its_discriminator_trained_first_and_keeps_it_as_it_is(run):
     runs = {path.parent.name.rpartition("-smoke-")[0]: path for path in run.files.folder.parents[1].glob("*/seed0")}
     assert runs.keys() == {"towers", "albef", "finetuned_crowded_albef", "mafa_geo"}
     assert str(runs["finetuned_crowded_albef"]) == run.config.start.discriminator_run
-    saved = last_checkpoint(run.files.checkpoints).model_tensors()
+    saved = weights(run.files)
     for name, tensor in last_checkpoint(runs["finetuned_crowded_albef"] / "checkpoints").model_tensors().items():
         if name.startswith(("encoders.", "matching_head.")):
             assert torch.equal(saved[f"discriminator.{name}"], tensor), name
@@ -331,7 +331,7 @@ def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, 
     assert drawn[: 2 * 9] == [scale for scale in logged(unbroken, "logit_scale") for _ in "it"]
     middle = open_checkpoint(unbroken.checkpoints / "step-00000007").model_tensors()
     assert [int(middle[f"grouping.{name}"]) for name in ("epoch", "placed", "held")] == [1, 8, 4]
-    assert int(last_checkpoint(unbroken.checkpoints).model_tensors()["grouping.epoch"]) == 2
+    assert int(weights(unbroken)["grouping.epoch"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from killed_run import records, resumed_after
 from PIL import Image
 from processes import in_processes
 from refusals import refused
+from runs import lines
 from scipy.stats import chisquare
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,7 +32,6 @@ from common.evaluation.embed import Encoder
 from common.reproduce.rows import Job, run_row
 from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles
-from common.run.log import read_log
 from geomm import evaluate as of_pairs
 from geomm.downstream import models
 from geomm.downstream.build import _doubled, start_
@@ -420,7 +420,7 @@ def test_all_tasks_start_from_one_run_and_nlvr2_from_text_assignment(finished):
     files = json.loads((finished["vqa_albef"].files.folder / "dependencies.json").read_text())
     assert "common/data/scenes/tasks/questions.py" in files
     for run in finished.values():
-        event = next(line for line in read_log(run.files.log) if line["event"] == "start")
+        event = lines(run.files, "start")[0]
         assert event["new"] == (0 if "vqa" in str(run.files.folder) else 4)  # the head of classes
     assert finished["vqa_albef"].evaluations.keys() == {"vqa_dev", "vqa_test"}
     assert finished["nlvr2_albef"].evaluations.keys() == {"nlvr2_dev", "nlvr2_test", "nlvr2_exchanged"}

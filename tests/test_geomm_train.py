@@ -11,7 +11,7 @@ import torch
 import transformers
 from killed_run import records, resumed_after
 from refusals import refused
-from runs import row_config, trained
+from runs import lines, row_config, trained, weights
 from test_common_initial import WORDS, inputs, public  # noqa: F401
 
 from common.base.config import ConfigError
@@ -29,7 +29,6 @@ from common.reproduce.search import _metric_of
 from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles, check_same_run, run_key
 from common.run.initial import InitialWeights
-from common.run.log import read_log
 from geomm.downstream.data import open_task_training
 from geomm.evaluate import load_encoder, matching
 from geomm.finetune import CODE as TASKS
@@ -60,17 +59,13 @@ def encoder_of(run):
     return load_encoder(last_checkpoint(run.files.checkpoints), torch.device("cpu"))
 
 
-def start_event(files):
-    return next(line for line in read_log(files.log) if line["event"] == "start")
-
-
 def test_a_row_trains_what_it_starts_from_and_finds_it_again(finetuned, runs, capsys):
     parents = {path.parent.name.rpartition("-smoke-")[0]: path for path in runs.glob("geomm/*/seed0")}
     assert parents.keys() == {"towers", "albef_geo", "finetuned_albef_geo"}
     again = run_row(Job(CODE, "finetuned_albef_geo.yaml", "smoke", 0, FEW, runs))
     assert again.files.folder == finetuned.files.folder
     assert capsys.readouterr().out.count("found in") == 3
-    first, last = map(start_event, (RunFiles(parents["albef_geo"]), finetuned.files))
+    (first,), (last,) = (lines(files, "start") for files in (RunFiles(parents["albef_geo"]), finetuned.files))
     assert last["filled"] > 40
     assert last["new"] == 0
     assert first["new"] > 20  # fusion and heads
@@ -314,7 +309,7 @@ def test_a_run_goes_on_within_a_period_to_the_last_bit(tmp_path):
                        "method.graph_update_interval=3", "method.queue_size=40",
                        "method.match_entropy=true")  # fmt: skip
     unbroken = resumed_after(5, partial(trained, "geomm", config), tmp_path)  # between the graphs of steps 3 and 6
-    whole = last_checkpoint(unbroken.checkpoints).model_tensors()
+    whole = weights(unbroken)
     assert whole["image_pool.has_graph"]
     assert whole["image_pool.scale_factor"] == whole["text_pool.scale_factor"] > 0
     assert [line["step"] for line in records(unbroken, "graph", "scale_factor")] == [4, 4, 4, 7, 7]
@@ -389,7 +384,7 @@ OF_BERT = ("start.row=", "start.bert=someone/bert", "data.tokenizer=bert_wordpie
 def test_a_bert_starts_the_text_tower_the_fusion_and_the_word_head(bert, tmp_path):
     config = config_of("albef", *FEW, *OF_BERT, f"model.weights={bert.parent}")
     files, theirs = trained("geomm", config, tmp_path), transformers.BertForMaskedLM.from_pretrained(bert).eval()
-    event = start_event(files)
+    event = lines(files, "start")[0]
     assert event["of_bert"] == len(list(theirs.parameters()))
     assert event["dropout_of_bert"] == [0.1, 0.1]  # not read: model.text.dropout decides
     tokenizer = encoder_of(SimpleNamespace(files=files))[1].tokenizer
@@ -414,7 +409,7 @@ def test_the_run_of_a_row_stands_over_a_bert_whose_lower_layers_it_began_with(be
     theirs = transformers.BertForMaskedLM.from_pretrained(bert)
     assert start_(model, config)["of_bert"] == len(list(theirs.parameters()))
     ours = model.state_dict()
-    for name, tensor in last_checkpoint(towers.files.checkpoints).model_tensors().items():
+    for name, tensor in weights(towers.files).items():
         assert not name.startswith("encoders.") or torch.equal(ours[name], tensor), name
     of_text, of_fusion = (part.transformer.blocks[0].mlp[0].bias for part in (model.text_tower, model.encoders.fusion))
     biases = [layer.intermediate.dense.bias for layer in theirs.bert.encoder.layer]

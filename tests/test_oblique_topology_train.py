@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from killed_run import assert_same_to_the_last_bit, killed_after
 from refusals import refused
-from runs import logged, row_config, trained
+from runs import lines, logged, row_config, trained
 
 from common.base.config import ConfigError
 from common.data.pairs import open_evaluation_sets, open_training_pairs
@@ -19,7 +19,6 @@ from common.geometry import Sphere
 from common.run.checkpoint import Checkpoint, CheckpointError, last_checkpoint
 from common.run.guards import NonFiniteLoss
 from common.run.inputs import as_inputs, batches_from, open_training_data
-from common.run.log import read_log
 from oblique_topology.evaluate import MODELS, load_encoder, reevaluate
 from oblique_topology.model import build_model
 
@@ -67,7 +66,7 @@ def test_recall_and_zero_shot_accuracy_are_followed_in_log_tracker_and_on_the_sc
         task["image_id"] for task in map(open_evaluation_sets(config.data).zero_shot["imagenet"].__getitem__, range(8))
     }
     accuracy = evaluate_zero_shot(encoder, others, config.method.prompt_average).metrics["acc1"]
-    metrics = {line["data"]: line["metrics"] for line in read_log(files.log) if line["event"] == "evaluate"}  # the last
+    metrics = {line["data"]: line["metrics"] for line in lines(files, "evaluate")}  # the last
     assert metrics["scenes/imagenet"]["acc1"] == accuracy
     assert tracked[6]["scenes/imagenet/acc1"] == accuracy
     assert tracked[6]["scenes/val/i2t_recall_at_1"] == metrics["scenes/val"]["i2t_recall_at_1"]
