@@ -17,6 +17,7 @@ import torch
 from readable import pixels_of, read_all
 from refusals import refused
 from tars import as_plain, jpeg, write_tar
+from test_common_hugging_face import cache_below_the_test  # noqa: F401
 from torch.utils.data import ConcatDataset, DataLoader
 
 from common.data.broken import TooManyBroken
@@ -27,14 +28,6 @@ from common.data.loader import Loader, default_processes
 from common.data.shards import open_shards
 from common.data.tsv import open_tsv
 from common.run import inputs
-
-
-@pytest.fixture(autouse=True)
-def cache_below_the_test(tmp_path, monkeypatch):
-    """The library's copies of JSON files go where the test's files are."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    datasets.disable_progress_bars()
-
 
 # --- the same pairs in every layout ----------------------------------------------------------------------------------
 

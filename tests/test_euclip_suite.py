@@ -13,6 +13,7 @@ from PIL import Image
 from refusals import refused
 from sklearn.metrics import jaccard_score
 from tars import write_tar
+from test_common_labelled import array
 from test_euclip_model import config_of
 
 from common.data.broken import BrokenSample
@@ -288,12 +289,6 @@ def test_special_metrics_are_those_of_the_arrays(grouped):
 def picture(colour, size=32):
     content = io.BytesIO()
     Image.new("RGB", (size, size), colour).save(content, "PNG")
-    return content.getvalue()
-
-
-def array(*values):
-    content = io.BytesIO()
-    np.save(content, np.array(values))
     return content.getvalue()
 
 
