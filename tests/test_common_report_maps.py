@@ -114,14 +114,17 @@ def test_a_band_of_shares_stays_in_their_range_and_another_one_need_not(tmp_path
         assert (min(ends) >= 0 and max(ends) <= 100) is inside
 
 
-def test_equal_curves_are_all_seen_and_long_names_are_wrapped(tmp_path, drawn):
-    points = [(float(x), [1.0]) for x in range(40)]
-    plot_curves([Curves("t", "x", "y", dict.fromkeys([*"abcd", "word " * 12], points))], tmp_path / "c.png", across=1)
-    lines = drawn[0].axes[0].get_lines()
-    dotted, whole = lines[3], lines[4]
-    assert dotted.get_zorder() > whole.get_zorder()
-    assert len({line.get_markevery() for line in lines[:4]}) == 4
-    assert "\n" in drawn[0].legends[0].get_texts()[4].get_text()
+def test_curves_that_lie_upon_each_other_are_all_seen_and_long_names_are_wrapped(tmp_path, drawn):
+    names, points = [*"abcd", "word " * 12, "under"], [(float(x), [1.0]) for x in range(40)]
+    plot_curves([Curves("t", "x", "y", dict.fromkeys(names, points), behind=("under",))], tmp_path / "c.png", across=1)
+    *dotted, whole, under = drawn[0].axes[0].get_lines()
+    assert len({line.get_markevery() for line in dotted}) == 4
+    assert dotted[-1].get_zorder() > whole.get_zorder() > under.get_zorder()
+    assert under.get_linewidth() > 2 * whole.get_linewidth()
+    assert under.get_alpha() < 0.5
+    texts = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert "\n" in texts[4]
+    assert [texts[0], texts[-1]] == ["a", "under"]
 
 
 def test_titles_over_pictures_with_long_captions_are_whole(tmp_path, drawn):
@@ -140,16 +143,6 @@ def test_a_level_is_a_line_at_its_height_with_a_name_below(tmp_path, drawn):
     assert list(drawn[0].axes[0].lines[1].get_ydata()) == [2.0, 2.0]
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["a", "even"]
     assert {row["curve"] for row in read_plotted(picture)} == {"a"}
-
-
-def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_path, drawn):
-    curves = {"over": [(1.0, [1.0]), (2.0, [2.0])], "under": [(1.0, [1.0]), (2.0, [2.0])]}
-    plot_curves([Curves("t", "x", "y", curves, behind=("under",))], tmp_path / "c.png", across=1)
-    over, under = drawn[0].axes[0].get_lines()
-    assert under.get_zorder() < over.get_zorder()
-    assert under.get_linewidth() > 2 * over.get_linewidth()
-    assert under.get_alpha() < 0.5
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["over", "under"]
 
 
 def test_a_long_curve_keeps_its_ends_and_equal_distances_between(tmp_path, drawn):
