@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from killed_run import assert_same_to_the_last_bit, killed_after
 from runs import logged, weights
 from test_oblique_topology_train import run
 from torch import nn
@@ -14,7 +15,6 @@ from torch._inductor.exc import InvalidCxxCompiler
 from common.base.config import ConfigError
 from common.encoders.resnet import NarrowResNet
 from common.encoders.transformer import Transformer
-from common.run.checkpoint import last_checkpoint
 from common.run.compilation import compile_towers_
 
 SMALL = [f"model.{side}.{size}" for side in ("image", "text") for size in ("layers=1", "width=16", "heads=2")]
@@ -66,13 +66,8 @@ def test_a_compiled_run_has_the_losses_names_and_evaluations_of_another_and_resu
     assert metrics[0] == pytest.approx(metrics[1], abs=0.06)  # a near tie may fall either way
 
     torch._dynamo.reset()  # as in another process
-    final = last_checkpoint(compiled.checkpoints).path
-    whole = {name: (final / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")}
-    for file in final.iterdir():
-        file.unlink()
-    final.rmdir()
-    assert logged(run(compiled.folder, *settings, "optim.compile=true", resume=True)) == logged(compiled)
-    assert {name: (final / name).read_bytes() for name in whole} == whole
+    killed = killed_after(3, compiled, tmp_path / "killed")
+    assert_same_to_the_last_bit(compiled, run(killed, *settings, "optim.compile=true", resume=True))
 
 
 @pytest.mark.slow
