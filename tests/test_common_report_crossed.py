@@ -104,12 +104,12 @@ SEED_SDS = {"none": 0.0, "small": 0.09, "large": 0.4}
 
 @pytest.mark.parametrize("seeds", [3, *(pytest.param(seeds, marks=pytest.mark.slow) for seeds in (5, 10))])
 def test_intervals_over_seeds_and_pictures_cover_as_they_say_and_false_verdicts_are_few(seeds):
-    """Also prints how often the interval over seeds covers: `pytest -s -k as_they_say`."""
+    """Prints both: `pytest -s -k as_they_say`."""
     false_verdicts, weights = [], np.array([1.0, -1.0])
     for name, seed_sd in SEED_SDS.items():
         for rows, shared in ((2, 0.0), (2, 0.5), (6, 0.5)):
             generator = np.random.default_rng([seeds, rows, int(100 * seed_sd), int(10 * shared)])
-            missed = seeds_only = false = count = 0
+            missed = false = count = 0
             for difference in (0.0, 3.0):
                 for _ in range(4):
                     z = simulated_hits(generator, seeds, rows, difference, seed_sd, shared, trials=150)
@@ -118,16 +118,13 @@ def test_intervals_over_seeds_and_pictures_cover_as_they_say_and_false_verdicts_
                     margin = (z[:, 0] - z[:, 1]).mean(axis=(-1, -2))
                     half_width = crossed_half_width(over_seeds, picture_variance(z[:, 0] - z[:, 1]), 0.05)
                     missed += (abs(margin - difference) > half_width).sum()
-                    seeds_only += (abs(margin - difference) > over_seeds).sum()
                     false += (abs(margin) > half_width).sum() if difference == 0 else 0
                     count += len(z)
             coverage = 1 - missed / count
             false_verdicts.append(false / (count / 2))
             text = f"{seeds} seeds, spread over seeds {name}, {shared:.0%} shared, {rows} rows"
-            of_seeds = 1 - seeds_only / count
-            print(f"{text}: covers {coverage:.1%} (seeds only {of_seeds:.1%}), false {false_verdicts[-1]:.1%}")
+            print(f"{text}: covers {coverage:.1%}, false {false_verdicts[-1]:.1%}")
             error = 3 * math.sqrt(0.05 * 0.95 / count)
             assert 0.94 - error < coverage < (0.97 if rows > 2 else 0.985) + error, text
-            assert seeds < 10 or name == "large" or of_seeds < 0.9, text
     assert np.mean(false_verdicts) < 0.06
     assert max(false_verdicts) < 0.06 + 3 * math.sqrt(0.06 * 0.94 / (count / 2))
