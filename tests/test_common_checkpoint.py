@@ -272,6 +272,7 @@ def test_checkpoints_that_cannot_be_used_are_an_error_and_no_fresh_start(tmp_pat
         path.write_bytes(b"damaged")
     with pytest.warns(UserWarning, match="damaged"), pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
         last_checkpoint(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000001", "step-00000002"}
 
 
 def test_damaged_later_checkpoints_are_set_aside_and_do_not_push_out_a_new_one(tmp_path):

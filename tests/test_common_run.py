@@ -37,7 +37,6 @@ from common.data.text import build_tokenizer
 from common.evaluation.protocol import Evaluation
 from common.reproduce.rows import is_current
 from common.run.checkpoint import save_checkpoint, saved_step
-from common.run.ending import agreed
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import (
     RunFiles,
@@ -295,17 +294,6 @@ def test_a_run_with_too_many_broken_samples_loses_no_step(tmp_path, monkeypatch,
     with pytest.raises(Stopped if stops_at else NoBatch, match=f"saved at step {stops_at or 4} of 8"):
         trained(PAPER, row_config(PAPER, "table2_clip", *more), tmp_path)
     assert saved_step(RunFiles(tmp_path).checkpoints) == (stops_at or 4)
-
-
-def test_a_disk_that_goes_away_ends_the_run_as_a_lost_loader_does():
-    def batches():
-        yield "batch"
-        raise TooManyBroken("20 samples in a row are broken")
-
-    following = agreed(batches(), SimpleNamespace(received=None), torch.device("cpu"))
-    assert next(following) == "batch"
-    with pytest.raises(NoBatch, match="20 samples in a row"):
-        next(following)
 
 
 def test_outside_the_main_thread_a_run_trains_without_looking_at_signals():

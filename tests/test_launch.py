@@ -42,7 +42,6 @@ FEW = [
     "optim.warmup_steps=2",
 ]
 LABELLED = "data.num_labelled=200"  # a near tie that falls the other way is half a percent
-ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
 
 
 def start(*command, **variables):
@@ -277,17 +276,6 @@ def test_a_precision_that_no_run_trains_in_is_refused_wherever_it_comes_from(pre
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
     assert message_of(train.main, *FEW, "--output-dir", str(tmp_path), *setting) == REFUSED.format(precision.lower())
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow  # quick: from the environment, where Accelerate puts it, above
-def test_a_precision_of_accelerate_s_config_file_is_refused_in_the_last_line_of_a_quiet_launch(tmp_path):
-    cpu = (ROOT / "scripts/accelerate/cpu.yaml").read_text()
-    (tmp_path / "file.yaml").write_text(cpu.replace('mixed_precision: "no"', "mixed_precision: fp16"))
-    done = start(*ACCELERATE, "--quiet", "--config_file", str(tmp_path / "file.yaml"), TRAIN, *FEW)
-    assert done.returncode == 1
-    *before, last = done.stderr.splitlines()
-    assert last == REFUSED.format("fp16")
-    assert "Traceback" not in "".join(before)  # only Accelerate's own defaults
 
 
 @pytest.mark.parametrize(

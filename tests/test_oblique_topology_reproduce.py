@@ -413,15 +413,6 @@ def test_the_command_that_make_shows_writes_the_table_and_a_page_with_all_that_i
     assert pages == [(ROOT / "results", tmp_path / "report.html")]
 
 
-@pytest.mark.slow  # ten seconds of imports and of all committed results; above, what its command does
-def test_a_part_runs_from_the_command_line_of_make(tmp_path):
-    given = ["SCALE=smoke", f"OUTPUT={tmp_path}", f"SET={CROPPED}"]
-    done = make(f"PY={sys.executable}", "reproduce-table5", *given, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.stderr
-    assert list(tmp_path.glob("results/oblique_topology/table5/smoke-*/table5.json"))
-    assert (tmp_path / "report_oblique_topology.html").stat().st_size > 100_000  # with all that is committed
-
-
 def table5_printed(folder):
     as_launched()
     for name in ("collect_page", "_write_claims", "plot_table"):  # they read all committed results, or draw

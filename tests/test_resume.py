@@ -167,19 +167,6 @@ def test_killed_at_every_point_of_every_step(tmp_path, unbroken, micro, save_eve
     print(f"killed {kills} times, micro-batches of {micro}, a checkpoint every {save_every} steps")
 
 
-@pytest.mark.slow  # quick: tests/test_common_checkpoint.py
-def test_without_a_whole_checkpoint_the_run_stops_and_touches_nothing(tmp_path):
-    assert run(tmp_path, trigger=Trigger(signal.SIGKILL, "updated", 7)) == KILLED
-    for step in saved_steps(tmp_path):
-        (tmp_path / "checkpoints" / f"step-{step:08d}" / "state.json").write_text("{}")
-    log = (tmp_path / "log.jsonl").read_bytes()
-    assert run(tmp_path) == 1
-    none = "error: none of the 2 checkpoints in .* can be used; the oldest: .*step-00000003 is damaged"
-    assert re.match(none, last_line(tmp_path))
-    assert (tmp_path / "log.jsonl").read_bytes() == log
-    assert saved_steps(tmp_path) == [3, 6]
-
-
 LOADER = r"the loader of scenes/train, 70 pictures \(\w+\) \(run\.num_workers=2\)"
 ONLY_AT_THE_END = ("run.num_workers=2", "run.save_every=0")
 
