@@ -24,7 +24,6 @@ from refusals import refused
 from runs import row_config, trained
 
 from common.base.config import ConfigError, override, to_dict
-from common.base.fields import deciding, stated_by_weights
 from common.base.files import locked, write_json
 from common.base.settings import DataConfig, OptimConfig, RunConfig
 from common.base.signals import Stopped, stop_signals
@@ -54,18 +53,12 @@ from common.run.inputs import batches_from
 from common.run.journal import BrokenLog, StepClock
 from common.run.launch import seed_step
 from common.run.log import RunLog, read_log
-from contrastive_basics.config import Config as BasicsConfig
-from contrastive_basics.vision.config import VisionConfig
-from euclip.config import Config as EuclipConfig
-from geomm.downstream.config import TaskConfig
-from geomm.vision.config import VisionConfig as GeommVisionConfig
 from oblique_topology.config import Config
 from oblique_topology.train import SETUP
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPER = "oblique_topology"
 TRAIN = ROOT / "oblique_topology" / "train.py"
-CONFIGS = [Config, BasicsConfig, VisionConfig, EuclipConfig, TaskConfig, GeommVisionConfig]
 
 
 @pytest.fixture
@@ -457,41 +450,6 @@ def test_cache_key_depends_on_config_data_and_code(monkeypatch):
     assert run_key(PAPER, config, "data") != key
 
 
-# dotted keys of all papers' configs, as the cache key had them before settings stated it themselves
-NOTHING = [
-    "data.root", "data.train", "data.val", "data.test", "data.second_test", "data.mixture", "data.images",
-    "data.labelled", "data.winogavil", "model.init", "model.image.init", "model.text.init", "model.weights",
-    "start.run", "start.discriminator_run", "model.image.stem.weights", "model.image.stem.cache_gb",
-    "model.text.stem.weights", "model.text.stem.cache_gb", "data.vocabulary", "data.max_broken_share",
-    "data.num_val", "data.val_share", "optim.micro_batch_size", "optim.loss_tile", "optim.loss_kernel",
-    "optim.compile", "run",
-]  # fmt: skip
-EVALUATION = [
-    "data.num_test", "data.num_labelled", "data.gallery", "data.averages", "method.prompt_average", "evaluation",
-]  # fmt: skip
-FROM_WEIGHTS = [
-    "model.image.activation", "model.image.norm_eps", "model.image_kind", "model.image.stem.mean",
-    "model.image.stem.std", "model.text.activation", "model.text.norm_eps", "model.text.stem.layers",
-    "model.text.stem.width", "model.text.stem.heads", "model.text.stem.mlp_ratio",
-]  # fmt: skip
-
-
-def of_a_list(key):
-    names = {key, key.partition(".")[0]}
-    if names & {*NOTHING} and key != "run.seed":
-        return "nothing"
-    return "evaluation" if names & {*EVALUATION} else "weights"
-
-
-def test_settings_decide_what_the_lists_of_the_cache_key_had():
-    for config_class in CONFIGS:
-        kinds = deciding(config_class)
-        assert kinds == {key: of_a_list(key) for key in kinds}
-        assert stated_by_weights(config_class) == kinds.keys() & {*FROM_WEIGHTS}
-    known = {key for config_class in CONFIGS for key in deciding(config_class)}
-    assert {*NOTHING, *EVALUATION, *FROM_WEIGHTS} - known == {"run", "evaluation"}
-
-
 PHOTOGRAPHS = ["data.source=tsv", "data.root=/a", "data.train=a.tsv", "data.test=b.tsv", "optim.warmup_steps=0"]
 ON = (  # what a run may go on with
     "data.root=/b", "data.train=/a/a.tsv", "data.val=c.tsv", "data.test=c.tsv", "data.second_test=c.tsv",
@@ -501,7 +459,10 @@ ON = (  # what a run may go on with
     "optim.loss_tile=32", "optim.loss_kernel=auto", "optim.compile=true", "run.log_every=3", "run.diagnose_every=5",
     "run.num_workers=7", "method.prompt_average=embeddings", "data.val_share=0.2",
 )  # fmt: skip
-ELSEWHERE = ("optim.steps=7", "data.caption_column=x", "run.seed=2", "method.logit_scale_max=50")
+ELSEWHERE = (
+    "optim.steps=7", "optim.weight_decay=0.3", "data.caption_column=x", "data.image_size=64",
+    "model.embedding_dim=96", "run.seed=2", "method.logit_scale_max=50",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", [*ON, *ELSEWHERE])
