@@ -21,35 +21,6 @@ def spans(index):
     return np.array([[row["image"], row["json"]] for row in index.rows.to_pylist()])
 
 
-def test_a_shard_cut_at_any_byte_gives_its_complete_samples_and_names_the_cut(tmp_path):
-    whole, cut, kinds = good_tar(tmp_path / "whole.tar", 3), tmp_path / "cut.tar", set()
-    full, content = spans(index_shard(whole)), whole.read_bytes()
-    ends = full.sum(axis=2).max(axis=1)
-    end_of_data, json_header = -(-int(ends[2]) // 512) * 512, int(full[2, 1, 0]) - 512
-    # every class of position: around and within headers, bodies, padding and end blocks
-    around = {block + shift for block in range(0, len(content), 512) for shift in (-1, 0, 1)} | {*map(int, ends)}
-    for position in sorted(around | set(range(0, len(content), 97))):
-        if position < ends[0]:
-            continue
-        cut.write_bytes(content[:position])
-        index, complete = index_shard(cut), int((ends <= position).sum())
-        assert np.array_equal(spans(index), full[:complete]), position
-        if position >= end_of_data + 512:
-            assert index.broken == []  # one end block says that the tar ends here
-            continue
-        (broken,) = index.broken
-        kind = broken.reason.split(":")[0]
-        kinds.add(kind)
-        assert broken.path == str(cut)
-        if kind == "shard is cut" or (
-            kind == "shard is cut in a header" and json_header < position < json_header + 512
-        ):
-            assert broken.key == f"k{complete:04d}", (position, str(broken))
-        pairs = open_shards(str(cut))
-        assert [pairs[row]["image_id"] for row in range(complete)] == [f"id{row}" for row in range(complete)]
-    assert kinds == {"shard is cut", "shard is cut in a header", "shard ends without end-of-archive blocks"}
-
-
 @pytest.mark.parametrize("size", [-512, -(1 << 40), 1 << 40, (1 << 87) - 1])
 @pytest.mark.parametrize("name", ["k.jpg", "no extension"])
 def test_an_absurd_size_in_a_header_ends_the_shard_and_never_hangs(tmp_path, size, name):
