@@ -149,9 +149,9 @@ def test_a_file_is_read_without_running_anything(tmp_path):
     (tmp_path / "text.pt").write_text("weights\n")
     torch.save(theirs.state_dict(), tmp_path / "later.pt", pickle_protocol=4)
     for name, what in (
-        ("code.pt", "it calls"),
-        ("later.pt", r"it is a pickle of protocol 4 or later, not of torch\.save's 2; expected"),
-        ("text.pt", "it holds no pickle; expected a whole file that torch.save"),
+        ("code.pt", r"Unsupported global: GLOBAL \S+Path was not .*; expected tensors only"),
+        ("later.pt", r"Unsupported operand 149; expected .* torch\.save \(pickle protocol 2\)"),
+        ("text.pt", r"Unsupported operand \d+; expected .* a whole file"),
     ):
         with pytest.raises(WeightsError, match=rf"{name} cannot be read without executing code from it: {what}"):
             load_released(tmp_path / name)

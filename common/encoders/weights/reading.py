@@ -196,19 +196,10 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
 
 
 def _sentence(error: Exception) -> str:
-    # What is wrong with a file, of torch's pages of advice with terminal escapes.
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    called = re.search(r"GLOBAL (\S+)", text)
-    if called is not None:
-        return f"it calls {called[1]}; expected tensors only"
-    text = text.rpartition("WeightsUnpickler error: ")[2].strip() or "it is empty"
-    code = re.match(r"(?:Unsupported operand )?(\d+)", text)  # of a byte that is no operation to torch
-    if code is not None:
-        is_later = code[1] == "149"  # a frame, with which they begin
-        text = "it is a pickle of protocol 4 or later, not of torch.save's 2" if is_later else "it holds no pickle"
-    return (
-        f"{text.partition(chr(10))[0].partition('. ')[0]}; expected a whole file that torch.save or safetensors wrote"
-    )
+    # The first sentence about the file, of torch's pages of advice with terminal escapes.
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rpartition("WeightsUnpickler error: ")[2].strip() or "it is empty"
+    reason = text.splitlines()[0].partition(". ")[0]
+    return f"{reason}; expected tensors only, in a whole file of safetensors or of torch.save (pickle protocol 2)"
 
 
 def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
