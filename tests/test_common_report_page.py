@@ -23,7 +23,7 @@ from common.report.figures import MOST_ROWS, plot_distributions, plot_table
 from common.report.formats import title_in_words, to_markdown, write_table
 from common.report.page import Entry, Picture, collect_page, deciding, main, write_page
 from common.report.table import CROSSED_INTERVAL, CUT, SEEDS_INTERVAL, Column, Row, from_json, to_json
-from common.report.training_figure import plot_training
+from common.run.curves import plot_training
 
 VOID = {"meta", "img", "wbr", "br", "link", "hr", "input"}
 

@@ -27,7 +27,7 @@ def run(folder, *overrides, resume=False):
 def titles(monkeypatch):
     """Of the drawings that a run asks for."""
     asked = []
-    monkeypatch.setattr(curves, "plot_run", lambda records, path, title, steps: asked.append((path.name, title)))
+    monkeypatch.setattr(curves, "plot_run", lambda records, path, title: asked.append((path.name, title)))
     return asked
 
 
@@ -45,78 +45,60 @@ def evaluate_line(step, data, **metrics):
 
 @pytest.fixture
 def panels(tmp_path, monkeypatch):
-    """(records, steps) -> label of each panel's y axis -> the panel."""
+    """records -> label of each panel's y axis -> the points of each of its lines."""
     made = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **options: made.append(figure))  # takes half a second
 
-    def draw(records, steps):
-        plot_run(records, tmp_path / "curves.png", "a title", steps)
-        return {axis.get_ylabel(): axis for axis in made[-1].axes if axis.axison}
+    def draw(records):
+        plot_run(records, tmp_path / "curves.png", "a title")
+        axes = [axis for axis in made[-1].axes if axis.axison]
+        return {axis.get_ylabel(): [line.get_xydata().tolist() for line in axis.lines] for axis in axes}
 
     return draw
 
 
-def drawn(axis):
-    """Label of each line -> its points; a line without a label has a number."""
-    return {line.get_label(): [tuple(point) for point in line.get_xydata().tolist()] for line in axis.lines}
-
-
-def test_loss_scalars_validation_and_learning_rate_are_drawn_with_their_chance_levels(panels):
-    records = [
+def test_loss_scalars_validation_and_learning_rate_are_drawn_and_the_loss_with_its_chance_level(panels):
+    drawn = panels([
         train_line(2, 3.0, loss_over_chance=1.5, logit_scale=14.0, curvature=1.0, gradient_norm_curvature=0.1),
         evaluate_line(2, "val", i2t_recall_at_1=0.25, chance_i2t_recall_at_1=0.1, rsum=1.0),
-        evaluate_line(2, "classes", acc1=0.5),
-        train_line(4, 1.0, loss_over_chance=0.5, logit_scale=15.0, curvature=1.5),
+        evaluate_line(2, "task", accuracy=0.5),
+        train_line(4, 1.0, loss_over_chance=0.5, logit_scale=15.0, curvature=1.5, accuracy=0.1),
         evaluate_line(4, "val", i2t_recall_at_1=0.75, chance_i2t_recall_at_1=0.1, rsum=1.0),
-    ]
-    axes = panels(records, 10)
-    loss, scale, curvature, validation, rate = (
-        "loss (nats)", "logit scale (multiplier)", "curvature", "validation (percent)", "learning rate"
-    )  # fmt: skip
-    assert list(axes) == [loss, scale, curvature, validation, rate]
-    assert all(axis.get_xlim()[0] == 0 and 10 <= axis.get_xlim()[1] < 11 for axis in axes.values())
-    of_loss = drawn(axes[loss])
-    assert {y for _, y in of_loss.pop("chance level: 2.00")} == {2.0}
-    assert list(of_loss.values()) == [[(2, 3.0), (4, 1.0)]]
-    for label, points in ((scale, (14.0, 15.0)), (curvature, (1.0, 1.5)), (rate, (0.05, 0.025))):
-        assert list(drawn(axes[label]).values()) == [[*zip((2, 4), points)]]
-    of_validation = drawn(axes[validation])
-    assert {y for _, y in of_validation.pop("chance level: 10")} == {10}
-    assert of_validation == {"R@1 image to text, val": [(2, 25.0), (4, 75.0)], "accuracy, classes": [(2, 50.0)]}
+        evaluate_line(4, "task", accuracy=0.25),
+    ])  # fmt: skip
+    chance = [[0, 2.0], [1, 2.0]]  # over the whole width
+    assert drawn == {
+        "loss (nats)": [[[2, 3.0], [4, 1.0]], chance],
+        "logit scale (multiplier)": [[[2, 14.0], [4, 15.0]]],
+        "curvature": [[[2, 1.0], [4, 1.5]]],
+        "validation i2t R@1 (percent)": [[[2, 25.0], [4, 75.0]]],
+        "validation accuracy (percent)": [[[2, 50.0], [4, 25.0]]],
+        "learning rate": [[[2, 0.05], [4, 0.025]]],
+    }
 
 
 def test_a_loss_with_further_terms_has_its_contrastive_part_beside_it(panels):
-    lines = [train_line(k, 2.0 + k, contrastive_loss=float(k), loss_over_chance=k / 4) for k in (1, 2, 3)]
-    of_loss = drawn(panels(lines, 3)["loss (nats)"])
-    assert {y for _, y in of_loss.pop("chance level: 4.00")} == {4.0}
-    assert of_loss == {"loss": [(1, 3), (2, 4), (3, 5)], "contrastive part": [(1, 1), (2, 2), (3, 3)]}
+    drawn = panels([train_line(k, 2.0 + k, contrastive_loss=float(k), loss_over_chance=k / 4) for k in (1, 2, 3)])
+    assert drawn["loss (nats)"] == [[[1, 3], [2, 4], [3, 5]]]
+    assert drawn["contrastive part of the loss (nats)"] == [[[1, 1], [2, 2], [3, 3]], [[0, 4], [1, 4]]]
 
 
 def test_a_run_without_chance_level_scalars_or_validation_has_two_panels(panels):
-    axes = panels([train_line(1, -0.5), train_line(2, "nan"), train_line(3, -0.9)], 3)
-    assert list(axes) == ["loss", "learning rate"]  # of no unit: SimSiam's loss is a cosine
-    ((_, gap, _),) = drawn(axes["loss"]).values()
-    assert np.isnan(gap[1])
-
-
-def test_a_long_log_is_averaged_over_windows_and_stays_visible_behind(panels):
-    noise = np.random.default_rng(0).normal(size=600)
-    axis = panels([train_line(k + 1, float(value)) for k, value in enumerate(noise)], 600)["loss"]
-    (behind, mean) = drawn(axis).values()
-    assert [y for _, y in behind] == noise.tolist()
-    assert np.array(mean) == pytest.approx(np.stack([np.arange(1, 601), noise], 1).reshape(60, 10, 2).mean(axis=1))
-    assert axis.get_title(loc="right") == "line: mean over windows of 10 log lines"
+    drawn = panels([train_line(1, -0.5), train_line(2, "nan"), train_line(3, -0.9)])
+    assert list(drawn) == ["loss", "learning rate"]  # of no unit: SimSiam's loss is a cosine
+    assert np.isnan(drawn["loss"][0][1][1])
+    assert panels([train_line(1, -0.5)])["loss"] == [[[1, -0.5]]]  # a run of one log line has curves.png, too
 
 
 def test_a_log_without_a_step_has_no_curves(tmp_path):
-    assert plot_run([evaluate_line(0, "val", acc1=1.0)], tmp_path / "curves.png", "t", 5) is None
+    assert plot_run([evaluate_line(0, "val", acc1=1.0)], tmp_path / "curves.png", "t") is None
     assert not list(tmp_path.iterdir())
 
 
 def test_a_run_draws_at_each_validation_at_its_end_and_where_it_stops(tmp_path, titles):
     files = run(tmp_path / "validated", "run.evaluate_every=2", "run.save_every=2", "run.keep_checkpoints=3")
     assert titles == titles_of(2, 4, 6)
-    with Image.open(plot_run(read_log(files.log), files.curves, "a title", 6)) as picture:
+    with Image.open(plot_run(read_log(files.log), files.curves, "a title")) as picture:
         assert picture.width >= 800
         assert len(picture.convert("RGB").getcolors(1 << 20)) > 50
     titles.clear()

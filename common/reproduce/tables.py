@@ -29,11 +29,11 @@ from common.report.table import (
     Training,
     measured_over_seeds,
 )
-from common.report.training_figure import plot_training
 from common.reproduce.command import Command, not_searched, rows_at
 from common.reproduce.near import searched_on
 from common.reproduce.rows import Job, PaperCode, RowRun, paper_tables
 from common.reproduce.side_by_side import run_rows
+from common.run.curves import plot_training
 from common.run.folder import RunName, precision_of
 from common.run.log import read_log
 

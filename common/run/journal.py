@@ -315,7 +315,7 @@ class Journal:
             from common.run.curves import plot_run  # imports matplotlib, which the first step need not wait for
 
             title = f"{self.files.title}: step {self.done:,} of {self.num_steps:,}"
-            plot_run(read_log(self.files.log), self.files.curves, title, self.num_steps)
+            plot_run(read_log(self.files.log), self.files.curves, title)
         except Exception as error:
             if not self._cannot_draw:
                 text = f"cannot draw {self.files.curves}: {error!r}; training continues without it"
