@@ -506,6 +506,14 @@ def test_views_of_a_stem_are_refused_where_no_features_are_cached(change):
     assert load_config(Config, [], [*stem[:2], change]).model.image.stem.views == "centre"
 
 
+@pytest.mark.parametrize(("one", "other"), [("mean", "std"), ("std", "mean")])
+def test_the_mean_of_a_stem_comes_with_its_standard_deviation(one, other):
+    stem = ["model.image.stem.name=resnet18", "model.patch_size=8", f"model.image.stem.{one}=[0.5, 0.5, 0.5]"]
+    message = rf"(?=.*stem.{one} = \[0.5, 0.5, 0.5\])(?=.*stem.{other} = null).*expected: both"
+    refused((message, lambda: load_config(Config, [], stem)), error=ConfigError)
+    assert load_config(Config, [], [*stem, f"model.image.stem.{other}=[0.2, 0.2, 0.2]"]).model.image.stem.std
+
+
 def test_kept_features_take_no_augmentation():
     stem = ["data.source=shards", "model.image.stem.name=resnet18", "model.patch_size=8", "data.augmentation=albef"]
     cached = "data.augmentation = albef with cached features of a stem.*stem.cache_gb=0"

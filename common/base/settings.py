@@ -224,6 +224,11 @@ class StemConfig:
         # dropout may come from a scale whose stem a row or the user replaces by pixels
         of_network = dict.fromkeys(("weights", "trainable", "mean", "std", "views"), ())
         refuse_not_taken(self, "model.image.stem", {"name": of_network})
+        if (self.mean is None) != (self.std is None):
+            mean, std = ("null" if values is None else list(values) for values in (self.mean, self.std))
+            raise ValueError(
+                f"model.image.stem.mean = {mean} with model.image.stem.std = {std}; expected: both, or null for both"
+            )
 
 
 @dataclass(frozen=True)
