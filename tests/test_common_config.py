@@ -88,7 +88,8 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ("model: {text: {mlp_ratio: 0.001}}", ["model.text.mlp_ratio = 0.001", "at least 0.0078"]),
         ("model: {patch_size: 7}", ["data.image_size = 48", "model.patch_size = 7", "expected: 42 or 49"]),
         ("model: {patch_size: 64}", ["data.image_size = 48", "model.patch_size = 64; expected: 64"]),
-        ("model: {patch_dropout: 0.99}", ["model.patch_dropout = 0.99 leaves none of the 36", "at most 0.972"]),
+        ("model: {patch_dropout: 0.99}", ["model.patch_dropout = 0.99 leaves none of the 36", "0.0278 to 0.972"]),
+        ("model: {patch_dropout: 0.01}", ["model.patch_dropout = 0.01 leaves 36 of the 36", "0, or 0.0278 to 0.972"]),
         ("optim: {steps: 5, warmup_steps: 6}", ["row.yaml", "warmup_steps = 6", "optim.steps = 5", "at most 5"]),
         (
             "optim: {warmup_steps: 0, warmup_from: 1e-5}",

@@ -411,8 +411,8 @@ def check_patches(data: DataConfig, model: ModelConfig) -> None:
     """Checks across sections, for the __post_init__ of a config that holds both.
 
     Raises:
-        ValueError: images are not cut into whole patches, patch dropout leaves none, a cache has no such view, or
-            views without a cache.
+        ValueError: images are not cut into whole patches, patch dropout leaves none or all, a cache has no such view,
+            or views without a cache.
     """
     if data.image_size % model.patch_size:
         raise ValueError(
@@ -438,11 +438,12 @@ def check_patches(data: DataConfig, model: ModelConfig) -> None:
             f"data.augmentation = {data.augmentation} with cached features of a stem; expected: none, or "
             "model.image.stem.cache_gb=0"
         )
-    patches = (data.image_size // model.patch_size) ** 2
-    if round(patches * (1 - model.patch_dropout)) < 1:
+    patches, share = (data.image_size // model.patch_size) ** 2, model.patch_dropout
+    kept = round(patches * (1 - share))
+    if kept < 1 or (share and kept == patches):
         raise ValueError(
-            f"model.patch_dropout = {model.patch_dropout} leaves none of the {patches} patches of an image; expected: "
-            f"at most {1 - 1 / patches:.3g}"
+            f"model.patch_dropout = {share} leaves {kept or 'none'} of the {patches} patches of an image; expected: 0"
+            + (f", or {1 / patches:.3g} to {1 - 1 / patches:.3g}" if patches > 1 else "")
         )
 
 
