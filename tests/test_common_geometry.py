@@ -5,15 +5,12 @@ import math
 import mpmath
 import pytest
 import torch
-from scipy.spatial.distance import cdist
 
 from common.geometry import (
     euclidean_distance,
-    inner_product_similarity,
     norm,
     paired_angles,
     paired_euclidean_distance,
-    paired_inner_products,
     paired_squared_distances,
     safe_sqrt,
     squared_arccos,
@@ -28,21 +25,7 @@ def test_sphere_forgets_the_norm(scale):
     features = torch.randn(5, 8, dtype=torch.float64)
     torch.testing.assert_close(unit(scale * features), unit(features), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(unit(features).norm(dim=1), torch.ones(5, dtype=torch.float64))
-
-
-def test_zero_features_stay_zero_with_finite_gradient():
-    features = torch.zeros(2, 4, requires_grad=True)
-    unit(features).sum().backward()
-    assert torch.isfinite(features.grad).all()
-    assert (unit(features) == 0).all()
-
-
-@pytest.mark.parametrize(
-    "function", [inner_product_similarity, squared_distances, paired_inner_products, paired_angles]
-)
-def test_shapes_that_do_not_fit_are_both_named(function):
-    with pytest.raises(ValueError, match=r"\(2, 3\).*\(2, 4\)"):
-        function(torch.zeros(2, 3), torch.zeros(2, 4))
+    assert (unit(0 * features) == 0).all()
 
 
 def test_straight_path_meets_both_ends_exactly():
@@ -57,33 +40,12 @@ def test_straight_path_meets_both_ends_exactly():
 # Euclidean distances
 
 
-def test_euclidean_distances_equal_scipy():
-    images, texts = 3 * torch.randn(7, 16, dtype=torch.float64), torch.randn(9, 16, dtype=torch.float64)
-    for ours, metric in ((euclidean_distance, "euclidean"), (squared_distances, "sqeuclidean")):
-        expected = torch.from_numpy(cdist(images.numpy(), texts.numpy(), metric))
-        torch.testing.assert_close(ours(images, texts), expected, rtol=1e-13, atol=1e-13)
-
-
-def test_paired_euclidean_distances_equal_loops():
-    first, second = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
-    squares = [sum((x - y) ** 2 for x, y in zip(a, b)) for a, b in zip(first.tolist(), second.tolist())]
-    assert paired_squared_distances(first, second).tolist() == pytest.approx(squares, rel=1e-14)
-    assert paired_euclidean_distance(first, second).tolist() == pytest.approx([s**0.5 for s in squares], rel=1e-14)
-
-
 def test_squared_distances_of_equal_rows_are_never_negative():
     rows = torch.randn(512, 512) / 512**0.5
     naive = rows.square().sum(1)[:, None] + rows.square().sum(1)[None] - 2 * rows @ rows.T
     assert (naive.diagonal() < 0).float().mean() > 0.1  # what relu is there for
     assert (squared_distances(rows, rows) >= 0).all()
     assert (paired_squared_distances(rows, rows) == 0).all()
-
-
-def test_gradients_of_euclidean_distances_are_right():
-    first, second = (torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    for function in (squared_distances, euclidean_distance, paired_squared_distances, paired_euclidean_distance):
-        assert torch.autograd.gradcheck(function, (first, second))
-        assert torch.autograd.gradgradcheck(function, (first, second))
 
 
 def test_gradient_of_the_distance_of_equal_rows_is_0_or_a_direction_never_a_pole():
@@ -162,17 +124,6 @@ def test_angle_of_a_zero_vector_is_a_right_angle_without_gradient_trouble():
     assert angle.item() == pytest.approx(math.pi / 2)
     assert (zero.grad == 0).all()
     assert paired_angles(torch.zeros(1, 3), torch.tensor([[0.0, 1.0, 0.0]])).item() == pytest.approx(math.pi / 2)
-
-
-def test_norm_of_zero_has_gradient_0():
-    vectors = torch.zeros(2, 3, requires_grad=True)
-    norm(vectors).sum().backward()
-    assert (vectors.grad == 0).all()
-
-
-def test_angles_obey_the_triangle_inequality():
-    a, b, c = (unit(torch.randn(500, 3, dtype=torch.float64)) for _ in range(3))
-    assert (paired_angles(a, c) <= paired_angles(a, b) + paired_angles(b, c) + 1e-12).all()
 
 
 # roots

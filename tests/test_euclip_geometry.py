@@ -137,18 +137,6 @@ def test_gradients_of_the_total_losses_equal_those_of_the_authors(dtype, atol):
     assert geometry.log_curvature.grad.item() == pytest.approx(0.0012885577, abs=atol)
 
 
-def test_squared_distance_does_not_obey_the_triangle_inequality():
-    line = torch.tensor([[0.0], [1.0], [2.0]])
-    scores = -Euclidean(squared=True).similarity(line, line)
-    assert scores[0, 2] > scores[0, 1] + scores[1, 2]
-
-
-def test_elliptic_ranks_as_the_cosine():
-    images, texts = unit(torch.randn(9, 8)), unit(torch.randn(40, 8))
-    by_angle, by_cosine = Elliptic().similarity(images, texts), Sphere().similarity(images, texts)
-    assert torch.equal(by_angle.argsort(dim=1), by_cosine.argsort(dim=1))
-
-
 def test_squared_euclidean_distance_is_a_linear_classifier():
     """-|x - y|^2 = x.(2y) - |y|^2 - |x|^2, and what is constant in a row leaves its cross-entropy unchanged."""
     images, texts = torch.randn(6, 8).double(), torch.randn(6, 8).double()

@@ -284,9 +284,12 @@ def test_it_runs_on_the_meta_device_and_names_shapes_that_do_not_fit(case):
     assert [element.shape for element in geometry.directions(*pair)] == [(4, 3), (3, 4)]
     assert geometry.paired_similarity(pair[0], pair[0]).shape == (4,)
     shapes = [torch.Size([2, *pair[0].shape[1:]]), torch.Size([2, *pair[0].shape[1:-1], pair[0].shape[-1] + 1])]
-    with pytest.raises(ValueError, match=r"got|agree") as raised:
-        case.build(DIM).similarity(*map(torch.ones, shapes))
-    assert all(str(tuple(shape)) in str(raised.value) for shape in shapes)
+    geometry = case.build(DIM)
+    comparisons = [geometry.similarity] + [geometry.paired_similarity] * (case.name != "max_average")
+    for compare in comparisons:
+        with pytest.raises(ValueError, match=r"got|agree") as raised:
+            compare(*map(torch.ones, shapes))
+        assert all(str(tuple(shape)) in str(raised.value) for shape in shapes)
 
 
 @every_case

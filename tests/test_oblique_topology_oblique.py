@@ -2,7 +2,6 @@
 
 import math
 
-import mpmath
 import pytest
 import torch
 from refusals import refused
@@ -147,41 +146,3 @@ def test_free_embeddings_reach_a_floor_that_the_range_of_the_similarity_sets():
 
 
 # digits in float32
-
-
-def exact_geodesic(first, second):
-    """With 40 digits, of the float32 vectors as they are, normalised exactly."""
-    with mpmath.workdps(40):
-        total = mpmath.mpf(0)
-        for x, y in zip(first.tolist(), second.tolist()):
-            x, y = [mpmath.mpf(value) for value in x], [mpmath.mpf(value) for value in y]
-            cosine = mpmath.fdot(x, y) / mpmath.sqrt(mpmath.fdot(x, x) * mpmath.fdot(y, y))
-            total += mpmath.acos(cosine) ** 2
-        return float(mpmath.sqrt(total))
-
-
-def errors(distance, num=30, num_spheres=8, sphere_dim=64):
-    """Largest relative errors of the geodesic distance: matched pairs, all pairs, and the clamped arccos."""
-    first = on_spheres(num, num_spheres, sphere_dim, torch.float32)
-    step = torch.randn_like(first)
-    step = unit(step - (step * first).sum(dim=-1, keepdim=True) * first).double()
-    angle = torch.tensor(distance / num_spheres**0.5, dtype=torch.float64)
-    second = (angle.cos() * first + angle.sin() * step).float()
-    expected = torch.tensor([exact_geodesic(*pair) for pair in zip(first, second)], dtype=torch.float64)
-    cosines = (first * second).sum(dim=-1)
-    distances = (
-        paired_oblique_geodesic_distance(first, second),
-        oblique_geodesic_distance(first, second).diagonal(),
-        torch.arccos(cosines.clamp(-1 + 1e-6, 1 - 1e-6)).square().sum(dim=-1).sqrt(),
-    )
-    return tuple(((distance - expected).abs() / expected).max().item() for distance in distances)
-
-
-@pytest.mark.parametrize("distance", [1e-4, 1e-2, 1.0, 8.0])
-def test_matched_pairs_keep_their_digits_in_float32(distance):
-    """Where one matrix product leaves an error of a few rounding steps in the squared distance, whatever that is."""
-    paired, all_pairs, clamped = errors(distance)
-    assert paired < 1e-6
-    assert ((1 + all_pairs) ** 2 - 1) * distance**2 < 5e-6 * max(1.0, distance**2)
-    if distance <= 1e-3:
-        assert clamped > 0.5
