@@ -112,12 +112,12 @@ def test_embeddings_are_those_of_the_librarys_processors_and_forward_passes(chec
 def test_a_checkpoint_is_ranked_on_any_test_set_with_its_protocol(checkpoints, name, tmp_path, monkeypatch):
     prefix, mode = {"clip": ("a photo of ", "crop"), "flava": ("", "squeeze")}[name]
     arguments = "--checkpoint", str(checkpoints[name]), "--output", str(tmp_path / "found.json"), "--prefix", prefix
-    monkeypatch.setattr("sys.argv", ["public.py", *arguments, *DATA])
+    monkeypatch.setattr("sys.argv", ["public.py", *arguments, *DATA, "data.gallery=6"])
     public.main()
     plain = json.loads((tmp_path / "found.json").read_text())
     assert set(plain["evaluations"]) == {"test", "second_test"}
     protocol = plain["evaluations"]["test"]["protocol"]
-    assert (protocol["num_images"], protocol["num_texts"], protocol["caption_prefix"]) == (12, 60, prefix)
+    assert (protocol["num_images"], protocol["num_texts"], protocol["caption_prefix"]) == (6, 30, prefix)
     assert (protocol["preprocessing"]["size"], protocol["preprocessing"]["mode"]) == (32, mode)
     assert str(tmp_path.parent) not in json.dumps(plain)
     hits = json.loads((tmp_path / "found_hits.json").read_text())["test"]["t2i_recall_at_1"]

@@ -23,8 +23,7 @@ from common.data.tokenizer import WordTokenizer
 from common.distributed import rank
 from common.geometry import unit
 from common.reproduce.rows import Job, run_row
-from common.run.checkpoint import last_checkpoint, open_checkpoint
-from common.run.inputs import open_training_data
+from common.run.checkpoint import last_checkpoint
 from geomm.evaluate import load_encoder
 from geomm.finetune import CODE as TASKS
 from geomm.grouping import GroupedOrder, Grouping, chain
@@ -248,10 +247,11 @@ def test_precision_at_a_recall_is_that_of_the_curve(recall):
 def test_the_truth_is_that_of_the_captions_that_training_takes(noise):
     config = config_of("mafa", "data.num_train=24", f"data.partner_noise={noise}")
     pairs = open_training_pairs(config.data, 3)
-    training = open_training_data(config, pairs, None)
+    training = open_data(config, pairs, None)
     positions = np.arange(16)
     indices = training.order.epochs_and_indices(positions)[1]
     partners = training.view.partners
+    assert partners is None or partners.order is training.view.order is training.order  # of later epochs, too
     sources, drawn_at = (indices, positions) if partners is None else partners.of(positions)
     assert (sources != indices).any() == bool(noise)
     truth = truth_of(pairs, training.order.seed, drawn_at, sources, indices)

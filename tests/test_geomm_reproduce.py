@@ -16,7 +16,7 @@ from plotted import read_plotted
 from scipy import stats
 from scipy.stats import spearmanr
 
-from common.base.config import ConfigError, from_dict, load_row
+from common.base.config import ConfigError, from_dict, load_row, override
 from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
 from common.data.pairs import open_evaluation_sets
@@ -33,11 +33,12 @@ from common.run.log import read_log
 from geomm.ablations import branching_of, seeds_notes, settings_of
 from geomm.config import Config
 from geomm.cost import Steps, seconds_of_100_steps
-from geomm.evaluate import load_encoder
+from geomm.evaluate import evaluate_all, load_encoder
 from geomm.finetune import code_of
+from geomm.geodesic import geodesic_distance
 from geomm.graph_table import AT_THE_END, BESIDE_A_TABLE, OF_GRAPHS
 from geomm.hierarchy_error import deviation, ways_of
-from geomm.lookalikes import share_distinguished
+from geomm.lookalikes import SugarCrepeFiles, measure, open_lookalikes, share_distinguished
 from geomm.readings import CURVE, figures_of, gains, readings, rows_of
 from geomm.reproduce import main
 from geomm.table3 import WITHOUT, learnt, why_undecided
@@ -255,9 +256,10 @@ def test_costs_are_those_of_steps_and_a_cosine_pays_for_no_graph(geomm, monkeypa
     assert min(row.ours["seconds"].mean for row in (*rows, *table_of(geomm, "table7a").rows)) > 0
     monkeypatch.setattr(Steps, "_timed", lambda _, work: 0.0 if work() == [] or work() == [False] * 2 else 1.0)
     folder = ROOT / "geomm"
-    configs = {row: load_row(Config, folder, folder / f"configs/{row}.yaml", "smoke") for row in ("tcl", "clip_geo")}
-    interval = configs["clip_geo"].method.graph_update_interval
-    assert seconds_of_100_steps(configs, 1, 0) == pytest.approx({"tcl": 100, "clip_geo": 100 + 100 / interval})
+    every = ["method.geodesic_from_step=5", "method.graph_update_interval=4"]  # at steps 8, 12, ...
+    files = {row: folder / f"configs/{row}.yaml" for row in ("tcl", "clip_geo")}
+    configs = {row: load_row(Config, folder, file, "smoke", every) for row, file in files.items()}
+    assert seconds_of_100_steps(configs, 1, 0) == pytest.approx({"tcl": 100, "clip_geo": 100 + 100 / 4})
 
 
 def test_grounding_stands_beside_guesses_and_its_pictures_show_every_model(geomm):
@@ -378,6 +380,20 @@ def test_lookalikes_are_those_of_the_test_set_counted_one_by_one(geomm):
     assert row.ours["cosine"].mean == pytest.approx(100 * sum(hits) / len(hits), abs=100 / len(hits))
     true, false = torch.tensor([0.1, 0.4, torch.inf, 2.0]), torch.tensor([0.2, 0.3, torch.inf, torch.inf])
     assert share_distinguished(true, false) == pytest.approx(62.5)
+
+
+def test_an_evaluation_takes_the_gallery_and_the_local_clusters_of_its_command(geomm, monkeypatch):
+    geomm("lookalikes")
+    run, taken = RunFiles(run_of(geomm, "clip")), []
+    config, encoder = load_encoder(last_checkpoint(run.checkpoints), torch.device("cpu"))
+    changed = override(config, ["method.local=attached", "data.gallery=8"])
+    monkeypatch.setattr(
+        "geomm.lookalikes.geodesic_distance", lambda *given: taken.append(given[5]) or geodesic_distance(*given)
+    )
+    measure(SimpleNamespace(files=run, config=changed), open_lookalikes(config.data, SugarCrepeFiles()))
+    assert set(taken) == {"attached"}
+    ranked = evaluate_all(changed, encoder, open_evaluation_sets(config.data))
+    assert ranked["test"].protocol["num_images"] == 8
 
 
 def test_every_row_of_the_readings_is_trained_from_the_same_towers_and_stands_in_the_table(geomm):

@@ -2,7 +2,7 @@
 
 import shlex
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,9 +24,7 @@ from common.base.config import ConfigError, override
 from common.base.provenance import ROOT
 from common.base.settings import DataConfig
 from common.data.broken import BrokenSample
-from common.data.order import SampleOrder
 from common.data.part import Part
-from common.data.partners import Partners
 from common.methods import self_supervised
 from common.report.formats import heading
 from common.report.table import Column
@@ -36,19 +34,14 @@ from common.run.folder import settings_of_all_seeds
 from common.run.launch import prepare
 from common.run.pretraining import train_on_pictures
 from common.run.training import _in_turn
-from contrastive_basics import public
 from contrastive_basics.reproduce import table1
 from contrastive_basics.vision.config import VisionModelConfig
 from euclip import regime
 from euclip import train as euclip_train
 from euclip.regime import RegimeConfig
 from euclip.stability import stability
-from geomm import evaluate as geomm_evaluate
 from geomm import hierarchy_error, lookalikes, refcoco_plus
-from geomm import train as geomm_train
 from geomm.ablations import settings_of
-from geomm.cost import Steps
-from geomm.pool import GeodesicPool
 from geomm.readings import readings
 from geomm.refcoco_plus import GroundConfig
 from geomm.table3 import _of_public_answers
@@ -157,37 +150,11 @@ def test_configs_refuse_settings_without_an_effect():
     assert override(photographs, ["data.source=scenes"]).data.source == "scenes"  # whose root nobody named
 
 
-def test_wrong_partners_follow_the_order_of_mafa(monkeypatch):
-    config = row_config("geomm", "mafa", "data.partner_noise=0.1")
-    order = SampleOrder(96, config.optim.global_batch_size, 0)
-    training = Opened(order, SimpleNamespace(order=order, partners=Partners(order, 0.1)))
-    monkeypatch.setattr(geomm_train, "open_training_data", lambda *_: training)
-    opened = geomm_train.open_data(config, range(96), None)
-    assert opened.view.order is opened.view.partners.order is opened.order is not order
-
-
-@dataclass(frozen=True)
-class Opened:
-    order: SampleOrder
-    view: SimpleNamespace
-
-
 def test_lower_layers_of_a_hierarchy_stay_as_they_are_set():
     config = row_config("geomm", "clip_geo", "method.branching=[8,3]", "method.queue_size=64")
     assert settings_of("table7b", config)["256 clusters"] == []
     assert settings_of("table7b", config)["128 clusters"] == ["method.branching=[4, 3]"]
     assert settings_of("table7a", config)["3 layers"] == ["method.branching=[8, 3, 2]"]
-
-
-def test_every_timed_rebuild_builds_a_graph(monkeypatch):
-    config = row_config("geomm", "clip_geo")
-    method = replace(config.method, geodesic_from_step=5, graph_update_interval=4)
-    steps = Steps(replace(config, method=method), torch.device("cpu"))
-    rebuild, built = GeodesicPool.rebuild, []
-    monkeypatch.setattr(GeodesicPool, "rebuild", lambda pool, step: built.append(rebuild(pool, step)))
-    for _ in range(2):
-        steps.rebuild()
-    assert built == [True] * 4
 
 
 def test_batch_normalisation_has_as_many_parts_on_two_processes_as_on_one(monkeypatch):
@@ -293,20 +260,6 @@ def test_test_sets_that_are_not_evaluated_are_not_asked_for(monkeypatch):
     assert len(asked) == 1
 
 
-def test_a_gallery_reaches_the_ranking(monkeypatch):
-    galleries = []
-    for module in (geomm_evaluate, public):
-        monkeypatch.setattr(module, "evaluate_retrieval", lambda *_, gallery: galleries.append(gallery))
-    sets = SimpleNamespace(retrieval={"test": None})
-    config = row_config("geomm", "clip", "data.num_test=40", "data.gallery=20")
-    geomm_evaluate.evaluate_all(config, SimpleNamespace(model=None), sets)
-    monkeypatch.setattr(public, "open_retrieval_sets", lambda _: {"test": None})
-    monkeypatch.setattr(public, "read_with", lambda *_: None)
-    monkeypatch.setattr(public, "activation_of", lambda _: None)
-    public.evaluate_public(None, config)
-    assert galleries == [20, 20]
-
-
 def test_analyses_of_a_pool_embed_on_every_process_and_write_on_one(monkeypatch):
     options, asked = SimpleNamespace(sugarcrepe=None), []
     command = SimpleNamespace(scale="smoke", overrides=(), split=lambda _: (options, command))
@@ -320,33 +273,11 @@ def test_analyses_of_a_pool_embed_on_every_process_and_write_on_one(monkeypatch)
         assert asked[-2:] == [(module, "a"), (module, "b")]
 
 
-def test_a_pool_that_is_not_full_has_no_graph_to_compare(monkeypatch):
+def test_a_pool_that_is_not_full_has_no_graph_to_compare():
     tensors = {"text_pool.queue.features": torch.zeros(8, 2), "text_pool.queue.fill_level": torch.tensor(5)}
     checkpoint = SimpleNamespace(model_tensors=lambda: tensors, path="step-00000002")
-    run = SimpleNamespace(files=SimpleNamespace(checkpoints=None), config=row_config("geomm", "clip"))
-    for module, more in ((hierarchy_error, ()), (lookalikes, (None,))):
-        monkeypatch.setattr(module, "last_checkpoint", lambda _: checkpoint)
-        monkeypatch.setattr(module, "load_encoder", lambda *_, config: (None, None))
-        with pytest.raises(ConfigError, match="step-00000002: its steps leave 5 keys in a pool of 8"):
-            module.measure(run, *more)
-
-
-def test_lookalikes_are_compared_by_the_local_clusters_of_the_row(monkeypatch):
-    keys, images, true, false = torch.nn.functional.normalize(torch.randn(4, 64, 8), dim=2)
-    texts = {"true": true, "false": false}
-    features = SimpleNamespace(images=lambda _: (images, torch.ones(64, dtype=torch.bool)))
-    encoder = SimpleNamespace(texts=lambda names: texts[names[0]])
-    method, taken = row_config("geomm", "clip", "method.branching=[8]", "method.local=attached").method, []
-    monkeypatch.setattr(lookalikes, "last_checkpoint", lambda _: None)
-    monkeypatch.setattr(lookalikes, "load_encoder", lambda *_, config: (config, encoder))
-    monkeypatch.setattr(lookalikes, "keys_of", lambda _: keys)
-    monkeypatch.setattr(lookalikes, "reading_features", lambda *_: features)
-    compared = lookalikes.geodesic_distance
-    monkeypatch.setattr(lookalikes, "geodesic_distance", lambda *given: taken.append(given[5:]) or compared(*given))
-    pairs = SimpleNamespace(pictures=None, triples=[(index, "true", "false") for index in range(64)])
-    run = SimpleNamespace(files=SimpleNamespace(checkpoints=None), config=SimpleNamespace(method=method))
-    lookalikes.measure(run, pairs)
-    assert set(taken) == {("attached",)}
+    with pytest.raises(ConfigError, match="step-00000002: its steps leave 5 keys in a pool of 8"):
+        hierarchy_error.keys_of(checkpoint)
 
 
 def test_boxes_are_measured_by_the_settings_of_the_command(monkeypatch):
