@@ -1,15 +1,12 @@
 """All geometries, and encoders of fixed linear maps, for tests of EuCLIP's walks and distances."""
 
 import torch
+import toys
 from torch import nn
 
 from common.data.scenes import scene_words
 from common.data.tokenizer import WordTokenizer
-from common.data.transforms import ImageTransform
-from common.encoders.two_towers import TwoTowers
-from common.evaluation.embed import Encoder
 from common.geometry import Sphere
-from common.logit_scale import LogitScale
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 
 DIM = 4
@@ -34,8 +31,7 @@ class Mixed(nn.Module):
         return batch.flatten(1).float() @ self.weight
 
 
-def encoder_of(geometry) -> Encoder:
+def encoder_of(geometry):
     """Of pictures of 16 x 16 and captions in the scenes' words."""
-    model = TwoTowers(Mixed(3 * 16 * 16, 1), Mixed(20, 2), geometry, LogitScale(1.0))
     tokenizer = WordTokenizer.from_words(scene_words())
-    return Encoder(model, ImageTransform(size=16), tokenizer, 20, 4, torch.device("cpu"))
+    return toys.encoder_of(Mixed(3 * 16 * 16, 1), Mixed(20, 2), tokenizer, geometry, size=16, context_length=20)

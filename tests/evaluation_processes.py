@@ -6,33 +6,16 @@ from dataclasses import asdict, replace
 import numpy as np
 import torch
 from torch import nn
+from toys import ListedPictures, encoder_of
 
 import common.evaluation.embed as embed
-from common.data.broken import BrokenSample
 from common.data.scenes import SceneDataset, scene_words
 from common.data.tokenizer import WordTokenizer
-from common.data.transforms import ImageTransform
 from common.distributed import rank, world_size
-from common.encoders.two_towers import TwoTowers
 from common.evaluation.coco import Relation, _positives, coco_results
-from common.evaluation.embed import Encoder, evaluate_retrieval
+from common.evaluation.embed import evaluate_retrieval
 from common.evaluation.rerank import evaluate_two_stage, two_stage_ranks
 from common.evaluation.retrieval import Positives, retrieval_ranks
-from common.geometry import Sphere
-from common.logit_scale import LogitScale
-
-
-class SomeBroken(SceneDataset):
-    fingerprint = "scenes of which two are torn"
-
-    def picture(self, index):
-        if index in (3, 69):
-            raise BrokenSample("scenes", str(index), "as if it were torn")
-        return super().picture(index)
-
-    def __getitem__(self, index):
-        self.picture(index)
-        return super().__getitem__(index)
 
 
 class MeanOfWords(nn.Module):
@@ -48,8 +31,13 @@ def tiny_encoder():
     torch.manual_seed(0)
     tokenizer = WordTokenizer.from_words(scene_words())
     image_tower = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 24))
-    model = TwoTowers(image_tower, MeanOfWords(tokenizer.vocabulary_size), Sphere(), LogitScale(1.0))
-    return Encoder(model, ImageTransform(size=16), tokenizer, 16, 8, torch.device("cpu"))
+    text_tower = MeanOfWords(tokenizer.vocabulary_size)
+    return encoder_of(image_tower, text_tower, tokenizer, size=16, context_length=16, batch_size=8)
+
+
+def scenes_of_which_two_are_torn():
+    scenes = SceneDataset(split="test", size=70, image_size=16)
+    return ListedPictures(map(scenes.picture, range(70)), scenes.captions, broken=(3, 69))
 
 
 def match_of(embedded):
@@ -74,7 +62,7 @@ def message_of(function, *arguments, **more):
 
 
 def evaluations():
-    encoder, pairs = tiny_encoder(), SomeBroken(split="test", size=70, image_size=16)
+    encoder, pairs = tiny_encoder(), scenes_of_which_two_are_torn()
     results = {"retrieval": asdict(evaluate_retrieval(encoder, pairs))}
     bounded = replace(encoder, ranking_gb=1e-6)
     results["retrieval in parts"] = asdict(evaluate_retrieval(bounded, pairs))

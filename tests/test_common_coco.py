@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 import torch
 from refusals import refused
+from toys import ListedPictures, colour_encoder, plain_picture
 
-from common.data.tokenizer import WordTokenizer
-from common.data.transforms import ImageTransform
-from common.encoders.two_towers import TwoTowers
 from common.evaluation.coco import Relation, coco_results, evaluate_coco, read_cxc, read_eccv, read_id_lists
-from common.evaluation.embed import CaptionRule, Encoder
+from common.evaluation.embed import CaptionRule
 from common.evaluation.protocol import first_difference
 from common.evaluation.retrieval import retrieval_metrics, retrieval_ranks
-from common.geometry import Sphere, unit
-from common.logit_scale import LogitScale
+from common.geometry import unit
 
+COLOURS = [(row % 250, 60 * (row // 250), 76) for row in range(1000)]
 HEADER = "caption,image,agg_score,sampling_method\n"
 
 
@@ -213,54 +211,26 @@ def test_a_file_that_holds_no_id_lists_is_named(tmp_path, text, message):
     )
 
 
-class NumberedPictures:
-    """Grey pictures of 1,000 levels of two channels, with one caption that names the level and four that do not."""
+def numbered(without_ids=None):
+    """Pictures of 1,000 colours of two channels, with one caption that names the colour and four that do not."""
 
-    name, fingerprint = "coco", "numbered"
+    def captions(row):
+        return [f"n{row}", *["else"] * (5 if row == 999 else 4)]
 
-    def __init__(self, without_ids=None):
-        self.without_ids = without_ids
+    def caption_ids(row):
+        return None if row == without_ids else [10 * row + place for place in range(len(captions(row)))]
 
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, index):
-        colour = torch.tensor([index % 250, 60 * (index // 250), 0], dtype=torch.uint8)
-        return {"image": colour.expand(4, 4, 3).numpy()}
-
-    def captions(self, index):
-        return [f"n{index}", *["else"] * (5 if index == 999 else 4)]
-
-    def image_id(self, index):
-        return str(5000 - index)
-
-    def caption_ids(self, index):
-        return None if index == self.without_ids else [10 * index + place for place in range(len(self.captions(index)))]
-
-
-class Levels(torch.nn.Module):
-    def __init__(self, tokenizer):
-        super().__init__()
-        tokens = tokenizer.decode(range(tokenizer.vocabulary_size))
-        numbers = [int(token[1:]) if token[1:].isdecimal() else -1 for token in tokens]
-        rows = [[number % 250 / 255, 60 * (number // 250) / 255, 0] if number >= 0 else [0, 0, 0] for number in numbers]
-        self.register_buffer("rows", torch.tensor(rows))
-
-    def forward(self, batch):
-        values = batch.mean(dim=(2, 3)) if batch.ndim == 4 else self.rows[batch].sum(dim=1)
-        return torch.cat([values, torch.ones(len(values), 1)], dim=1) @ torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.3]))
+    pictures = [plain_picture(colour, 4) for colour in COLOURS]
+    return ListedPictures(
+        pictures, captions, name="coco", image_id=lambda row: str(5000 - row), caption_ids=caption_ids
+    )
 
 
 def test_a_model_is_evaluated_by_ids_in_all_protocols():
-    tokenizer = WordTokenizer.from_words(["else", *(f"n{index}" for index in range(1000))])
-    tower = Levels(tokenizer)
-    transform = ImageTransform(size=4, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    encoder = Encoder(
-        TwoTowers(tower, tower, Sphere(), LogitScale(1.0)), transform, tokenizer, 4, 256, torch.device("cpu")
-    )
+    encoder = colour_encoder({"else": (0, 0, 76), **{f"n{row}": colour for row, colour in enumerate(COLOURS)}}, size=4)
     named = {5000 - index: [10 * index] for index in range(0, 1000, 2)}
     eccv = Relation("eccv", "ECCV", "precision", named, {captions[0]: [image] for image, captions in named.items()})
-    actual = evaluate_coco(encoder, NumberedPictures(), [eccv], CaptionRule())
+    actual = evaluate_coco(encoder, numbered(), [eccv], CaptionRule())
     assert {key: result.protocol["num_texts"] for key, result in actual.items()} == {
         "coco_5k": 5001,
         "coco_1k": 5000,
@@ -269,7 +239,7 @@ def test_a_model_is_evaluated_by_ids_in_all_protocols():
     assert actual["eccv"].protocol["num_image_queries"] == actual["eccv"].protocol["num_text_queries"] == 500
     assert actual["eccv"].metrics["t2i_r_precision"] > 0.99
     assert actual["coco_5k"].metrics["t2i_recall_at_1"] == pytest.approx(0.2, abs=0.01)  # four in five say nothing
-    without = NumberedPictures(without_ids=3)
+    without = numbered(without_ids=3)
     refused(
         (
             "coco: image 4997 has 5 captions and the ids None; expected: an id of each",

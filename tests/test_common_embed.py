@@ -9,16 +9,13 @@ import torch
 from PIL import Image
 from refusals import refused
 from torch import nn
+from toys import ListedPictures, encoder_of
 
 from common.data.broken import BrokenSample, TooManyBroken
 from common.data.decoding import read_picture
 from common.data.scenes import SceneDataset
 from common.data.tokenizer import WordTokenizer
-from common.data.transforms import ImageTransform
-from common.encoders.two_towers import TwoTowers
-from common.evaluation.embed import Encoder, evaluate_retrieval, evaluation_mode
-from common.geometry import Sphere
-from common.logit_scale import LogitScale
+from common.evaluation.embed import evaluate_retrieval, evaluation_mode
 
 TOKENIZER = WordTokenizer.from_words([f"word{number}" for number in range(8)])
 
@@ -34,38 +31,28 @@ class Noisy(nn.Module):
         return self.layers(batch.flatten(1).float())
 
 
-class Pictures:
-    """Eight random pictures with a caption each."""
-
-    name, fingerprint = "pictures", "pictures v1"
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        pixels = torch.randint(256, (8, 8, 3), generator=torch.Generator().manual_seed(index), dtype=torch.uint8)
-        return {"image": pixels.numpy(), "captions": self.captions(index), "image_id": str(index)}
-
-    def captions(self, index):
-        return [f"word{index}"]
+def pictures(rows=range(8), **more):
+    """Random pictures of 8 x 8, with a caption each."""
+    draws = [torch.Generator().manual_seed(row) for row in rows]
+    pixels = [torch.randint(256, (8, 8, 3), generator=draw, dtype=torch.uint8).numpy() for draw in draws]
+    return ListedPictures(pixels, **{"captions": lambda row: [f"word{rows[row]}"]} | more)
 
 
 @pytest.fixture
 def encoder():
     torch.manual_seed(0)
-    model = TwoTowers(Noisy(8 * 8 * 3), Noisy(5), Sphere(), LogitScale(1.0))
-    return Encoder(model, ImageTransform(size=8), TOKENIZER, 5, 4, torch.device("cpu"))
+    return encoder_of(Noisy(8 * 8 * 3), Noisy(5), TOKENIZER)
 
 
 def test_embeddings_do_not_depend_on_the_mode_and_leave_the_model_as_it_was(encoder):
     model, texts = encoder.model, [f"word{number}" for number in range(8)]
     model.eval()
-    expected = encoder.images(Pictures())[0], encoder.texts(texts), evaluate_retrieval(encoder, Pictures()).metrics
+    expected = encoder.images(pictures())[0], encoder.texts(texts), evaluate_retrieval(encoder, pictures()).metrics
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.train()
     model.text_tower.layers[1].eval()  # one that the user froze
     modes = [module.training for module in model.modules()]
-    actual = encoder.images(Pictures())[0], encoder.texts(texts), evaluate_retrieval(encoder, Pictures()).metrics
+    actual = encoder.images(pictures())[0], encoder.texts(texts), evaluate_retrieval(encoder, pictures()).metrics
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())  # BatchNorm's averages
@@ -83,38 +70,25 @@ def test_a_text_that_comes_again_goes_through_the_tower_once(encoder):
     assert torch.equal(actual[[0, 2, 1]], actual[[6, 0, 5]])
 
 
-def test_pictures_of_scenes_are_embedded_without_their_captions(encoder, monkeypatch):
+def test_pictures_of_scenes_are_embedded_without_their_captions(monkeypatch):
     scenes = SceneDataset("test", size=8, image_size=16)
-    model = TwoTowers(Noisy(16 * 16 * 3), Noisy(5), Sphere(), LogitScale(1.0))
-    encoder = replace(encoder, model=model, transform=ImageTransform(size=16))
+    encoder = encoder_of(Noisy(16 * 16 * 3), Noisy(5), TOKENIZER, size=16)
     expected = encoder.images([{"image": scenes[index]["image"]} for index in range(8)])[0]
     monkeypatch.setattr(SceneDataset, "captions", None)
     assert torch.equal(encoder.images(scenes)[0], expected)
 
 
-class Damaged(Pictures):
-    """Of the pictures as many are cut off as `lost` says; opening them has left out a row."""
-
-    broken_at_open = (BrokenSample("rows.tsv", "row 9", "missing image"),)
-
-    def __init__(self, lost):
-        self.lost = lost
-
-    def __getitem__(self, index):
-        if index < self.lost:
-            raise BrokenSample(f"{index}.jpg", "", "image is cut off")
-        return super().__getitem__(index)
-
-
 def test_what_is_left_out_is_named_and_half_a_set_is_no_test_set(encoder):
+    at_open = {"broken_at_open": (BrokenSample("rows.tsv", "row 9", "missing image"),)}
     with pytest.warns(UserWarning, match="left out") as warned:
-        _, readable = encoder.images(Damaged(5))
+        _, readable = encoder.images(pictures(broken=range(5), **at_open))
     assert readable.tolist() == [False] * 5 + [True] * 3
     cut, opened = (str(warning.message) for warning in warned)
-    assert cut.startswith("pictures: 5 of 8 pictures cannot be read and are left out: 0.jpg: image is cut off; 1.jpg")
+    assert cut.startswith("pictures: 5 of 8 pictures cannot be read and are left out: pictures [0]: torn; pictures [1]")
     assert opened == "pictures: left out when opened, 1 in all: rows.tsv [row 9]: missing image"
-    refused(("6 of 8 samples are broken", lambda: encoder.images(Damaged(6))), error=TooManyBroken)
-    assert not replace(encoder, max_broken_share=1.0).images(Damaged(6))[1][:6].any()
+    six = pictures(broken=range(6), **at_open)
+    refused(("6 of 8 samples are broken", lambda: encoder.images(six)), error=TooManyBroken)
+    assert not replace(encoder, max_broken_share=1.0).images(six)[1][:6].any()
 
 
 # EXIF's numbers -> how the stored rows and columns become the picture that was taken
@@ -194,39 +168,27 @@ def test_the_mode_comes_back_after_an_error(encoder):
 
 
 def test_embedding_that_takes_long_shows_a_bar(encoder, monkeypatch, capsys):
-    encoder.images(Pictures())
+    encoder.images(pictures())
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("common.evaluation.embed.BAR_AFTER", 0.0)
-    encoder.images(Pictures())
+    encoder.images(pictures())
     assert "pictures:   0%" in capsys.readouterr().err
 
 
-class Part(Pictures):
-    """Some of the pictures."""
-
-    def __init__(self, indices):
-        self.indices = indices
-
-    def __len__(self):
-        return len(self.indices)
-
-    def __getitem__(self, index):
-        return Pictures()[self.indices[index]]
-
-    def captions(self, index):
-        word = f"word{self.indices[index]}"
-        return [word, f"{word} word0"][: 1 + index % 2]
+def part(rows):
+    """Every second picture of these has two captions."""
+    return pictures(rows, captions=lambda row: [f"word{rows[row]}", f"word{rows[row]} word0"][: 1 + row % 2])
 
 
 def test_galleries_are_the_mean_of_parts_ranked_by_themselves(encoder):
-    whole = evaluate_retrieval(encoder, Part(range(8)), gallery=4)
-    parts = [evaluate_retrieval(encoder, Part(range(start, start + 4))) for start in (0, 4)]
+    whole = evaluate_retrieval(encoder, part(range(8)), gallery=4)
+    parts = [evaluate_retrieval(encoder, part(range(start, start + 4))) for start in (0, 4)]
     for key, value in whole.metrics.items():
         assert value == pytest.approx(sum(part.metrics[key] for part in parts) / 2, abs=1e-12)
     assert whole.hits == {key: parts[0].hits[key] + parts[1].hits[key] for key in whole.hits}
     assert whole.chance["i2t_recall_at_1"] == parts[0].chance["i2t_recall_at_1"]  # six captions each
     stated = [whole.protocol[key] for key in ("candidates", "num_images", "num_texts")]
     assert stated == ["own gallery of 4 images, mean over 2 folds", 4, 6]
-    assert evaluate_retrieval(encoder, Part(range(8)), gallery=9) == evaluate_retrieval(encoder, Part(range(8)))
+    assert evaluate_retrieval(encoder, part(range(8)), gallery=9) == evaluate_retrieval(encoder, part(range(8)))
     no_multiple = "pictures: 8 readable pictures are no multiple of the gallery of 3"
-    refused((no_multiple, lambda: evaluate_retrieval(encoder, Part(range(8)), gallery=3)))
+    refused((no_multiple, lambda: evaluate_retrieval(encoder, part(range(8)), gallery=3)))

@@ -8,8 +8,8 @@ import torch
 from processes import in_processes
 from refusals import refused
 from torch import nn
+from toys import ListedPictures
 
-from common.data.broken import BrokenSample
 from common.data.scenes import classification_task
 from common.data.transforms import ImageTransform
 from common.encoders.vision import VisionTransformer
@@ -239,35 +239,22 @@ def test_two_processes_share_the_views_of_a_batch_and_train_the_probe_of_one():
         assert of_process[3] == metrics
 
 
-class PartlyBroken:
-    """Wraps a task; some of its pictures cannot be read."""
-
-    def __init__(self, task, broken):
-        self.task, self.broken = task, broken
-        self.name, self.fingerprint, self.class_names = task.name, task.fingerprint, task.class_names
-
-    def __len__(self):
-        return len(self.task)
-
-    def label(self, index):
-        return self.task.label(index)
-
-    def __getitem__(self, index):
-        if index in self.broken:
-            raise BrokenSample("file", str(index), "cut off")
-        return self.task[index]
+def partly_broken(part, size, broken):
+    task = colours(part, size)
+    about = {"label": task.label, "class_names": task.class_names, "name": task.name}
+    return ListedPictures([task[row]["image"] for row in range(size)], broken=broken, **about)
 
 
 def test_broken_training_pictures_are_replaced_by_the_next_and_broken_test_pictures_left_out():
     encoder = encoder_of(RandomFeatures(16, 12))
     config = replace(PLAIN, epochs=1, flip_probability=0.5)
-    task = PartlyBroken(colours("train", 20), {3, 4, 19})
+    task = partly_broken("train", 20, {3, 4, 19})
     _, labels = zip(*augmented_batches(encoder, task, config, 0)(0))
     expected = [task.label({3: 5, 4: 5, 19: 0}.get(index, index)) for index in range(20)]
     assert sorted(torch.cat(labels).tolist()) == sorted(expected)
-    protocol = evaluate_linear_probe(encoder, task, PartlyBroken(colours("test", 10), {7}), PLAIN).protocol
+    protocol = evaluate_linear_probe(encoder, task, partly_broken("test", 10, {7}), PLAIN).protocol
     assert (protocol["num_train"], protocol["num_images"], protocol["unreadable_images"]) == (17, 9, 1)
-    none, counts = PartlyBroken(task, range(20)), classification_task("vtab/count", size=10, image_size=16)
+    none, counts = partly_broken("train", 20, range(20)), classification_task("vtab/count", size=10, image_size=16)
     refused(
         ("20 samples in a row are broken", lambda: next(iter(augmented_batches(encoder, none, config, 0)(0)))),
         ("vtab/count and scenes/vtab/colour have unlike class names",

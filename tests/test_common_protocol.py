@@ -4,14 +4,10 @@ import json
 import warnings
 
 import pytest
-import torch
 from refusals import refused
+from toys import ListedPictures, colour_encoder, plain_picture
 
-from common.data.broken import BrokenSample
-from common.data.tokenizer import WordTokenizer
-from common.data.transforms import ImageTransform
-from common.encoders.two_towers import TwoTowers
-from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval, evaluate_zero_shot
+from common.evaluation.embed import CaptionRule, evaluate_retrieval, evaluate_zero_shot
 from common.evaluation.protocol import (
     ProtocolError,
     check_alike,
@@ -19,60 +15,25 @@ from common.evaluation.protocol import (
     first_difference,
     hash_of_captions,
 )
-from common.geometry import Sphere
-from common.logit_scale import LogitScale
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 CAPTIONS = [["red", "A red, red patch!"], ["green", "green-green"], ["blue", "the blue patch", "a blue patch"]]
 
 
-class Colours(torch.nn.Module):
-    """Mean colour of a picture; a text is the colour that it names, and 0 without one."""
-
-    def __init__(self, tokenizer):
-        super().__init__()
-        rows = [COLOURS.get(token, (0, 0, 0)) for token in tokenizer.decode(range(tokenizer.vocabulary_size))]
-        self.register_buffer("rows", torch.tensor(rows, dtype=torch.float32))
-
-    def forward(self, batch):
-        return batch.mean(dim=(2, 3)) if batch.ndim == 4 else self.rows[batch].sum(dim=1)
-
-
-class Patches:
-    """One patch of each colour with captions of unlike number; `broken` patches cannot be read."""
-
-    name, fingerprint = "patches", "patches v1"
-    class_names, templates = list(COLOURS), ["a {} patch", "{c}"]
-
-    def __init__(self, captions=None, broken=()):
-        self.broken, self.all_captions = broken, CAPTIONS if captions is None else captions
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        if index in self.broken:
-            raise BrokenSample("patches", str(index), "torn")
-        colour = torch.tensor(list(COLOURS.values())[index], dtype=torch.uint8)
-        return {"image": colour.expand(8, 8, 3).numpy(), "captions": self.captions(index), "image_id": str(index)}
-
-    def captions(self, index):
-        return self.all_captions[index]
-
-    def label(self, index):
-        return index
+def patches(captions=CAPTIONS, broken=()):
+    """One patch of each colour with captions of unlike number."""
+    of_classes = {"class_names": list(COLOURS), "templates": ["a {} patch", "{c}"], "label": lambda row: row}
+    images = [plain_picture(colour, 8) for colour in COLOURS.values()]
+    return ListedPictures(images, captions.__getitem__, broken, "patches", **of_classes)
 
 
 @pytest.fixture
 def encoder():
-    tokenizer = WordTokenizer.from_words(["a", "patch", "red", "green", "blue"])
-    transform = ImageTransform(size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    tower = Colours(tokenizer)
-    return Encoder(TwoTowers(tower, tower, Sphere(), LogitScale(1.0)), transform, tokenizer, 6, 2, torch.device("cpu"))
+    return colour_encoder({"a": (0, 0, 0), "patch": (0, 0, 0), **COLOURS}, size=8)
 
 
 def test_a_recall_carries_all_that_changes_it(encoder):
-    protocol = evaluate_retrieval(encoder, Patches()).protocol
+    protocol = evaluate_retrieval(encoder, patches()).protocol
     assert json.loads(json.dumps(protocol)) == protocol
     assert protocol == {
         "task": "retrieval",
@@ -88,7 +49,7 @@ def test_a_recall_carries_all_that_changes_it(encoder):
         "num_texts": 7,
         "num_image_queries": 3,
         "num_text_queries": 7,
-        "captions_hash": hash_of_captions(Patches().all_captions),
+        "captions_hash": hash_of_captions(CAPTIONS),
         "unreadable_images": 0,
         "score_dtype": "float32",
         "preprocessing": {"size": 8, "mode": "crop", "mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0]},
@@ -98,7 +59,7 @@ def test_a_recall_carries_all_that_changes_it(encoder):
 
 @pytest.mark.parametrize("average", ["scores", "normalized_mean"])
 def test_an_accuracy_carries_the_average_and_counts(encoder, average):
-    evaluation = evaluate_zero_shot(encoder, Patches(), average)
+    evaluation = evaluate_zero_shot(encoder, patches(), average)
     assert evaluation.metrics == pytest.approx({"acc1": 1, "mean_per_class_recall": 1})
     assert evaluation.chance["acc1"] == pytest.approx(1 / 3)
     stated = {"prompt_average": average, "num_images": 3, "num_templates": 2}
@@ -110,13 +71,13 @@ def test_a_caption_rule_chooses_and_prefixes_and_is_recorded(encoder):
     encode = encoder.tokenizer.encode
     encoder.tokenizer.encode = lambda texts, length: asked.extend(texts) or encode(texts, length)
     rule = CaptionRule(per_image=2, prefix="a ")
-    actual = evaluate_retrieval(encoder, Patches(), rule)
+    actual = evaluate_retrieval(encoder, patches(), rule)
     assert asked == ["a red", "a A red, red patch!", "a green", "a green-green", "a blue", "a the blue patch"]
     assert actual.protocol | {"captions_per_image": 2, "caption_prefix": "a ", "num_texts": 6} == actual.protocol
     assert actual.metrics["i2t_recall_at_1"] == 1
     encoder.tokenizer.cleaning = "albef"  # of an `AlbefTokenizer`, whatever the rule
-    assert evaluate_retrieval(encoder, Patches()).protocol["caption_cleaning"] == "albef"
-    first_two = Patches([group[:2] for group in CAPTIONS])  # "all" and "the first two" are the same here
+    assert evaluate_retrieval(encoder, patches()).protocol["caption_cleaning"] == "albef"
+    first_two = patches([group[:2] for group in CAPTIONS])  # "all" and "the first two" are the same here
     rules = {"all": CaptionRule(), "two": CaptionRule(per_image=2)}
     check_alike({name: evaluate_retrieval(encoder, first_two, rule).protocol for name, rule in rules.items()})
     refused(
@@ -126,7 +87,7 @@ def test_a_caption_rule_chooses_and_prefixes_and_is_recorded(encoder):
 
 def test_unreadable_pictures_and_pictures_without_captions_are_no_queries_and_are_counted(encoder):
     with pytest.warns(UserWarning, match=r"patches: 1 of 3 pictures cannot be read .*: patches \[0\]: torn$"):
-        actual = evaluate_retrieval(encoder, Patches([["red"], [], ["blue"]], broken={0}))
+        actual = evaluate_retrieval(encoder, patches([["red"], [], ["blue"]], broken={0}))
     protocol = actual.protocol
     assert [protocol[key] for key in ("num_images", "num_texts", "num_image_queries", "unreadable_images")] == [
         2,
@@ -135,7 +96,7 @@ def test_unreadable_pictures_and_pictures_without_captions_are_no_queries_and_ar
         1,
     ]
     assert actual.metrics["t2i_recall_at_1"] == 1
-    unread, bare = Patches(broken={0, 1, 2}), Patches([[], [], []])
+    unread, bare = patches(broken={0, 1, 2}), patches([[], [], []])
     refused(
         ("patches: none of its 3 pictures could be read", lambda: evaluate_retrieval(encoder, unread)),
         ("patches: none of its 3 readable pictures has a caption", lambda: evaluate_retrieval(encoder, bare)),
@@ -145,18 +106,18 @@ def test_unreadable_pictures_and_pictures_without_captions_are_no_queries_and_ar
 def test_a_collapsed_model_is_warned_of(encoder):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        evaluate_retrieval(encoder, Patches())
-    encoder.model.text_tower.rows.fill_(1.0)
+        evaluate_retrieval(encoder, patches())
+    encoder.model.text_tower.colours.fill_(1.0)
     with pytest.warns(UserWarning, match="patches: more than 0.1% of the captions score their picture and another one"):
-        actual = evaluate_retrieval(encoder, Patches())
+        actual = evaluate_retrieval(encoder, patches())
     assert actual.metrics["t2i_tied_share"] == 1
 
 
 def test_unlike_protocols_are_refused_by_the_first_key_that_differs(encoder):
-    one = evaluate_retrieval(encoder, Patches()).protocol
+    one = evaluate_retrieval(encoder, patches()).protocol
     check_alike({"row A": one, "row B": one | {"unreadable_images": 2}})
     check_alike({})
-    fewer = evaluate_retrieval(encoder, Patches(), CaptionRule(per_image=2)).protocol
+    fewer = evaluate_retrieval(encoder, patches(), CaptionRule(per_image=2)).protocol
     larger = one | {"preprocessing": one["preprocessing"] | {"size": 336}}
     both = {"seed 0": one, "seed 1": larger | {"num_texts": 6}}
     refused(

@@ -8,12 +8,12 @@ import torch
 from little_memory import at_most
 from refusals import refused
 from test_info_nce_matrix import DIM, GEOMETRIES
+from torch.nn import Identity
+from toys import encoder_of
 
 import common.evaluation.embed as embed
-from common.data.transforms import ImageTransform
-from common.encoders.two_towers import TwoTowers
 from common.evaluation.coco import Relation, coco_results, results_of_parts
-from common.evaluation.embed import Encoder, ScoreParts
+from common.evaluation.embed import ScoreParts
 from common.evaluation.rerank import two_stage_of_parts, two_stage_ranks
 from common.evaluation.retrieval import (
     Part,
@@ -23,18 +23,11 @@ from common.evaluation.retrieval import (
     ranks_of_parts,
     retrieval_ranks,
 )
-from common.geometry import Sphere
 from common.late_interaction import LateInteraction
-from common.logit_scale import LogitScale
 
 IMAGES, CAPTIONS = 44, 6
 LITTLE = 1e-6  # GB, less than one tile
 ALL_GEOMETRIES = {**GEOMETRIES, "late interaction": LateInteraction}
-
-
-def encoder_of(geometry):
-    model = TwoTowers(torch.nn.Identity(), torch.nn.Identity(), geometry, LogitScale(1.0))
-    return Encoder(model, ImageTransform(size=8), None, 5, 4, torch.device("cpu"))
 
 
 @pytest.fixture(params=ALL_GEOMETRIES)
@@ -49,7 +42,7 @@ def scored(request, monkeypatch):
     texts[::4] = texts[1::4]
     with torch.no_grad():
         images, texts = geometry.embed_image(images), geometry.embed_text(texts)
-    encoder = encoder_of(geometry)
+    encoder = encoder_of(Identity(), Identity(), geometry=geometry)
     whole, parts = (ScoreParts(replace(encoder, ranking_gb=gb), images, texts) for gb in (1.0, LITTLE))
     assert (len(list(whole)), len(list(parts))) == (1, 6)
     return next(iter(whole)), parts
@@ -93,7 +86,7 @@ def test_ranks_precisions_two_stages_and_coco_in_parts_are_those_of_the_whole(sc
 
 
 def test_a_set_that_takes_more_than_the_bound_is_ranked_within_it():
-    encoder = replace(encoder_of(Sphere()), ranking_gb=0.03)
+    encoder = replace(encoder_of(Identity(), Identity()), ranking_gb=0.03)
     images, owners = torch.randn(4_000, 8), torch.arange(4_000).repeat_interleave(5)
     texts = images[owners] + torch.randn(20_000, 8)
     positives = Positives.from_owners(owners, 4_000)

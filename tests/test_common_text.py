@@ -31,14 +31,8 @@ def messages_of(call):
     return [str(warning.message) for warning in caught]
 
 
-class Captions:
-    name = "photographs"
-
-    def __init__(self, captions):
-        self.captions = captions
-
-    def all_captions(self):
-        yield from self.captions
+def photographs(captions):
+    return SimpleNamespace(name="photographs", all_captions=lambda: iter(captions))
 
 
 def test_what_is_no_tokenizer_is_refused():
@@ -140,7 +134,7 @@ CHINESE = ["两只猫在床上", "一只狗在海滩上", "红色的花"]
     ],
 )
 def test_captions_that_a_tokenizer_does_not_suit_are_named_at_the_start(tokenizer, captions, messages):
-    warned = messages_of(lambda: warn_of_unread_words(tokenizer, 64, Captions(captions), object()))
+    warned = messages_of(lambda: warn_of_unread_words(tokenizer, 64, photographs(captions), object()))
     for text, message in zip(warned, messages, strict=True):
         assert re.search(f"^photographs: .*{message}.*data.tokenizer=clip_bpe", text)
 
@@ -150,7 +144,7 @@ def test_captions_beyond_the_context_are_named_at_the_start(long, is_warned):
     tokenizer = WordTokenizer.from_words(["a", "b"])
     fitting, longer = "a a a a a a", "a a a a a a b"  # of six words between start and end
     assert tokenizer.encode([fitting], 8).tolist() == tokenizer.encode([longer], 8).tolist()
-    captions = Captions([fitting] * (5 - long) + [longer] * long)
+    captions = photographs([fitting] * (5 - long) + [longer] * long)
     words = "photographs: of the first 5 captions 2 have more than data.context_length = 8 tokens"
     warned = messages_of(lambda: warn_of_unread_words(tokenizer, 8, captions))
     assert [text.startswith(words) for text in warned] == [True] * is_warned

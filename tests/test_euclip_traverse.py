@@ -11,8 +11,8 @@ from euclip_formulas import distance, excess, length
 from PIL import Image
 from refusals import refused
 from scipy import stats
+from toys import ListedPictures
 
-from common.data.broken import BrokenSample
 from common.data.scenes import SceneDataset, describes
 from common.data.shards import open_shards
 from common.geometry import Sphere, unit
@@ -421,17 +421,8 @@ def test_a_folder_of_pictures_is_walked_from_and_what_cannot_be_read_is_counted(
 
 def test_unreadable_pictures_take_their_row_of_the_hierarchy_with_them():
     scenes = scenes_task(16, 4)
-
-    class WithoutSecond:
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            if index == 1:
-                raise BrokenSample("a.tar", "1", "cut")
-            return scenes.pictures[index]
-
-    task = Task("three", WithoutSecond(), str, scenes.pool)
+    pictures = ListedPictures((scenes.pictures[row]["image"] for row in range(4)), broken={1})
+    task = Task("three", pictures, str, scenes.pool)
     embedded, walks, content = walked(task)
     assert embedded.rows == [0, 2, 3]
     assert torch.equal(embedded.hierarchy.holds, scenes.pool.hierarchy.holds[[0, 2, 3]])
