@@ -111,13 +111,6 @@ def test_moco_equals_loops_written_from_the_formula(start, symmetric):
     assert slots == ([-1, -1, *range(5, QUEUE), 0, 1, 2, 3, 4] if symmetric else [3, 4, 5, 6, 7, 8])
 
 
-def test_the_loss_of_positives_at_other_columns_is_that_of_the_same_logits_turned_round():
-    logits = torch.randn(5, 8, dtype=torch.float64)
-    columns = torch.tensor([3, 7, 0, 3, 1])
-    turned = torch.stack([row.roll(-int(column)) for row, column in zip(logits, columns)])
-    assert float(moco_loss(logits, columns)) == pytest.approx(float(moco_loss(turned)), rel=1e-12)
-
-
 @torch.no_grad()
 def loops_moco_v3(model, first, second, temperature):
     total = 0.0
