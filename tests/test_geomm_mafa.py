@@ -23,7 +23,7 @@ from common.data.tokenizer import WordTokenizer
 from common.distributed import rank
 from common.geometry import unit
 from common.reproduce.rows import Job, run_row
-from common.run.checkpoint import last_checkpoint
+from common.run.checkpoint import last_checkpoint, open_checkpoint
 from geomm.evaluate import load_encoder
 from geomm.finetune import CODE as TASKS
 from geomm.grouping import GroupedOrder, Grouping, chain
