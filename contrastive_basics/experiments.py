@@ -1,7 +1,7 @@
 """The chapter's statements as experiments on toy worlds: collapse, temperature, number of negatives, size of the batch.
 
 Every public function is a part of `make reproduce-<part>`. It measures (`measurements.py`) for all seeds of a command,
-and writes the values for claims (`<results>/contrastive_basics/experiments/<scale>/<name>.json`), tables and curves.
+gives tables, whose numbers claims name, and draws curves.
 Scale smoke takes seconds; demo has settings (ours) at which a statement shows or fails.
 """
 
@@ -15,7 +15,7 @@ from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from contrastive_basics.measurements import (
     OBJECTIVES,
     BatchSettings,
@@ -351,9 +351,9 @@ def _against(places: Sequence[int], values: Sequence[Sequence[float]]) -> list[t
 
 
 def _written(command: Command, findings: Findings, panels: Sequence[Curves], across: int) -> list[Table]:
-    """Writes the experiment and the curves; the caller writes the table."""
+    """Draws the curves; the caller writes the table."""
     plot_curves(panels, command.folder(PAPER) / f"{findings.name}_curves.png", across)
-    return [write_findings(command, PAPER, findings)]
+    return [findings_table(command, PAPER, findings)]
 
 
 def _findings(

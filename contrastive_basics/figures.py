@@ -28,7 +28,7 @@ from common.geometry import unit
 from common.report.figures import Distributions, plot_distributions
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import train_rows
 from common.run.checkpoint import last_checkpoint
@@ -115,7 +115,7 @@ def figure1(command: Command) -> list[Table]:
         },
         notes=["The histograms are of the first seed. Random weights and supervision have no head: their features."],
     )
-    return [write_findings(command, code.name, findings, runs)]
+    return [findings_table(command, code.name, findings, runs)]
 
 
 # ------------------------------------------------------------------------------------------------ a batch of pairs
@@ -170,7 +170,7 @@ def figure2(command: Command, code: PaperCode) -> list[Table]:
         chance={"nearest_i2t": 100 / size, "nearest_t2i": 100 / size},
         notes=[f"The picture shows {min(DRAWN, size)} pairs of the first seed."],
     )
-    return [write_findings(command, code.name, findings, runs)]
+    return [findings_table(command, code.name, findings, runs)]
 
 
 def embed_test(run: RowRun, rule: CaptionRule) -> EmbeddedPairs:
@@ -272,7 +272,7 @@ def figure3(command: Command, code: PaperCode) -> list[Table]:
             "The picture is of the first seed. Photographs in it are those of the data set, with its licence.",
         ],
     )
-    return [write_findings(command, code.name, findings, runs)]
+    return [findings_table(command, code.name, findings, runs)]
 
 
 def spread(count: int) -> list[int]:

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from common.distributed import is_main_process
-from common.report.experiments import Experiment, write_experiment
 from common.report.figures import Curves, plot_curves
 from common.report.table import MEASURED, Column, Row, Table
 from common.reproduce.command import Command
@@ -186,7 +185,7 @@ def steps_and_rates(sweep: Sweep) -> Series:
 
 
 def negatives(command: Command, code: PaperCode, series: Callable[[Sweep], Series]) -> list[Table]:
-    """Trains a series for all seeds of a command; returns the table, writes the experiment and the curves.
+    """Trains a series for all seeds of a command; returns the table, writes the curves.
 
     Raises:
         ConfigError: overrides of settings that the part chooses.
@@ -205,7 +204,7 @@ def negatives(command: Command, code: PaperCode, series: Callable[[Sweep], Serie
     # columns: all recalls of the test sets that exist; rows: the points
     first = runs[points[0].name][0]
     keys = {
-        f"{role}_{metric}": (role, metric)
+        f"{role}_{metric}".removeprefix("test_"): (role, metric)
         for role in ("test", "second_test")
         if role in first.evaluations
         for metric in METRICS
@@ -221,30 +220,16 @@ def negatives(command: Command, code: PaperCode, series: Callable[[Sweep], Serie
             {key: measured_cell(runs[point.name], *of, command.scale) for key, of in keys.items()},
             MEASURED,
             f"{'up to ' if point.queue else ''}{point.negatives} negatives a query, {_steps(sweep, point)} steps",
+            key=point.name,
         )
         for point in points
     ]
-    table = table_of(command, code.name, command.part, columns, rows, runs, caption=caption)
+    data = first.evaluations["test"]["protocol"]["data"].replace("/", "-").split("-")[0]
+    table = table_of(
+        command, code.name, command.part, columns, rows, runs, caption=caption, experiment=f"{name}_{data}",
+        protocol={"sweep": asdict(sweep)},
+    )  # fmt: skip
     if is_main_process():
-        # claims refer to values of the experiment by short names; the table has protocol and interval
-        protocol = first.evaluations["test"]["protocol"]
-        data = protocol["data"].replace("/", "-").split("-")[0]
-        values = {
-            f"{point}_{metric}": tuple(_percent(of_seeds, metric))
-            for point, of_seeds in runs.items()
-            for metric in METRICS
-        }
-        experiment = Experiment.beside(
-            replace(table, data=f"{table.data}; ranked on {protocol['data']}"),
-            f"{name}_{data}",
-            caption,
-            values,
-            units=dict.fromkeys(values, "percent"),
-            protocol={"sweep": asdict(sweep), "retrieval": protocol},
-            columns=tuple(METRICS),
-        )
-        if not command.changes:
-            write_experiment(experiment, command.results)
         drawn = [
             Curves(
                 title,

@@ -18,8 +18,7 @@ if not __package__:
 from common.base.config import ConfigError, to_dict
 from common.base.provenance import hash_of
 from common.data.pairs import open_retrieval_sets
-from common.distributed import gather_objects, is_main_process, wait_for_everyone
-from common.report.experiments import Experiment, write_experiment
+from common.distributed import gather_objects, wait_for_everyone
 from common.report.table import MEASURED, PAPER_SCALE, Row, Table
 from common.reproduce.command import Command, reproduce_main, rows_at
 from common.reproduce.rows import PaperCode, RowRun, is_current, read_run
@@ -85,12 +84,12 @@ def table1(command: Command) -> list[Table]:
     trained = {} if command.scale == PAPER_SCALE else train_rows(command, CODE, configs)
     for method, seeds in trained.items():
         note = note_of(command, configs[method], CODE)
-        rows.append(Row(method, {}, measured_cells(source, seeds, command.scale), MEASURED, note))
+        key = Path(configs[method]).stem.removeprefix("table1_")  # "ours" of table1_ours.yaml
+        rows.append(Row(method, {}, measured_cells(source, seeds, command.scale), MEASURED, note, key=key))
     runs |= trained
-    table = table_of(command, PAPER, "table1", columns_of(command, source, runs), rows, runs)
+    columns = columns_of(command, source, runs)
+    table = table_of(command, PAPER, "table1", columns, rows, runs, experiment="trained_here")
     plot_runs(command, PAPER, trained)
-    if command.scale != PAPER_SCALE and not command.changes and is_main_process():
-        write_experiment(_trained_here(table), command.results)
     return [table]
 
 
@@ -113,27 +112,6 @@ def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:
         save_evaluations(PAPER, results, files, 0, state, provenance)
     wait_for_everyone()
     return read_run(files, config)
-
-
-def _trained_here(table: Table) -> Experiment:
-    """experiment["trained_here"]["<row>_<column>"] of claims about rows trained here, in percent."""
-    configs = {row["method"]: row["config"] for row in CODE.printed("table1")["beyond"]}
-    cells = {
-        f"{Path(configs[row.method]).stem.removeprefix('table1_')}_{key}": cell
-        for row in table.rows
-        if row.method in configs
-        for key, cell in row.ours.items()
-        if cell is not None
-    }
-    return Experiment.beside(
-        table,
-        "trained_here",
-        "Models trained here that differ only in loss and temperature (beside Table 1).",
-        {name: cell.values for name, cell in cells.items()},
-        units=dict.fromkeys(cells, "percent"),
-        protocol={name: cell.full_protocol for name, cell in cells.items() if name.startswith("ours_")},
-        columns=tuple(column.key for column in table.columns),
-    )
 
 
 PARTS = {

@@ -11,7 +11,7 @@ from common.distributed import is_main_process
 from common.report.figures import Distributions, plot_distributions
 from common.report.table import MEASURED, Column, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import printed_cells, table_of, train_rows
 from euclip.distributions import (
@@ -140,7 +140,7 @@ def _distances(
         chance={"generic_nearer": 0.5, "image_farther": 0.5} if "generic_nearer" in known else {"image_farther": 0.5},
         notes=NOTES,
     )
-    return [write_findings(command, code.name, findings, runs)]
+    return [findings_table(command, code.name, findings, runs)]
 
 
 def root_norms(command: Command, code: PaperCode) -> list[Table]:

@@ -37,7 +37,7 @@ from common.evaluation.embed import Encoder
 from common.geometry import RootedGeometry
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import train_rows
 from euclip import regime
@@ -287,7 +287,7 @@ def hierarchies(command: Command, code: PaperCode) -> list[Table]:
         notes=(*NOTES, *regime_notes),
         measured_on=dict.fromkeys(COLUMNS, texts_of) | {name: sample for _, name in of_regime},
     )
-    return [write_findings(command, code.name, findings, runs)]
+    return [findings_table(command, code.name, findings, runs)]
 
 
 def measure(encoder: Encoder, config: Any, nouns: str) -> dict[str, tuple[str, dict[str, float]]]:

@@ -25,7 +25,7 @@ from common.geometry import RootedGeometry
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import Job, PaperCode, RowRun, measured_once
 from common.reproduce.side_by_side import train_side_by_side
 from common.run.log import read_log, recall_at_1, validated_recall
@@ -287,7 +287,7 @@ def regime(command: Command, code: PaperCode) -> list[Table]:
         | dict.fromkeys(("entailment_start", "entailment_end", "logit_scale"), "the training log")
         | {"recall": "the test set", "in_regime": "all of these"},
     )
-    return [write_findings(command, code.name, findings, {cell.label: seeds for cell, seeds in runs.items()})]
+    return [findings_table(command, code.name, findings, {cell.label: seeds for cell, seeds in runs.items()})]
 
 
 def _panels(runs: Mapping[Cell, Sequence[RowRun]]) -> list[Curves]:

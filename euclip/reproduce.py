@@ -15,7 +15,7 @@ if not __package__:
 from common.distributed import is_main_process
 from common.report.table import Table
 from common.reproduce.command import Command, reproduce_main
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import trained_table, with_custom_rows
 from common.run.launch import run_or_explain
@@ -75,7 +75,7 @@ def _trained(command: Command, table_id: str) -> list[Table]:
         measured_on=dict.fromkeys(regime.COLUMNS, f"at most {regime.NUM_PICTURES:,} training images, and the log")
         | dict.fromkeys(AT_THE_END, "the log's last step"),
     )
-    return [table, write_findings(command, PAPER, findings, runs)]
+    return [table, findings_table(command, PAPER, findings, runs)]
 
 
 PARTS = {

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from common.distributed import is_main_process
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import Job, PaperCode, RowRun, run_row
 from common.reproduce.side_by_side import train_side_by_side
 from common.run.guards import NonFiniteLoss
@@ -101,7 +101,7 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
         rows_are_runs=True,
         measured_on="the training log",
     )
-    return [write_findings(command, code.name, findings)]
+    return [findings_table(command, code.name, findings)]
 
 
 def finished(job: Job) -> RowRun | None:

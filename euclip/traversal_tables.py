@@ -17,7 +17,7 @@ from common.report.figures import Distributions, plot_distributions
 from common.report.statistics import bootstrap_interval
 from common.report.table import MEASURED, Column, Measured, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import Runs, printed_cells, table_of, train_rows
 from euclip.loaded_rows import B16, load_run
@@ -202,7 +202,7 @@ def _traversal(command: Command, code: PaperCode, walked: Walked, runs: Runs) ->
         values=values,
         notes=(*NOTES, walked.note),
     )
-    return write_findings(command, code.name, findings, runs)
+    return findings_table(command, code.name, findings, runs)
 
 
 def table2(command: Command, code: PaperCode) -> list[Table]:

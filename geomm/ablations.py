@@ -76,7 +76,7 @@ def seeds_notes(table: Table) -> list[str]:
 
 def _seeds_of(table: Table, column: str, row: str, default: str) -> int | None:
     (margin,) = margins(parse(f'{table.table_id}["{row}"]["{column}"] > {table.table_id}["{default}"]["{column}"]'))
-    cells = our_cells([table], [])[table.scale]
+    cells = our_cells([table])[table.scale]
     used = {cell: cells[cell] for cell in margin.cells}
     spread = estimate(margin, margin.slopes({cell: number.number.mean for cell, number in used.items()}), used)
     return spread.seeds_needed(DIFFERENCE)

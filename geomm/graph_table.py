@@ -5,7 +5,7 @@ from typing import Any
 
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import RowRun
 from common.run.log import read_log
 
@@ -94,4 +94,4 @@ def graphs_beside(command: Command, table: Table, figures: Mapping[str, Sequence
         values=values,
         notes=["On a sphere the paths over a complete graph are the angles: 1 edge, path / angle 1."],
     )
-    return [write_findings(command, table.paper, findings)]
+    return [findings_table(command, table.paper, findings)]

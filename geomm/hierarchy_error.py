@@ -17,7 +17,7 @@ from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import train_rows
 from common.run.checkpoint import Checkpoint, last_checkpoint
@@ -144,4 +144,4 @@ def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
         command.folder(code.name) / "hierarchy_error_curves.png",
         across=1,
     )
-    return [write_findings(command, code.name, findings, {"clip": runs})]
+    return [findings_table(command, code.name, findings, {"clip": runs})]

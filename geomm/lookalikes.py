@@ -22,7 +22,7 @@ from common.data.pairs import open_retrieval_sets
 from common.distributed import is_main_process
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import train_rows
 from common.run.checkpoint import last_checkpoint
@@ -153,4 +153,4 @@ def lookalikes(command: Command, code: PaperCode) -> list[Table]:
         },
         chance=dict.fromkeys(("cosine", *READINGS), 50.0),
     )
-    return [write_findings(command, code.name, findings, runs)]
+    return [findings_table(command, code.name, findings, runs)]

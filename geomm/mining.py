@@ -18,7 +18,7 @@ from common.data.scenes.positives import matches
 from common.distributed import is_main_process
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode, RowRun, measured_once
 from common.reproduce.tables import train_rows
 from common.run.checkpoint import last_checkpoint
@@ -174,4 +174,4 @@ def mining(command: Command, code: PaperCode) -> list[Table]:
         columns=COLUMNS,
         values=values,
     )
-    return [write_findings(command, code.name, findings)]
+    return [findings_table(command, code.name, findings)]

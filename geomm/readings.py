@@ -19,7 +19,7 @@ from common.report.hits import Hits
 from common.report.statistics import shared_spread
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import Job, PaperCode, RowRun
 from common.reproduce.side_by_side import run_rows
 from common.reproduce.tables import stand_in_for
@@ -181,8 +181,8 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
     )
     plot_softness(rows, values, command.folder(code.name) / "readings_softness.png")
     return [
-        write_findings(command, code.name, findings, runs),
-        write_findings(command, code.name, gains(rows, runs, values, findings)),
+        findings_table(command, code.name, findings, runs),
+        findings_table(command, code.name, gains(rows, runs, values, findings)),
     ]
 
 

@@ -23,7 +23,7 @@ from common.evaluation.grad_cam import MIN_IOU, ground
 from common.report.figures import HeatOnPicture, plot_heat_on_pictures
 from common.report.table import Column, Measured, Table, measured_over_seeds
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode, RowRun, measured_once
 from common.reproduce.tables import note_of, printed_rows, table_of, train_rows, with_custom_rows
 from common.run.checkpoint import last_checkpoint
@@ -112,7 +112,7 @@ def refcoco_plus(command: Command, code: PaperCode) -> list[Table]:
     }
     return [
         without_claims(table, not_learnt),
-        write_findings(command, code.name, _controls(grounding, measured), grounding.runs),
+        findings_table(command, code.name, _controls(grounding, measured), grounding.runs),
         *graphs_of_runs(grounding.command, table, grounding.runs),
     ]
 
@@ -242,7 +242,7 @@ def figure3(command: Command, code: PaperCode) -> list[Table]:
         chance={"in_box": 100 * next(iter(measured.values()))[0]["area"]},
         notes=["A guess is even heat: the box's share of the picture. A map without heat counts as even."],
     )
-    return [write_findings(command, code.name, findings, grounding.runs)]
+    return [findings_table(command, code.name, findings, grounding.runs)]
 
 
 def _readable(data: GroundingSet) -> Iterator[tuple[Any, list[Expression]]]:

@@ -9,7 +9,7 @@ from common.distributed import is_main_process
 from common.report.statistics import contrast_interval
 from common.report.table import Column, Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import Job, PaperCode, RowRun
 from common.reproduce.tables import note_of, train_rows, trained_table, training_of
 from geomm.graph_table import graphs_of_runs
@@ -71,7 +71,7 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
         notes=[*not_learnt.values()] if len(command.seeds) > 1 else ["One seed has no spread to say what is learnt."],
     )
     graphs = graphs_of_runs(command, table, pretrained)
-    return [without_claims(table, not_learnt), write_findings(command, code.name, findings, every_run), *graphs]
+    return [without_claims(table, not_learnt), findings_table(command, code.name, findings, every_run), *graphs]
 
 
 def why_undecided(seeing: Sequence[Sequence[RowRun]], blank: Sequence[Sequence[RowRun]]) -> str:

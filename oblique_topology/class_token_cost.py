@@ -21,7 +21,7 @@ from common.encoders.two_towers import TwoTowers
 from common.info_nce import symmetric_info_nce
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode
 from common.run.evaluation import this_device
 from common.run.kept_memory import bytes_kept_for_backward
@@ -185,7 +185,7 @@ def class_token_cost(command: Command, code: PaperCode) -> list[Table]:
             "Parameters: 30,522 word pieces at the paper's sizes, else the words of scenes.",
         ],
     )
-    return [write_findings(command, code.name, findings)]
+    return [findings_table(command, code.name, findings)]
 
 
 def _with_tokens(code: PaperCode, row: str, scale: str, number: int) -> Config:

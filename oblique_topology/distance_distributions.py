@@ -20,7 +20,7 @@ from common.geometry import Geometry
 from common.report.figures import Distributions, plot_distributions
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import train_rows
 from oblique_topology.loaded_rows import trained_model
@@ -172,7 +172,7 @@ def figure6(command: Command, code: PaperCode) -> list[Table]:
         chance={"auc": 0.5, "image_image_closer": 0.5, "text_text_closer": 0.5},
         notes=["Distances of different topologies have different units; compare within a row, or the fractions."],
     )
-    return [write_findings(command, code.name, findings, runs)]
+    return [findings_table(command, code.name, findings, runs)]
 
 
 def _distances(geometry: Geometry, embedded: EmbeddedPairs, seed: int) -> dict[str, torch.Tensor]:

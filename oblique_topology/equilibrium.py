@@ -29,7 +29,7 @@ from common.info_nce import symmetric_info_nce
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import train_rows
 from oblique_topology.loaded_rows import embed_batch, trained_model, training_batch
@@ -281,7 +281,7 @@ def equilibrium(command: Command, code: PaperCode) -> list[Table]:
         ],
     )
     plot_curves(_panels(firsts, grid), command.folder(code.name) / "equilibrium_curves.png", across=3)
-    return [write_findings(command, code.name, findings, {"clip": runs})]
+    return [findings_table(command, code.name, findings, {"clip": runs})]
 
 
 def cases_of(sources: Mapping[str, torch.Tensor], grid: Grid, seed: int) -> dict[Case, torch.Tensor]:

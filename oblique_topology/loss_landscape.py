@@ -27,7 +27,7 @@ from common.info_nce import symmetric_info_nce
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode, RowRun, measured_once
 from common.reproduce.tables import train_rows
 from oblique_topology.figures import Contours, plot_contours
@@ -234,7 +234,7 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
             "norm: average over the line.",
         ],
     )
-    return [write_findings(command, code.name, findings, {"clip": runs})]
+    return [findings_table(command, code.name, findings, {"clip": runs})]
 
 
 def _landscape(run: RowRun, grid: Grid) -> dict[str, list]:

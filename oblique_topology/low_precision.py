@@ -20,7 +20,7 @@ from common.info_nce import symmetric_info_nce
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode, RowRun, measured_once
 from common.reproduce.tables import train_rows
 from common.run.log import read_log
@@ -128,7 +128,7 @@ def low_precision(command: Command, code: PaperCode) -> list[Table]:
         ),
     ]
     plot_curves(panels, command.folder(code.name) / "low_precision_by_multiplier.png", across=2)
-    return [write_findings(command, code.name, findings, runs)]
+    return [findings_table(command, code.name, findings, runs)]
 
 
 def errors_of(run: RowRun) -> dict[str, float]:

@@ -22,7 +22,7 @@ from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode, RowRun, measured_once
 from common.reproduce.tables import stand_in_for, train_rows
 from oblique_topology.equilibrium import balance, loss_minimising
@@ -126,7 +126,7 @@ def noise(command: Command, code: PaperCode) -> list[Table]:
     )
     path = command.folder(code.name) / "noise_multiplier_by_share.png"
     plot_curves(_panels(series), path, across=min(2, len({kind for kind, _ in series})))
-    return [write_findings(command, code.name, findings, runs)]
+    return [findings_table(command, code.name, findings, runs)]
 
 
 def numbers_of(run: RowRun, share: float) -> dict[str, float | None]:

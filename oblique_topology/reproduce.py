@@ -22,9 +22,9 @@ from common.base.config import ConfigError
 from common.distributed import is_main_process
 from common.evaluation.protocol import data_text
 from common.evaluation.retrieval import RECALL_AT
-from common.report.experiments import Experiment, write_experiment
 from common.report.table import MEASURED, Column, Measured, Row, Table, measured_over_seeds
 from common.reproduce.command import Command, reproduce_main
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import (
     NOT_CHOSEN,
@@ -89,11 +89,10 @@ def table1(command: Command) -> list[Table]:
 
 
 def table2(command: Command) -> list[Table]:
-    """Table 2: large-scale zero-shot classification and retrieval; and a second table with all recalls."""
+    """Table 2: large-scale zero-shot classification and retrieval; all recalls; where the temperature ends."""
     table, runs = _trained(command, "table2")
-    if is_main_process() and not command.changes:
-        write_experiment(_final_temperature(table, runs), command.results)
-    return [table, _all_recalls(command, runs)]
+    has_both = not command.changes and is_main_process()
+    return [table, _all_recalls(command, runs), *([_final_temperature(command, runs)] if has_both else [])]
 
 
 def table4(command: Command) -> list[Table]:
@@ -330,17 +329,20 @@ def _all_recalls(command: Command, runs: Runs) -> Table:
     return table_of(command, PAPER, "table2", columns, rows, runs, "_recalls", caption=caption)
 
 
-def _final_temperature(table: Table, runs: Runs) -> Experiment:
+def _final_temperature(command: Command, runs: Runs) -> Table:
     """experiment["final_temperature"]["clip" or "multi_32_16"] of claim C31: the final multiplier."""
-    values = {"clip": final_logit_scales(runs[CLIP_TRAINED_HERE]), "multi_32_16": final_logit_scales(runs[MULTI])}
-    return Experiment.beside(
-        table,
-        "final_temperature",
-        "Where the temperature of the runs of Table 2 ends; at demo and photos scale Multi has fewer spheres.",
-        values,
-        units=dict.fromkeys(values, "multiplier"),
-        protocol={"task": "temperature", "rule": "logit scale of the last update"},
+    rows = {"clip": CLIP_TRAINED_HERE, "multi_32_16": MULTI}
+    findings = Findings(
+        name="final_temperature",
+        caption="Where the temperature of the runs of Table 2 ends; at demo and photos scale Multi has fewer spheres.",
+        protocol="logit scale of the last update",
+        settings={"task": "temperature", "rule": "logit scale of the last update"},
+        rows=rows,
+        columns={"": ("final multiplier", "multiplier", None)},
+        values={(row, ""): final_logit_scales(runs[method]) for row, method in rows.items()},
     )
+    table = findings_table(command, PAPER, findings, {method: runs[method] for method in rows.values()})
+    return replace(table, table_id="table2_temperature", experiment=findings.name)
 
 
 def _subset_hits(run: RowRun, sizes: list[int]) -> dict[int, torch.Tensor]:

@@ -9,7 +9,7 @@ from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import Runs, train_rows
 from oblique_topology.temperature import EPOCHS, STARTS, log_temperatures, steps_of_rest
@@ -48,7 +48,7 @@ def figure4(command: Command, code: PaperCode) -> list[Table]:
         for topology in dict.fromkeys(places[method][0] for method in runs)
     ]
     plot_curves(panels, command.folder(code.name) / "temperature_curves_of_t.png", across=2)
-    return [write_findings(command, code.name, _findings(runs), runs)]
+    return [findings_table(command, code.name, _findings(runs), runs)]
 
 
 def curve_of(runs: Sequence) -> list[tuple[float, Sequence[float]]]:

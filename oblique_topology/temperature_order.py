@@ -19,7 +19,7 @@ from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import train_rows
 from common.run.log import validated_recall
@@ -137,4 +137,4 @@ def temperature_order(command: Command, code: PaperCode) -> list[Table]:
     )
     if panels:
         plot_curves(panels, command.folder(code.name) / "temperature_order_curves.png", across=2)
-    return [write_findings(command, code.name, findings, runs)]
+    return [findings_table(command, code.name, findings, runs)]

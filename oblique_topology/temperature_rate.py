@@ -17,7 +17,7 @@ from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import stand_in_for, train_rows
 from oblique_topology.temperature import EPOCHS, STARTS, TOPOLOGIES, converged_step, log_temperatures, row_of
@@ -133,7 +133,7 @@ def temperature_rate(command: Command, code: PaperCode) -> list[Table]:
         values=values,
         notes=["Converged by the paper's rule: less than 2 % away one epoch later, also where t passes a dip."],
     )
-    return [write_findings(command, code.name, findings, runs)]
+    return [findings_table(command, code.name, findings, runs)]
 
 
 def _thinned(points: list[tuple[float, Sequence[float]]], count: int = 300) -> list[tuple[float, Sequence[float]]]:

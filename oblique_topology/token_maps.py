@@ -28,7 +28,7 @@ from common.evaluation.protocol import data_text
 from common.report.figures import HeatOnPicture, plot_heat_on_pictures
 from common.report.table import Table
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import train_rows
 from oblique_topology.figures import HeatOnWords, plot_heat_on_words
@@ -233,7 +233,7 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
             "With the words of another picture heat that follows the words leaves the box.",
         ],
     )
-    return [write_findings(command, code.name, findings, runs)]
+    return [findings_table(command, code.name, findings, runs)]
 
 
 def _items(data: DataConfig, count: int) -> tuple[str, Sequence[dict[str, Any]]]:

@@ -39,7 +39,6 @@ from common.report.claims.expressions import EXPERIMENT, cells
 from common.report.claims.read import Claim
 from common.report.claims.show import to_page
 from common.report.conclusions import load_conclusions
-from common.report.experiments import Experiment, collect_experiments
 from common.report.figures import plot_table
 from common.report.formats import DASH, lay_out, line_below, markdown_text, to_markdown
 from common.report.page import Entry, collect, collect_claims, deciding, refreshed_claims
@@ -148,9 +147,7 @@ def results_page(paper: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def sources_of(
-    paper: str, entries: Sequence[Entry], experiments: Sequence[Experiment]
-) -> Callable[[Claim, str], list[str]]:
+def sources_of(paper: str, entries: Sequence[Entry]) -> Callable[[Claim, str], list[str]]:
     """(claim, scale of a verdict) -> Markdown: links to the committed results that decided it, and what runs again."""
     printed, parts, files = paper_tables(paper), parts_of(paper), defaultdict(dict)
     tables = deciding(entries)
@@ -158,16 +155,14 @@ def sources_of(
         table = entry.table
         if table.paper == paper and any(table is one for one in tables):
             file = entry.path.with_suffix(".md").relative_to(ROOT / "results" / paper)
-            files[table.scale, table.table_id, ""][file.as_posix()] = table.command
-    for one in experiments:
-        if one.paper == paper:
-            files[one.scale, EXPERIMENT, one.name][f"experiments/{one.scale}/{one.name}.json"] = one.command
+            for name in filter(None, {table.table_id, table.experiment}):
+                files[table.scale, name][file.as_posix()] = table.command
 
     def sources(claim: Claim, scale: str) -> list[str]:
         links, commands = {}, defaultdict(set)
         for cell in cells(*claim.measured, *claim.later):
             name = cell.row if cell.table == EXPERIMENT else cell.table
-            committed = files.get((scale, cell.table, cell.row if cell.table == EXPERIMENT else ""), {})
+            committed = files.get((scale, name), {})
             links |= {path: f"[{path}]({path})" for path in committed}
             missing = [f"make reproduce-{name} PAPER={paper} SCALE={scale or 'demo'}"] if name in parts else []
             of_table = printed["tables"].get(cell.table, {})
@@ -228,9 +223,8 @@ def main() -> None:
                 path.write_text(new, encoding="utf-8")
 
     entries = collect([ROOT / "results"])
-    experiments = collect_experiments([ROOT / "results"])
-    for claims in collect_claims([ROOT / "results"], entries, ROOT):
-        page = to_page(claims, sources_of(claims.paper, entries, experiments))
+    for claims in collect_claims(entries, ROOT):
+        page = to_page(claims, sources_of(claims.paper, entries))
         put(ROOT / "results" / claims.paper / "claims.md", page)
     for entry in entries:
         put(entry.path.with_suffix(".md"), to_markdown(entry.table))

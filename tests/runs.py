@@ -14,6 +14,9 @@ from common.base.arguments import rows_of
 from common.base.config import load_row
 from common.base.provenance import ROOT
 from common.data.pairs import open_training_pairs
+from common.report.claims.expressions import EXPERIMENT
+from common.report.claims.ours import our_cells
+from common.report.table import read_table
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
@@ -60,3 +63,10 @@ def logged(files: RunFiles, name: str = "loss") -> list[Any]:
 def weights(files: RunFiles) -> dict[str, torch.Tensor]:
     """A model's tensors in the last checkpoint."""
     return last_checkpoint(files.checkpoints).model_tensors()
+
+
+def values_of(path: Path) -> dict[str, tuple[float, ...]]:
+    """The numbers of a table as claims name them in an experiment: name -> value per seed."""
+    table = read_table(path)
+    cells = our_cells([table])[table.scale].items()
+    return {cell.column: ours.number.values for cell, ours in cells if cell.table == EXPERIMENT}

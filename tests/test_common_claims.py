@@ -37,7 +37,6 @@ from common.report.claims.show import (
 )
 from common.report.claims.verdict import NEEDS, NOT_RUN, ONE_SEED, UNCHECKED, UNDECIDED, UNLIKE, Finding, decide
 from common.report.conclusions import load_conclusions
-from common.report.experiments import Experiment, collect_experiments, read_experiment, write_experiment
 from common.report.formats import write_table
 from common.report.page import write_page
 from common.report.table import Column, Row, Table, measured_over_seeds
@@ -119,10 +118,11 @@ def table(rows, name="t", scale="demo", paper=None, data="scenes/train (1)"):
     )  # fmt: skip
 
 
-def verdict_of(tmp_path, expression, *tables, scale="demo", experiments=(), rule=None, **more):
-    """Of a claim on tables, or on experiments, which have no numbers of the paper."""
-    (claim,), printed = load(tmp_path, of_experiment(expression) if experiments else entry(expression, **more))
-    return measured(replace(claim, equal_within=rule), printed, our_cells(tables, experiments)[scale], scale)
+def verdict_of(tmp_path, expression, *tables, scale="demo", rule=None, **more):
+    """Of a claim on tables of the paper, or on an experiment, which has no numbers of the paper."""
+    is_ours = "experiment[" in str(expression)
+    (claim,), printed = load(tmp_path, of_experiment(expression) if is_ours else entry(expression, **more))
+    return measured(replace(claim, equal_within=rule), printed, our_cells(tables)[scale], scale)
 
 
 # ---- three values ---------------------------------------------------------------------------------------------------
@@ -488,13 +488,11 @@ def test_rows_of_a_column_share_their_spread_and_one_of_another_spread_stays_apa
     assert apart.interval == pytest.approx((expected.low, expected.high))
 
 
-def test_rows_of_an_experiment_are_pooled_where_it_names_its_columns(tmp_path):
-    values = {
-        f"{row}_v": tuple(np.random.default_rng([1, k]).normal(k, 1, 3)) for k, row in enumerate(("p", "q", "r", "s"))
-    }
-    for columns, basis in (((), "3 seeds, paired"), (("v",), "3 seeds, pooled over 4 rows")):
-        made = experiment(seeds=(0, 1, 2), values=values, units={}, columns=columns)
-        assert verdict_of(tmp_path, Q_ABOVE_P, experiments=[made]).decisive.basis == basis
+def test_rows_of_an_experiment_are_pooled_where_they_are_runs(tmp_path):
+    values = {row: np.random.default_rng([1, k]).normal(k, 1, 3) for k, row in enumerate(("p", "q", "r", "s"))}
+    for are_runs, basis in ((False, "3 seeds, paired"), (True, "3 seeds, pooled over 4 rows")):
+        made = replace(experiment(values, column="v"), rows_are_runs=are_runs)
+        assert verdict_of(tmp_path, Q_ABOVE_P, made).decisive.basis == basis
 
 
 Q_ABOVE_P = 'experiment["memory"]["q_v"] > experiment["memory"]["p_v"]'
@@ -502,9 +500,7 @@ Q_ABOVE_P = 'experiment["memory"]["q_v"] > experiment["memory"]["p_v"]'
 
 def verdict_of_shares(tmp_path, expression, **values):
     """values: for each run whether it ended well."""
-    units = dict.fromkeys(values, "share of runs")
-    made = experiment(seeds=tuple(range(len(values["q_v"]))), values=values, units=units)
-    return verdict_of(tmp_path, expression, experiments=[made])
+    return verdict_of(tmp_path, expression, experiment(values, "share of runs"))
 
 
 def test_a_share_of_runs_is_decided_by_mistake_as_rarely_as_it_may_be(tmp_path):
@@ -626,7 +622,7 @@ def test_an_average_over_test_sets_is_fine_where_every_set_is_compared_with_itse
 def test_a_product_of_two_percentages_is_not_in_points(tmp_path, text, unit):
     ours = table({"a": {"x": cell(A), "y": cell(B)}, "b": {"x": cell(B), "y": cell(A)}})
     (claim,), printed = load(tmp_path, entry(text))
-    both = audit(claim, printed), measured(claim, printed, our_cells([ours], ())["demo"], "demo")
+    both = audit(claim, printed), measured(claim, printed, our_cells([ours])["demo"], "demo")
     assert [finding.unit for verdict in both for finding in verdict.findings] == [unit, unit]
 
 
@@ -648,22 +644,22 @@ def test_scales_are_judged_apart_and_the_more_telling_one_comes_first(tmp_path):
     demo = table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})
     half = table({"a": {"x": cell(A, scale="paper")}}, scale="paper")
     photos = table({"a": {"x": cell(B, scale="photos")}, "b": {"x": cell(A, scale="photos")}}, scale="photos")
-    verdicts = measured_at_every_scale(claim, printed, our_cells([demo, half, photos], []))
+    verdicts = measured_at_every_scale(claim, printed, our_cells([demo, half, photos]))
     assert [(verdict.scale, verdict.verdict) for verdict in verdicts] == [("photos", FAILS), ("demo", HOLDS)]
     single = table({name: {"x": cell((9.0,), scale="paper")} for name in "ab"}, scale="paper")
-    verdicts = measured_at_every_scale(claim, printed, our_cells([demo, single], []))
+    verdicts = measured_at_every_scale(claim, printed, our_cells([demo, single]))
     assert [(verdict.scale, verdict.verdict) for verdict in verdicts] == [("demo", HOLDS), ("paper", ONE_SEED)]
-    (only,) = measured_at_every_scale(claim, printed, our_cells([half], []))
+    (only,) = measured_at_every_scale(claim, printed, our_cells([half]))
     assert (only.verdict, only.reason) == (NOT_RUN, "t, b")
-    (nothing,) = measured_at_every_scale(claim, printed, our_cells([], []))
+    (nothing,) = measured_at_every_scale(claim, printed, our_cells([]))
     assert (nothing.verdict, nothing.reason, nothing.scale) == (NOT_RUN, "t, 2 rows", "")
 
 
 def test_of_several_runs_of_a_table_the_one_with_most_seeds_counts_and_of_equal_ones_the_last():
     few, many, last = (table({"a": {"x": cell(values_)}}) for values_ in ((1.0,), (2.0, 2.0), (3.0, 3.0)))
     key = Cell("t", "a", "x")
-    assert our_cells([many, few], [])["demo"][key].number.values == (2.0, 2.0)
-    assert our_cells([many, last, few], [])["demo"][key].number.values == (3.0, 3.0)
+    assert our_cells([many, few])["demo"][key].number.values == (2.0, 2.0)
+    assert our_cells([many, last, few])["demo"][key].number.values == (3.0, 3.0)
 
 
 def test_what_cannot_be_run_and_what_a_test_decides(tmp_path):
@@ -673,7 +669,7 @@ def test_what_cannot_be_run_and_what_a_test_decides(tmp_path):
         entry(None, "C4", no_numbers="a theorem", test=["tests/test_x.py::test_z"], shows=FAILS),
     ]
     claims, printed = load(tmp_path, *contents)
-    full = our_cells([table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})], [])["demo"]
+    full = our_cells([table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})])["demo"]
     verdicts = [measured(claim, printed, full, "demo") for claim in claims]
     assert [headline(verdict) for verdict in verdicts] == [
         "needs a private data set", "held by test test_y, run with the tests",
@@ -685,27 +681,30 @@ def test_what_cannot_be_run_and_what_a_test_decides(tmp_path):
 # ---- experiments ----------------------------------------------------------------------------------------------------
 
 
+V_AND_W = {"v": (1.0, 1.2), "w": (3.0, 3.1)}
 V_BELOW_W = 'experiment["memory"]["v"] < experiment["memory"]["w"]'
 
 
-def experiment(**changes):
-    content = {
-        "paper": "no_paper", "name": "memory", "scale": "demo", "seeds": (0, 1),
-        "values": {"v": (1.0, 1.2), "w": (3.0, 3.1)}, "data": "noise", "git_revision": "abc", "command": "make",
-        "created": "2000-01-01", "hardware": "1 abacus", "caption": "Nothing.", "units": {"v": "GB", "w": "GB"},
-    }  # fmt: skip
-    return Experiment(**(content | changes))
+def experiment(values, unit="GB", column=""):
+    """A table `memory` of ours; values: key of a row -> a number per seed."""
+    ours = {key: measured_over_seeds(of_row, range(len(of_row)), scale="demo", data="noise", protocol="short")
+            for key, of_row in values.items()}  # fmt: skip
+    made = table({f"row {key}": {"x": number} for key, number in ours.items()}, "memory")
+    rows = [replace(row, ours={column: row.ours["x"]}, key=key) for row, key in zip(made.rows, values)]
+    columns, protocol = [Column(column, "X", unit)], {"settings": {"steps": 3}}
+    return replace(made, columns=columns, rows=rows, protocol=protocol, rows_are_runs=False)
 
 
-def test_a_sentence_takes_an_experiments_mean_a_cell_as_its_table_shows_it_and_verdicts_that_are_alike(tmp_path):
-    write_experiment(experiment(), tmp_path / "results")
+def test_a_sentence_takes_a_mean_a_cell_as_its_table_shows_it_and_verdicts_that_are_alike(tmp_path):
+    write_table(experiment(V_AND_W, column="gb"), tmp_path / "results/no_paper/memory/demo")
     page, *_ = write_table(made_up_table(), tmp_path / "results/no_paper/table0/demo")
     verdicts = "{C1: holds, C2: 'undecided; on the mean: holds', C3: undecided, C4: 'undecided; on the mean: holds'}"
     folder = tmp_path / "no_paper"
     folder.mkdir()
     (folder / "conclusions.yaml").write_text(
-        "- text: '{experiments/demo/memory | v} GB'\n- text: '{table0/demo/table0 | first | i2t_r1 | ±} (2 seeds)'\n"
-        f"- {{claims: {verdicts}, scale: demo, text: A. B., details: '{{experiments/demo/memory | w}}'}}\n"
+        "- text: '{memory/demo/memory | row v | gb} GB'\n"
+        "- text: '{table0/demo/table0 | first | i2t_r1 | ±} (2 seeds)'\n"
+        f"- {{claims: {verdicts}, scale: demo, text: A. B., details: '{{memory/demo/memory | row w | gb}}'}}\n"
     )
     value, shown, judged_ = load_conclusions(folder, tmp_path / "results")
     assert value.text == "1.1 GB"
@@ -715,49 +714,34 @@ def test_a_sentence_takes_an_experiments_mean_a_cell_as_its_table_shows_it_and_v
     assert judged_.verdicts == ("C1: holds; C2, C4: undecided, on the mean holds; C3: undecided; scale demo")
 
 
-def test_an_experiment_is_written_and_read_and_decides_a_claim(tmp_path):
-    path = write_experiment(experiment(), tmp_path / "results")
-    assert path == tmp_path / "results/no_paper/experiments/demo/memory.json"
-    assert collect_experiments([tmp_path / "results", tmp_path / "nowhere"]) == [experiment()]
+def test_numbers_of_a_row_with_a_key_decide_a_claim_on_an_experiment(tmp_path):
     (claim,), printed = load(tmp_path, of_experiment(V_BELOW_W))
-    (outcome,) = measured_at_every_scale(claim, printed, our_cells([], collect_experiments([tmp_path / "results"])))
+    (outcome,) = measured_at_every_scale(claim, printed, our_cells([experiment(V_AND_W)]))
     assert outcome.verdict == HOLDS
     assert evidence(outcome) == "margin +1.9 ± 0.6 GB; 2 seeds, paired"
     page = write_page([], tmp_path / "page.html", claims=[PaperClaims("p", "P", (Judged(claim, outcome, (outcome,)),))])
     assert "2 seeds, paired, data noise<" in page.read_text()  # often the training set: not "on"
-    (missing,) = measured_at_every_scale(claim, printed, our_cells([], []))
+    (missing,) = measured_at_every_scale(claim, printed, our_cells([]))
     assert missing.reason == "experiment memory"
 
 
-@pytest.fixture
-def verdict_printed(tmp_path, monkeypatch, capsys):
-    """What a command prints of the claim that v is less than w, after it has measured that it is more."""
+def test_settings_of_a_table_are_compared_where_numbers_have_no_protocol(tmp_path):
+    first, second = experiment({"v": (1.0, 1.2)}), replace(experiment({"w": (3.0, 3.1)}), experiment="other")
+    both = 'experiment["memory"]["v"] < experiment["other"]["w"]'
+    assert verdict_of(tmp_path, both, first, second).verdict == HOLDS
+    outcome = verdict_of(tmp_path, both, first, replace(second, protocol={"settings": {"steps": 4}}))
+    assert outcome.verdict == UNLIKE
+    assert outcome.unlike.startswith("settings.steps is 4 for")
+
+
+def test_a_command_judges_the_claims_on_the_experiments_that_it_measured(tmp_path, monkeypatch, capsys):
     folder_with(tmp_path, json.dumps({"claims": [of_experiment(V_BELOW_W)]}))
     monkeypatch.setattr("common.reproduce.command.ROOT", tmp_path)
-
-    def printed(command, /, **now):
-        write_experiment(experiment(values={"v": (9.0, 9.2), "w": (3.0, 3.1)}, **now), command.results)
-        _write_claims(command, "no_paper", [], [tmp_path / "results", command.output / "results", command.results])
-        return re.findall(r"measured: ([\w ]+) at demo", " ".join(capsys.readouterr().out.split()))
-
-    return printed
-
-
-def test_an_experiment_just_run_counts_before_a_committed_one_with_more_seeds(tmp_path, verdict_printed):
-    command = Command("memory", "demo", (0, 1), (), tmp_path / "outputs", tmp_path / "outputs" / "results")
-    committed = experiment(seeds=tuple(range(5)), values={"v": (1.0,) * 5, "w": (3.0, 3.1, 3.0, 3.1, 3.0)})
-    write_experiment(committed, tmp_path / "results")
-    assert verdict_printed(command) == [FAILS]  # of the same day
-    assert verdict_printed(command, created="2000-01-02") == [FAILS]
-    assert verdict_printed(command, created="1999-12-31") == [HOLDS]  # the committed one is newer
-    write_experiment(committed, command.results)  # and is measured again
-    assert verdict_printed(replace(command, results=tmp_path / "results")) == [FAILS]
-
-
-def test_a_command_tells_the_claims_of_the_experiments_that_it_measured(tmp_path, verdict_printed):
     command = Command("table9", "demo", (0, 1), (), tmp_path, tmp_path / "results")  # a part of another name
-    assert verdict_printed(command, command="make something-else") == []
-    assert verdict_printed(command, command=command.text("no_paper")) == [FAILS]
+    named = replace(experiment({"v": (9.0, 9.2), "w": (3.0, 3.1)}), table_id="table9", experiment="memory")
+    for table_now, verdicts in ((named, [FAILS]), (replace(named, experiment="other"), [])):
+        _write_claims(command, "no_paper", [table_now], [])
+        assert re.findall(r"measured: ([\w ]+) at demo", " ".join(capsys.readouterr().out.split())) == verdicts
 
 
 @pytest.mark.parametrize("rows", [(), ("table4_clip",)])
@@ -765,34 +749,6 @@ def test_a_command_at_smoke_scale_names_a_scale_that_decides(tmp_path, capsys, r
     command = Command("table4", "smoke", (0, 1), (), tmp_path, tmp_path / "results", rows)
     _write_claims(command, "no_paper", [], [])
     assert capsys.readouterr().out == ("No claim is decided at scale smoke, where runs are too short; use SCALE=demo\n")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: path.write_text("{"), "memory.json is broken"),
-        (lambda path: path.write_text(path.read_text().replace('"caption"', '"captions"')), "broken: caption: Field"),
-        (lambda path: path.write_text(path.read_text().replace('"caption"', '"x": 1, "caption"')), "broken: x: "),
-        (lambda path: path.write_text(path.read_text().replace("1.2", "NaN")), "one finite value for each"),
-        (lambda path: path.write_text(path.read_text().replace('_version": 1', '_version": 9')), "version"),
-    ],
-)  # fmt: skip
-def test_a_broken_experiment_is_named(tmp_path, make, message):
-    path = write_experiment(experiment(), tmp_path)
-    make(path)
-    refused((f"{re.escape(str(tmp_path))}.*{message}", lambda: read_experiment(path)))
-
-
-def test_an_experiment_checks_itself_and_knows_the_column_of_a_value_by_its_whole_name():
-    named = experiment(columns=("recall", "precision_at_recall"))
-    assert named.row_of("a_b_precision_at_recall") == ("a_b", "precision_at_recall")
-    assert named.row_of("a_b_recall") == ("a_b", "recall")
-    refused(
-        ("names a file", lambda: experiment(name="../x")),
-        ("distinct seeds", lambda: experiment(seeds=(0, 0))),
-        ("one finite value for each", lambda: experiment(values={"v": (1.0,)})),
-        ("units of unknown values", lambda: experiment(units={"q": "GB"})),
-    )
 
 
 # ---- for readers ----------------------------------------------------------------------------------------------------
@@ -812,7 +768,7 @@ def judged(tmp_path):
         entry(None, "C6", no_numbers="a theorem", test="tests/test_x.py::test_y"),
         entry('u["a"]["x"] > 60', "C7", claim="<b>Hostile</b> | sentence."),
     ]
-    return judge(folder_with(tmp_path, json.dumps({"claims": contents})), MEASURED, [])
+    return judge(folder_with(tmp_path, json.dumps({"claims": contents})), MEASURED)
 
 
 def test_counts_name_every_verdict(judged):
@@ -836,8 +792,8 @@ def test_a_control_is_answered_and_counts_as_no_claim_of_the_paper(judged):
 
 def test_only_claims_of_the_asked_tables_are_kept(judged, tmp_path):
     assert [entry.claim.id for entry in touching(judged, ["t", "u"]).judged] == ["C1", "C2", "C3", "C4", "C5", "C7"]
-    assert judge(tmp_path / judged.paper, MEASURED, [], ["u", "v"]) == touching(judged, ["u", "v"])
-    assert judge(Path("/nowhere"), [], []) is None
+    assert judge(tmp_path / judged.paper, MEASURED, ["u", "v"]) == touching(judged, ["u", "v"])
+    assert judge(Path("/nowhere"), []) is None
 
 
 def test_terminal_text_has_both_verdicts_and_keeps_to_its_width(judged):

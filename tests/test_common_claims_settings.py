@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from refusals import refused
 from scipy import stats
-from test_common_claims import A_X, B_X, cell, entry, experiment, folder_with, load, of_experiment, table
+from test_common_claims import A_X, B_X, cell, entry, folder_with, load, table
 
 from common.base.files import write_json
 from common.base.provenance import ROOT
@@ -49,9 +49,8 @@ def at(rate, **means):
     return replace(rows(**means), settings=(RATE + rate,))
 
 
-def verdict_of(tmp_path, *tables, claim=CLAIM, experiments=()):
-    claims = [of_experiment(claim) if experiments else entry(claim)]
-    return judge(folder_with(tmp_path, json.dumps({"claims": claims})), tables, experiments).judged[0].measured[0]
+def verdict_of(tmp_path, *tables, claim=CLAIM):
+    return judge(folder_with(tmp_path, json.dumps({"claims": [entry(claim)]})), tables).judged[0].measured[0]
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
@@ -94,7 +93,7 @@ def test_pages_and_counts_show_it(tmp_path):
         write_table(of, tmp_path / "results" / "no_paper" / "t" / name)
     entries = collect([tmp_path / "results"])
     assert deciding(entries) == [entry.table for entry in entries]
-    (claims,) = collect_claims([tmp_path / "results"], entries, folder.parent)
+    (claims,) = collect_claims(entries, folder.parent)
     assert f"does not hold at {RATE}3e-3" in to_markdown(claims)
     assert counts(claims)[1] == "on these pictures: 1 depend on the setting"
 
@@ -285,15 +284,6 @@ def test_seeds_beside_the_plan_decide_nothing_beyond_what_the_first_ones_decided
     assert "the first 3 decide" in line_below(more)
 
 
-@pytest.mark.parametrize(("plan", "verdict"), [((), HOLDS), ((6, 9), UNDECIDED), ((3,), UNDECIDED)])
-def test_an_experiment_decides_with_the_seeds_of_the_table_that_shows_it(tmp_path, plan, verdict):
-    values = with_p(0.03, 6)
-    shown = replace(of_seeds(values, plan), table_id="memory")
-    measured = experiment(seeds=range(6), values={"v": values, "w": [0.0] * 6})
-    claim = 'experiment["memory"]["v"] > 50 + experiment["memory"]["w"]'
-    assert verdict_of(tmp_path, shown, claim=claim, experiments=[measured]).verdict == verdict
-
-
 def test_the_plan_is_written_with_the_first_seeds_and_an_extension_without_one_is_marked():
     values = [50.0, 52.0, 51.0, 53.0, 54.0, 52.0]
     one, three, five, six = (of_seeds(values[:count]) for count in (1, 3, 5, 6))
@@ -346,7 +336,7 @@ def test_seeds_for_a_claim_follow_from_the_spread_and_no_difference(tmp_path, ca
     claim = replace(claim, equal_within=Rule(0.5, 1.0))
 
     def count(ours, claim=claim):
-        return seeds_for(claim, printed, our_cells([ours], [])["demo"], "demo")
+        return seeds_for(claim, printed, our_cells([ours])["demo"], "demo")
 
     noise = np.array([0.0, 2.0, -1.0, -2.0, 1.0])
     (only,) = {

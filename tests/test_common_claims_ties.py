@@ -222,7 +222,7 @@ def test_a_scale_in_the_claims_regime_comes_before_a_more_telling_one_outside(tm
         entry(f"{A_X} > {B_X}", regime=f"{A_Y} > 3", departure="half the steps"),
     )  # fmt: skip
     ours = {
-        scale: our_cells([table({"a": {"x": seeded(50.0), "y": seeded(y)}, "b": {"x": seeded(40.0)}})], [])["demo"]
+        scale: our_cells([table({"a": {"x": seeded(50.0), "y": seeded(y)}, "b": {"x": seeded(40.0)}})])["demo"]
         for scale, y in (("paper", 4.0), ("photos", 2.0), ("demo", 4.0), ("smoke", 2.0))
     }
     ours["photos_scratch"] = {}

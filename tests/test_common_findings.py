@@ -1,12 +1,13 @@
-"""Findings: one set of measurements as an experiment for claims and as a table for readers."""
+"""Findings: one set of measurements as a table, and as an experiment for claims."""
 
 import pytest
 
-from common.report.experiments import collect_experiments
+from common.report.claims.expressions import EXPERIMENT, Cell
+from common.report.claims.ours import our_cells
 from common.report.table import Training
 from common.reproduce import findings
 from common.reproduce.command import Command
-from common.reproduce.findings import Findings, write_findings
+from common.reproduce.findings import Findings, findings_table
 
 FINDINGS = Findings(
     name="sweep",
@@ -24,10 +25,12 @@ FINDINGS = Findings(
 
 def test_claims_and_readers_get_the_same_numbers(tmp_path):
     command = Command("sweep", "smoke", (0, 1), (), tmp_path, tmp_path / "results")
-    table = write_findings(command, "oblique_topology", FINDINGS)
-    (experiment,) = collect_experiments([tmp_path / "results"])
-    assert experiment.values == {"low_loss": (1.0, 2.0), "high_loss": (3.0, 4.0), "high_rank": (5.0, 6.0)}
-    assert experiment.protocol["settings"] == {"experiment": "sweep", "steps": 3}
+    table = findings_table(command, "oblique_topology", FINDINGS)
+    cells = our_cells([table])["smoke"]
+    named = {"low_loss": (1.0, 2.0), "high_loss": (3.0, 4.0), "high_rank": (5.0, 6.0)}
+    assert {cell.column: ours.number.values for cell, ours in cells.items() if cell.table == EXPERIMENT} == named
+    settings = cells[Cell(EXPERIMENT, "sweep", "low_loss")].protocol["settings"]
+    assert settings == {"experiment": "sweep", "steps": 3}
     assert [row.method for row in table.rows] == ["low setting", "high setting"]  # without a value there is no row
     low, high = (row.ours for row in table.rows)
     assert (low["loss"].values, low["loss"].chance) == ((1.0, 2.0), 9.0)
@@ -36,16 +39,15 @@ def test_claims_and_readers_get_the_same_numbers(tmp_path):
     assert [column.better for column in table.columns] == ["lower", None]
 
 
-def test_changed_settings_give_a_table_and_no_experiment(tmp_path):
+def test_changed_settings_give_a_table_in_another_folder(tmp_path):
     command = Command("sweep", "smoke", (0, 1), ("optim.steps=2",), tmp_path, tmp_path / "results")
-    assert write_findings(command, "oblique_topology", FINDINGS).rows
-    assert not collect_experiments([tmp_path / "results"])
+    assert findings_table(command, "oblique_topology", FINDINGS).rows
     changed_data = Command("sweep", "smoke", (0, 1), ("data.num_test=2",), tmp_path, tmp_path / "results")
     assert changed_data.folder("oblique_topology").name.startswith("smoke-")
     made_otherwise = ("data.second_test=/d/*.tar", "run.mixed_precision=bf16", "hierarchies.nouns=nouns.tsv")
     other_data = Command("sweep", "photos", (0, 1), made_otherwise, tmp_path, tmp_path / "results")
-    assert "run.mixed_precision=bf16" in write_findings(other_data, "oblique_topology", FINDINGS).command
-    assert len(collect_experiments([tmp_path / "results"])) == 1
+    assert "run.mixed_precision=bf16" in findings_table(other_data, "oblique_topology", FINDINGS).command
+    assert other_data.folder("oblique_topology").name == "photos"
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import pytest
 import torch
 from conftest import SmokeParts
 from refusals import refused
+from runs import values_of
 from test_euclip_claims import columns_of_claims
 
 from common.base.config import ConfigError, override
 from common.data.scenes import SceneDataset
 from common.geometry import unit
-from common.report.experiments import read_experiment
 from common.report.table import from_json
 from common.run.checkpoint import open_checkpoint
 from common.run.folder import RunFiles
@@ -186,7 +186,7 @@ def test_the_part_measures_captions_and_nouns_of_every_model(euclip, monkeypatch
     assert len(measured.rows) == 5 * 2 + 2
     assert measured.data.startswith("scenes/train, 24 pictures")
     assert "8 pictures of scenes/test; 3 chains of 5 nouns, nouns.tsv (" in measured.measured("text_auc")[0].data
-    values = read_experiment(part.parents[1] / "experiments" / "smoke" / "hierarchies.json").values
+    values = values_of(part / "hierarchies.json")
     for model in hierarchies.MODELS:
         names = {name.removeprefix(f"{model}_captions_") for name in values if name.startswith(f"{model}_captions_")}
         assert ("image_auc" in names) == ("text_auc" in names) == (model != "clip")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from conftest import SmokeParts
 from plotted import read_plotted
+from runs import values_of
 
-from common.report.experiments import read_experiment
 from common.reproduce.rows import run_row
 from common.run.folder import run_files
 from common.run.guards import NonFiniteLoss
@@ -121,7 +121,7 @@ def test_the_part_reports_its_cells_leaves_out_what_diverged_and_draws_recall(tm
         "data.num_test=8", "data.num_labelled=4", "run.save_every=0", "run.log_every=1",
     )  # fmt: skip
     results = SmokeParts("euclip", tmp_path, few)("regime")
-    values = read_experiment(tmp_path / "results/euclip/experiments/smoke/regime.json").values
+    values = values_of(results / "regime.json")
     clip, lambda_0, lambda_01, meru = (cell.key for cell in cells)
     assert not any(name.startswith(meru) for name in values)
     assert {name.removeprefix(f"{lambda_01}_") for name in values if name.startswith(lambda_01)} == set(regime.COLUMNS)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from conftest import SmokeParts
+from runs import values_of
 from test_euclip_claims import columns_of_claims
 
 import euclip.stability as stability_part
 from common.base.config import ConfigError
 from common.base.files import read_repository_yaml
-from common.report.experiments import read_experiment
 from common.report.table import from_json
 from euclip.reproduce import main
 
@@ -46,14 +46,9 @@ def test_every_table_is_trained_and_written_with_the_papers_numbers_beside_ours(
         assert (folder / f"{part}.{ending}").stat().st_size > 100
 
 
-def experiments_of(output):
-    return output / "results" / "euclip" / "experiments" / "smoke"
-
-
 @pytest.mark.parametrize("part", SEEDS)
 def test_scalars_norms_and_regime_of_a_table_are_an_experiment_with_all_that_claims_name(part, euclip):
-    euclip(part, seeds=SEEDS[part])
-    values = read_experiment(experiments_of(euclip.folder) / f"{part}_scalars.json").values
+    values = values_of(euclip(part, seeds=SEEDS[part]) / f"{part}_scalars.json")
     named = columns_of_claims(f"{part}_scalars")
     assert named
     assert named <= set(values)
@@ -62,13 +57,12 @@ def test_scalars_norms_and_regime_of_a_table_are_an_experiment_with_all_that_cla
     }
 
 
-def test_the_experiment_has_a_value_per_seed_and_is_not_of_changed_rows(euclip, tmp_path, monkeypatch):
-    euclip("table1", seeds=SEEDS["table1"])
-    experiment = read_experiment(experiments_of(euclip.folder) / "table1_scalars.json")
-    assert experiment.seeds == (0, 1)
-    assert len(experiment.values["b16_meru_curvature"]) == 2
-    assert experiment.values["b16_clip_image_norm"] == pytest.approx((1, 1))
-    assert "b16_clip_curvature" not in experiment.values
+def test_the_experiment_has_a_value_per_seed_and_that_of_changed_rows_is_another(euclip, tmp_path, monkeypatch):
+    whole = euclip("table1", seeds=SEEDS["table1"]) / "table1_scalars.json"
+    values, before = values_of(whole), whole.read_bytes()
+    assert len(values["b16_meru_curvature"]) == 2
+    assert values["b16_clip_image_norm"] == pytest.approx((1, 1))
+    assert "b16_clip_curvature" not in values
     (tmp_path / "my_row.yaml").write_text("method: {geometry: elliptic}\n")
     rows = f"b16_clip {tmp_path / 'my_row.yaml'}"
     # what is drawn takes longer than what is trained, and was drawn for the whole table
@@ -77,7 +71,7 @@ def test_the_experiment_has_a_value_per_seed_and_is_not_of_changed_rows(euclip, 
     few = ["--output", str(euclip.folder), "--results", str(tmp_path), *euclip.overrides]
     main(["table1", "--scale", "smoke", "--rows", rows, *few])
     (path,) = tmp_path.glob("euclip/table1/smoke-*/table1.json")
-    assert not (tmp_path / "euclip" / "experiments").exists()
+    assert whole.read_bytes() == before
 
     # a row of one's own stands below those of the paper, in the same columns and with nothing printed
     table = from_json(path.read_text(encoding="utf-8"))
@@ -112,14 +106,14 @@ def test_the_stability_part_says_which_runs_went_through_and_trains_none_twice(e
     monkeypatch.setitem(stability_part.SETTINGS, "hyperbolic d, no-ln, lambda=0.2", breaks)
     table = stability()
     assert "unstable_meru_no_ln, seed 0: loss is nan at step " in capsys.readouterr().out
-    experiment = read_experiment(experiments_of(tmp_path) / "stability.json")
-    assert experiment.values["meru_no_ln_unstable"] == (1.0,)
-    assert {name for name in experiment.values if name.endswith("_unstable")} == {
+    values = values_of(tmp_path / "results/euclip/stability/smoke/stability.json")
+    assert values["meru_no_ln_unstable"] == (1.0,)
+    assert {name for name in values if name.endswith("_unstable")} == {
         f"{setting.key}_unstable" for setting in stability_part.SETTINGS.values()
     }
     named = columns_of_claims("stability")
     assert named
-    assert named <= set(experiment.values)
+    assert named <= set(values)
     assert [row.method for row in table.rows] == list(stability_part.SETTINGS)
     assert all(row.paper == {} for row in table.rows)
     for row in table.rows:

@@ -8,7 +8,6 @@ from runs import called
 
 from common.base.provenance import ROOT
 from common.report.claims.show import to_page
-from common.report.experiments import collect_experiments
 from common.report.formats import write_table
 from common.report.table import MEASURED, Column, Measured, Row, Table
 from common.reproduce.command import trained_rows
@@ -107,11 +106,7 @@ def test_no_verdict_differs_from_the_committed_results_and_claims():
 
 
 def test_no_page_of_claims_differs_from_the_committed_results_and_claims(committed_claims, committed_tables):
-    experiments = collect_experiments([RESULTS])
-    pages = {
-        claims.paper: to_page(claims, sources_of(claims.paper, committed_tables, experiments))
-        for claims in committed_claims
-    }
+    pages = {claims.paper: to_page(claims, sources_of(claims.paper, committed_tables)) for claims in committed_claims}
     assert pages.keys() == set(fill_pages.PAPERS)
     for paper, text in pages.items():
         assert all((RESULTS / paper / link).is_file() for link in re.findall(r"\]\(([^#)]+)\)", text))

@@ -12,7 +12,6 @@ from common.report.claims.decide import audit
 from common.report.claims.expressions import Cell
 from common.report.claims.read import HOLDS, load_claims, load_paper_tables
 from common.report.claims.show import judge
-from common.report.experiments import collect_experiments
 from common.report.table import read_table
 from common.reproduce.command import Command, _write
 from oblique_topology.reproduce import PARTS
@@ -45,7 +44,7 @@ def test_a_table_is_marked_as_not_run_yet_as_long_as_nothing_here_reproduces_it(
         assert not any("config" in row for row in tables[name]["rows"]), name
 
 
-def test_no_number_of_the_paper_reaches_the_measured_side(tmp_path):
+def test_no_number_of_the_paper_reaches_the_measured_side(tmp_path, committed_tables):
     folder = tmp_path / "oblique_topology"
     folder.mkdir()
     # a margin of equivalence is a share of the paper's difference; without that rule nothing else may come in
@@ -54,17 +53,16 @@ def test_no_number_of_the_paper_reaches_the_measured_side(tmp_path):
     (folder / "claims.yaml").write_text(claims, encoding="utf-8")
     text = (PAPER / "paper_tables.yaml").read_text(encoding="utf-8")
     (folder / "paper_tables.yaml").write_text(text, encoding="utf-8")
-    committed = sorted((ROOT / "results").glob("oblique_topology/table*/photos*/*.json"))  # the scale with all claims
-    tables = [read_table(path) for path in committed if not path.stem.endswith("_plotted")]
-    experiments = collect_experiments([ROOT / "results"])
-    before = judge(folder, tables, experiments)
+    committed = (entry for entry in committed_tables if entry.table.paper == folder.name)
+    tables = [entry.table for entry in committed if entry.path.parent.name.startswith("photos")]  # with all claims
+    before = judge(folder, tables)
     # every printed value becomes another one, in the file and in the paper's cells of the tables
     shifted = re.sub(r"values: (&\w+ )?\[[^\]]*\]", lambda m: re.sub(r"\d+\.\d+", "1.5", m.group()), text)
     assert shifted.count("1.5") > 200
     (folder / "paper_tables.yaml").write_text(shifted, encoding="utf-8")
     assert any(row.paper for table in tables for row in table.rows)
     tables = [replace(table, rows=[replace(row, paper={}) for row in table.rows]) for table in tables]
-    after = judge(folder, tables, experiments)
+    after = judge(folder, tables)
     assert [judged.measured for judged in after.judged] == [judged.measured for judged in before.judged]
     assert [judged.audit for judged in after.judged] != [judged.audit for judged in before.judged]
 

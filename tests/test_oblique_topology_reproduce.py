@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from processes import as_launched, in_processes
+from runs import values_of
 
 from common.base.arguments import rows_of
 from common.base.config import ConfigError
 from common.base.places import PAPERS, ROOT
-from common.report.experiments import read_experiment
 from common.report.table import QUERIES_INTERVAL, from_json
 from common.reproduce.command import Command
 from common.reproduce.rows import Job, run_row
@@ -257,10 +257,10 @@ def test_a_row_says_what_its_towers_stand_on():
 
 
 def test_the_final_temperature_is_written_for_the_claim_that_names_it(output):
-    experiment = read_experiment(output / "results/oblique_topology/experiments/smoke/final_temperature.json")
-    assert set(experiment.values) == {"clip", "multi_32_16"}
-    assert all(1 < value <= 3.95 for value in experiment.values["multi_32_16"])
-    assert all(13 < value < 16 for value in experiment.values["clip"])
+    values = values_of(output / "results/oblique_topology/table2/smoke/table2_temperature.json")
+    assert set(values) == {"clip", "multi_32_16"}
+    assert all(1 < value <= 3.95 for value in values["multi_32_16"])
+    assert all(13 < value < 16 for value in values["clip"])
 
 
 def again(output, *more, row="table2_clip", seed=0):
@@ -268,7 +268,7 @@ def again(output, *more, row="table2_clip", seed=0):
 
 
 def test_a_second_call_trains_nothing_and_an_override_trains_another_run(output, capsys):
-    experiment = output / "results/oblique_topology/experiments/smoke/final_temperature.json"
+    experiment = output / "results/oblique_topology/table2/smoke/table2_temperature.json"
     before = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/*/evaluation.json")}
     held = again(output).files
     capsys.readouterr()

@@ -1,6 +1,5 @@
 """What the pages and config headers tell a reader to type exists."""
 
-import json
 import re
 import runpy
 import shlex
@@ -10,6 +9,7 @@ from functools import cache
 
 import pytest
 import torch
+from runs import values_of
 
 from common.base.files import read_repository_yaml
 from common.base.places import ROOT
@@ -160,7 +160,7 @@ def test_a_rows_header_names_the_committed_results_of_its_tables_and_no_others()
 
 
 def test_what_a_config_calls_not_run_has_no_committed_result():
-    texts = {file: file.read_text(encoding="utf-8") for file in ROOT.glob("results/*/experiments/*/*.json")}
+    texts = {file: file.read_text(encoding="utf-8") for file in ROOT.glob("results/*/*/*/*.json")}
     for row in ROWS:
         if "Ours: not run" in row.read_text(encoding="utf-8"):
             assert not [file for file, text in texts.items() if f'"{row.name}"' in text], row.name
@@ -227,8 +227,7 @@ def test_the_finding_on_the_first_page_is_a_conclusion_of_the_paper_with_its_sca
 
 
 def test_the_multipliers_of_the_first_page_are_those_of_the_committed_experiment():
-    path = ROOT / "results" / "oblique_topology" / "experiments" / "demo" / "final_temperature.json"
-    values = json.loads(path.read_text(encoding="utf-8"))["values"]
+    values = values_of(ROOT / "results/oblique_topology/table2/demo/table2_temperature.json")
     sphere, multi = (sum(values[row]) / len(values[row]) for row in ("clip", "multi_32_16"))
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert re.search(rf"sphere('s multiplier climbs to| ends at) {sphere:.0f}, .*? at {multi:.0f}[.,]", text)
@@ -272,7 +271,7 @@ def test_what_a_conclusion_calls_shown_or_open_beside_its_claims_is_so_by_the_in
     paper, name, _ = table.split("/")
     assert any(words in f"{conclusion.text} {conclusion.details}" for conclusion in load_conclusions(ROOT / paper))
     result = read_table(ROOT / "results" / table / f"{name}.json")
-    cells = our_cells([result], [])[result.scale]
+    cells = our_cells([result])[result.scale]
     for margin, is_shown in ((parse(text), is_shown) for text, is_shown in shown.items()):
         used = {cell: cells[cell] for cell in margin.cells}
         slopes = margin.slopes({cell: ours.number.mean for cell, ours in used.items()})

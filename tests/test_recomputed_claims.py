@@ -55,7 +55,7 @@ def test_ten_claims_recomputed_from_the_packed_hits_have_the_same_verdicts(tmp_p
     expected = iter(recomputed(paths, [on_one, on_both]))
     for path in paths:
         written = read_table(path)
-        ours = our_cells([written], [])[written.scale]
+        ours = our_cells([written])[written.scale]
         for claim, (value, half_width) in zip((on_one, on_both), itertools.islice(expected, 2), strict=True):
             terms = (f'{weight} * {written.table_id}["{row}"]["{column}"]' for weight, row, column in claim)
             margin = parse(" + ".join(terms) + " > 0")

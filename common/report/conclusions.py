@@ -7,12 +7,11 @@
         A fixed temperature harms the sphere. R@1 falls from {table3/demo/table3 | Sphere, e^0 | zs_i2t_r1} to ... %.
       details: On scenes ...        # further numbers and controls
 
-A number is {part/scale/table | row | column} or {experiments/scale/name | value}, the mean over seeds; with a fourth
-part, {.. | column | ±}, the table's cell with its interval. `text` opens the paper's README.md; the page of its results
-and the report have the details, too. A test compares the verdicts.
+A number is {part/scale/table | row | column}, the mean over seeds; with a fourth part, {.. | column | ±}, the table's
+cell with its interval. `text` opens the paper's README.md; the page of its results and the report have the details,
+too. A test compares the verdicts.
 """
 
-import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from typing import Any
 
 from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
-from common.report.experiments import read_experiment
 from common.report.formats import format_measured, format_value
 from common.report.table import Table, read_table
 
@@ -82,7 +80,7 @@ def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results")
 
     def number(match: re.Match, seeds: dict[str, set[int]]) -> str:
         try:
-            shown, scale, count = _number(of_paper, table, [part.strip() for part in match[1].split("|")])
+            shown, scale, count = _number(table, [part.strip() for part in match[1].split("|")])
             seeds.setdefault(scale, set()).add(count)
             return shown
         except (KeyError, OSError, ValueError) as error:
@@ -98,16 +96,11 @@ def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results")
     return [filled(entry) for entry in read_repository_yaml(path)]
 
 
-def _number(results: Path, read: Callable[[str], Table], parts: list[str]) -> tuple[str, str, int]:
+def _number(read: Callable[[str], Table], parts: list[str]) -> tuple[str, str, int]:
     # The number as it is shown, its scale and its seeds
-    source, row, *place = parts
-    if not place:
-        experiment = read_experiment(results / f"{source}.json")
-        values = _named(row, experiment.values)
-        return f"{math.fsum(values) / len(values):.3g}", experiment.scale, len(values)
+    source, row, column, *form = parts
     table = read(source)
     rows = {entry.method: {key: cell for key, cell in entry.ours.items() if cell} for entry in table.rows}
-    column, *form = place
     measured = _named(column, _named(row, {method: cells for method, cells in rows.items() if cells}))
     unit = next(entry.unit for entry in table.columns if entry.key == column)
     shown = format_value(measured.mean, unit) if unit in ("percent", "fraction") else f"{measured.mean:.3g}"

@@ -42,7 +42,6 @@ from common.report.claims.show import (
     with_q,
 )
 from common.report.conclusions import Conclusion, load_conclusions
-from common.report.experiments import collect_experiments
 from common.report.formats import (
     glossary,
     heading,
@@ -165,18 +164,15 @@ def _of_paper(table: Table) -> tuple[str, str, str]:
     return table.paper, table.table_id, table.scale
 
 
-def collect_claims(
-    roots: Sequence[str | Path], entries: Sequence[Entry], papers: str | Path = _PAPERS
-) -> list[PaperClaims]:
-    """The claims of every paper folder in `papers`, judged by the entries and the experiments of the roots.
+def collect_claims(entries: Sequence[Entry], papers: str | Path = _PAPERS) -> list[PaperClaims]:
+    """The claims of every paper folder in `papers`, judged by the entries.
 
     Raises:
-        ValueError: a broken claims.yaml or experiment; the message names it.
+        ValueError: a broken claims.yaml; the message names it.
     """
     tables = deciding(entries)
-    experiments = collect_experiments(roots)
     folders = sorted(path.parent for path in Path(papers).glob("*/claims.yaml"))
-    judged = (judge(folder, tables, experiments) for folder in folders)
+    judged = (judge(folder, tables) for folder in folders)
     return [with_q(claims) for claims in judged if claims is not None]
 
 
@@ -200,28 +196,24 @@ def refreshed_claims(results: str | Path) -> dict[Path, str]:
     A part writes its verdicts once; later results of other parts, and changed claims, can change them.
 
     Raises:
-        ValueError: a broken table, claims.yaml or experiment; the message names it.
+        ValueError: a broken table or claims.yaml; the message names it.
     """
     results = Path(results)
     tables = deciding(collect([results]))
-    experiments = collect_experiments([results])
 
     @cache  # many parts share a paper and a scale
     def at_scale(paper: str, scale: str) -> tuple[list, PaperClaims | None]:
-        of_scale = [
-            [result for result in kind if (result.paper, result.scale) == (paper, scale)]
-            for kind in (tables, experiments)
-        ]
-        return of_scale, judge(_PAPERS / paper, *of_scale)
+        of_scale = [table for table in tables if (table.paper, table.scale) == (paper, scale)]
+        return of_scale, judge(_PAPERS / paper, of_scale)
 
     texts = {}
     for path in sorted(results.glob("*/*/*/*_claims.md")):
         paper, part, scale = path.parts[-4:-1]
-        (its_tables, its_experiments), claims = at_scale(paper, scale)
+        its_tables, claims = at_scale(paper, scale)
         if claims is not None:
             made = f"make reproduce-{part} "
-            sources = [table.table_id for table in its_tables if table.command.startswith(made)]
-            sources += [experiment.name for experiment in its_experiments if experiment.command.startswith(made)]
+            of_part = [table for table in its_tables if table.command.startswith(made)]
+            sources = [name for table in of_part for name in (table.table_id, table.experiment)]
             texts[path] = to_markdown(touching(claims, [*sources, part]))
     return texts
 
@@ -236,7 +228,7 @@ def collect_page(
     """
     path = Path(path)
     entries = collect(roots)
-    claims = {judged.paper: judged for judged in collect_claims(roots, entries, papers)}
+    claims = {judged.paper: judged for judged in collect_claims(entries, papers)}
     committed = Path(papers) / "results"
     # conclusions are about these; an installed package has none
     has_committed = committed.is_dir() and committed.resolve() in (Path(root).resolve() for root in roots)

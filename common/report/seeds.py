@@ -13,7 +13,6 @@ from common.base.places import PAPERS, ROOT
 from common.report.claims.decide import seeds_for
 from common.report.claims.ours import our_cells
 from common.report.claims.read import load_claims, load_paper_tables
-from common.report.experiments import collect_experiments
 from common.report.page import collect
 
 
@@ -23,9 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--scale", default="demo", choices=SCALES)
     parser.add_argument("--results", nargs="+", default=["results", "outputs/results"], help="folders to search")
     options = parser.parse_args(arguments)
-    tables = [entry.table for entry in collect(options.results) if not entry.changed]
-    experiments = collect_experiments(options.results)
-    ours = our_cells(*([one for one in kind if one.paper == options.paper] for kind in (tables, experiments)))
+    tables = (entry.table for entry in collect(options.results) if not entry.changed)
+    ours = our_cells([table for table in tables if table.paper == options.paper])
     printed = load_paper_tables(ROOT / options.paper / "paper_tables.yaml")
     print(f"{options.paper}, scale {options.scale}: seeds with which a difference of x shows in four cases of five")
     for claim in load_claims(ROOT / options.paper / "claims.yaml", printed):

@@ -200,6 +200,7 @@ class Row:
     status: "measured", or why there is no number, for example "not run: needs published weights".
     ran: what ran where the paper's name of the method differs: "Multi(32, 4), ViT 128 x 4, 48 px".
     training: None in old tables.
+    key: in claims about our measurements, see `Table.experiment`; empty = none are about this row.
     """
 
     __pydantic_config__ = KNOWN_KEYS_ONLY
@@ -211,6 +212,7 @@ class Row:
     note: str = ""
     ran: str = ""
     training: Training | None = None
+    key: str = ""
 
     def __post_init__(self):
         measured = any(cell is not None for cell in self.ours.values())
@@ -236,6 +238,10 @@ class Table:
     code: key that rows name -> file -> hash of what trained them.
     settings: near the best of a search, at which its rows were trained instead of their own.
     plan: how many seeds were to decide, see `deciding`.
+    experiment: a claim names our number as experiment["<experiment>"]["<row key>_<column key>"], or ["<row key>"] in a
+        column with an empty key; empty = `table_id`.
+    protocol: how all numbers were measured, with all settings; of numbers without a full protocol claims compare this.
+    rows_are_runs: whether a row is a training run, so that rows of a column lend each other their spread over seeds.
     """
 
     __pydantic_config__ = KNOWN_KEYS_ONLY
@@ -262,6 +268,9 @@ class Table:
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     settings: tuple[str, ...] = field(default=())
     plan: tuple[int, ...] = field(default=())
+    experiment: str = ""
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    rows_are_runs: bool = True
 
     def __post_init__(self):
         for name in ("columns", "rows", "seeds", "errata", "notes", "settings", "plan"):

@@ -17,7 +17,6 @@ from common.distributed import is_main_process
 from common.report.claims.decide import EMPTY_SCALES
 from common.report.claims.show import judge, to_markdown
 from common.report.claims.show import to_text as claims_to_text
-from common.report.experiments import collect_experiments
 from common.report.figures import plot_table
 from common.report.formats import FORMATS, seeds_name, to_text, write_table
 from common.report.page import collect, collect_page, deciding
@@ -400,20 +399,10 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
         return
     # tables of this command replace older ones of the same name
     just_now = {table.table_id for table in tables}
+    named = {table.experiment for table in tables} | just_now
     earlier = [table for table in deciding(collect(roots)) if table.scale == command.scale]
-    experiments = [
-        experiment
-        for root in roots
-        for experiment in collect_experiments([root])
-        if (experiment.paper, experiment.scale) == (paper, command.scale)
-    ]
-    # of one name the newest; of one day that in the last root, this command's folder of results
-    newest = {experiment.name: experiment for experiment in sorted(experiments, key=lambda one: one.created)}
     tables = [table for table in earlier if table.settings or table.table_id not in just_now] + tables
-    this_command = (paper, command.text(paper))
-    written = collect_experiments([command.results])
-    just_measured = [one.name for one in written if (one.paper, one.command) == this_command]
-    touched = judge(ROOT / paper, tables, list(newest.values()), [*just_now, command.part, *just_measured])
+    touched = judge(ROOT / paper, tables, [*named, command.part])
     if touched is not None and touched.judged:
         print("\n" + claims_to_text(touched), end="")
         write_atomically(command.folder(paper) / f"{command.part}_claims.md", to_markdown(touched))

@@ -1,4 +1,4 @@
-"""Measurements that are no table of a paper: written as an experiment for claims, and shown as a table."""
+"""Measurements that are no table of a paper, as a table whose numbers claims name as values of an experiment."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,6 @@ from importlib.metadata import version
 from typing import Any
 
 from common.base.provenance import hardware
-from common.report.experiments import Experiment, write_experiment
 from common.report.table import CROSSED_INTERVAL, MEASURED, Column, Row, Table, Training, measured_over_seeds
 from common.reproduce.command import Command
 from common.reproduce.rows import RowRun, paper_tables
@@ -47,8 +46,8 @@ class Findings:
     intervals: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
 
 
-def write_findings(command: Command, paper: str, findings: Findings, runs: Mapping[str, list[RowRun]] = {}) -> Table:
-    """Writes the experiment; claims name a value experiment["<name>"]["<row>_<column>"]. Call on the main process.
+def findings_table(command: Command, paper: str, findings: Findings, runs: Mapping[str, list[RowRun]] = {}) -> Table:
+    """The table of findings; claims name a value experiment["<name>"]["<row>_<column>"]. Call on the main process.
 
     Args:
         runs: that it was measured on, by method; a line below the table describes their models and training data.
@@ -57,8 +56,6 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
     """
     data = findings.data or trained_on(run for of_row in runs.values() for run in of_row)
     measured_on = findings.measured_on or data
-    # claims name a value by row and column
-    units = {f"{row}_{column}": findings.columns[column][1] for row, column in findings.values}
     cells = {
         (row, column): measured_over_seeds(
             values,
@@ -76,33 +73,25 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
     rows = []
     for row, label in findings.rows.items():
         ours = {column: cells[row, column] for column in findings.columns if (row, column) in cells}
-        rows += [Row(label, {}, ours, MEASURED, training=made_by(runs, row, label))] if ours else []
-    source = paper_tables(paper)["paper"]
-    table = table_of(
+        rows += [Row(label, {}, ours, MEASURED, training=made_by(runs, row, label), key=row)] if ours else []
+    versions = {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
+    return table_of(
         command,
         paper,
         findings.name,
         [Column(key, *texts, None, better, findings.guess) for key, (*texts, better) in findings.columns.items()],
         rows,
         {},
-        paper_version=source["version"],
+        paper_version=paper_tables(paper)["paper"]["version"],
         caption=findings.caption,
         data=data,
         hardware=hardware(),
         notes=findings.notes,
         errata=(),
         models=models_of(runs),
+        protocol={"settings": {"experiment": findings.name, **findings.settings}, "versions": versions},
+        rows_are_runs=findings.rows_are_runs,
     )
-    if not command.changes:  # an experiment's file has no place for changed settings
-        versions = {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
-        protocol = {"settings": {"experiment": findings.name, **findings.settings}, "versions": versions}
-        values = {f"{row}_{column}": values for (row, column), values in findings.values.items()}
-        columns = tuple(findings.columns) if findings.rows_are_runs else ()
-        experiment = Experiment.beside(
-            table, findings.name, findings.caption, values, units=units, protocol=protocol, columns=columns
-        )
-        write_experiment(experiment, command.results)
-    return table
 
 
 def made_by(runs: Mapping[str, list[RowRun]], row: str, label: str) -> Training | None:

@@ -6,50 +6,47 @@ from dataclasses import replace
 
 from common.report.claims.expressions import EXPERIMENT, Cell
 from common.report.claims.intervals import OurCell
-from common.report.experiments import Experiment
-from common.report.table import ERROR, Measured, Row, Table
+from common.report.table import Measured, Row, Table
 
 SCALES = ("paper", "photos", "photos_scratch", "demo", "smoke")  # the more telling first
 
 
-def unplanned(command: str) -> str:
-    """A command without its PLAN, which an experiment keeps where it does not count for the table beside it."""
-    return re.sub(r" PLAN=\d+", "", command)
+def our_cells(tables: Sequence[Table]) -> dict[str, dict[Cell, OurCell]]:
+    """Our numbers of one paper by scale and reference; of rows with a key as values of an experiment, too.
 
-
-def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dict[str, dict[Cell, OurCell]]:
-    """Our numbers of one paper by scale and reference.
-
-    Where several tables hold a cell, the one with the most seeds counts, of equal ones the last. An experiment decides
-    with the seeds of the table that shows it.
+    Where several tables hold a cell, the one with the most seeds counts, of equal ones the last.
     """
     every = []
-    by_command = {(unplanned(table.command), table.scale, tuple(table.seeds)): table.deciding for table in tables}
-    deciding = {(table.table_id, table.scale, tuple(table.seeds)): table.deciding for table in tables}
     for table in tables:
-        untrained = {row.method: row.training.failure for row in table.rows if row.training is not None}
         count, error = table.deciding
         for column in table.columns:
-            rows = {row.method: number for row in table.rows if (number := row.ours.get(column.key)) is not None}
-            rows = {row: _of_seeds(number, table.seeds[:count]) for row, number in rows.items()}
-            for row, number in rows.items():
-                cell = OurCell(number, column.unit, table.data, row, rows, untrained.get(row, ""), error)
-                every.append((table.scale, Cell(table.table_id, row, column.key), cell))
-    for experiment in experiments:
-        shown_as = experiment.name, experiment.scale, experiment.seeds
-        beside = unplanned(experiment.command), experiment.scale, experiment.seeds
-        count, error = deciding.get(shown_as) or by_command.get(beside) or (len(experiment.seeds), ERROR)
-        columns: dict[str, dict[str, Measured]] = {}
-        for key in experiment.values:
-            row, column = experiment.row_of(key)
-            rows = columns.setdefault(column, {}) if column else {}
-            rows[row] = _of_seeds(experiment.measured(key), experiment.seeds[:count])
-            cell = OurCell(rows[row], experiment.units.get(key, ""), experiment.data, row, rows, error=error)
-            every.append((experiment.scale, Cell(EXPERIMENT, experiment.name, key), cell))
+            numbers = [
+                (row, _of_seeds(_with_protocol(number, table), table.seeds[:count]))
+                for row in table.rows
+                if (number := row.ours.get(column.key)) is not None
+            ]
+            by_method = {row.method: number for row, number in numbers}
+            by_key = {row.key: number for row, number in numbers if row.key}
+            for row, number in numbers:
+                names = {Cell(table.table_id, row.method, column.key): (row.method, by_method)}
+                if row.key:
+                    value = "_".join(filter(None, (row.key, column.key)))
+                    rows = by_key if table.rows_are_runs else {row.key: number}
+                    names[Cell(EXPERIMENT, table.experiment or table.table_id, value)] = row.key, rows
+                untrained = "" if row.training is None else row.training.failure
+                for cell, (name, rows) in names.items():
+                    number_of_cell = OurCell(number, column.unit, table.data, name, rows, untrained, error)
+                    every.append((table.scale, cell, number_of_cell))
     ours: dict[str, dict[Cell, OurCell]] = {scale: {} for scale in SCALES}
     for scale, cell, number in sorted(every, key=lambda entry: len(entry[2].number.seeds)):  # the last of equals stays
         ours.setdefault(scale, {})[cell] = number
     return ours
+
+
+def _with_protocol(number: Measured, table: Table) -> Measured:
+    if number.full_protocol or not table.protocol:
+        return number
+    return replace(number, full_protocol={"data": table.data, **table.protocol})
 
 
 def _of_seeds(number: Measured, seeds: Sequence[int]) -> Measured:

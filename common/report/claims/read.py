@@ -11,7 +11,7 @@ The *audit* puts the paper's printed numbers into the expression, *measured* put
 both; `audit` and `measured` serve one each where they must differ, for example because the sentence names a number of
 the paper's scale. Each is an expression, or a list of which all must hold. Names of `for` in braces stand for all their
 combinations. The measured side may also use values of a named experiment, experiment["name"]["value"]
-(`common/report/experiments.py`). Further keys:
+(`Table.experiment`). Further keys:
 
     test              instead of a measured expression: one or more pytest node ids that decide the claim
     shows             "does not hold" where these prove the opposite

@@ -30,7 +30,6 @@ from common.report.claims.verdict import (
     Verdict,
     at_every_setting,
 )
-from common.report.experiments import Experiment
 from common.report.formats import markdown_text
 from common.report.table import Table
 
@@ -94,14 +93,13 @@ class PaperClaims:
 def judge(
     folder: str | Path,
     tables: Sequence[Table],
-    experiments: Sequence[Experiment],
     sources: Sequence[str] | None = None,
 ) -> PaperClaims | None:
     """Both verdicts of the claims of a paper folder; None if it has no claims.yaml.
 
     Args:
         folder: with claims.yaml and paper_tables.yaml.
-        tables, experiments: ours, of any papers; of changed tables only those near the best of a search.
+        tables: ours, of any papers; of changed tables only those near the best of a search.
         sources: as in `touching`; None = all claims.
     Raises:
         ClaimError: one of the two files is broken.
@@ -110,10 +108,10 @@ def judge(
     if not (folder / "claims.yaml").is_file():
         return None
     printed = load_paper_tables(folder / "paper_tables.yaml")
-    tables, experiments = ([result for result in kind if result.paper == folder.name] for kind in (tables, experiments))
+    tables = [table for table in tables if table.paper == folder.name]
     chosen, near = ([table for table in tables if bool(table.settings) == is_near] for is_near in (False, True))
-    ours = our_cells(chosen, experiments)
-    elsewhere = {settings: our_cells(changed, experiments) for settings, changed in at_settings(chosen, near).items()}
+    ours = our_cells(chosen)
+    elsewhere = {settings: our_cells(changed) for settings, changed in at_settings(chosen, near).items()}
 
     def verdicts(claim: Claim) -> tuple[Verdict, ...]:
         used = [cell for cell in cells(*claim.measured) if elsewhere]
