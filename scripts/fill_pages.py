@@ -4,23 +4,19 @@
     python scripts/fill_pages.py --check    prints which file differs, and ends with status 1
     python scripts/fill_pages.py --plots    also redraws the plots of tables
 
-First come the files beside the committed results: each table in Markdown, from its JSON, and the verdicts, which later
-results and changed claims can change: results/<paper>/claims.md and <part>/<scale>/<part>_claims.md.
+First come the files beside the committed results: each table in Markdown, from its JSON, and the verdicts on all
+claims, results/<paper>/claims.md.
 
 A page holds, above each such table, a comment that names a result and, where not all are wanted, its columns by key:
 
     <!-- table: results/euclip/table4/demo/table4.json; columns: imagenet, retrieval -->
 
 The table below it is replaced: rows of the paper for methods that were measured, our data, our numbers,
-and the chance level. Verdicts on claims, all of a file or some by id:
-
-    <!-- claims: results/euclip/table4/demo/table4_claims.md; ids: C5, C6 -->
-
-Conclusions, the sentences of a paper folder's conclusions.yaml (common/report/conclusions.py):
+and the chance level. Conclusions, the sentences of a paper folder's conclusions.yaml (common/report/conclusions.py):
 
     <!-- conclusions: euclip -->
 
-results/<paper>/README.md is made of the results alone: every part with its tables, verdicts and pictures.
+results/<paper>/README.md is made of the results alone: every part with its claims, tables and pictures.
 """
 
 import re
@@ -36,12 +32,12 @@ if not __package__:
 from common.base.arguments import Parser
 from common.base.provenance import ROOT
 from common.report.claims.expressions import EXPERIMENT, cells
-from common.report.claims.read import Claim
+from common.report.claims.read import Claim, load_claims, load_paper_tables
 from common.report.claims.show import to_page
 from common.report.conclusions import load_conclusions
 from common.report.figures import plot_table
 from common.report.formats import DASH, lay_out, line_below, markdown_text, to_markdown
-from common.report.page import Entry, collect, collect_claims, deciding, refreshed_claims
+from common.report.page import Entry, collect, collect_claims, deciding
 from common.report.table import Table, read_table, with_columns
 from common.reproduce.command import trained_rows
 from common.reproduce.parts import parts_of
@@ -50,7 +46,7 @@ from common.reproduce.rows import paper_tables, words_of_plot
 PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
 PAGES = ("README.md", *(f"{paper}/README.md" for paper in PAPERS))
 _MARK = re.compile(
-    r"<!-- (?P<kind>table|claims|conclusions): (?P<path>\S+?)(?:; (?:columns|ids): (?P<wanted>[^>]*?))? -->\n"
+    r"<!-- (?P<kind>table|conclusions): (?P<path>\S+?)(?:; columns: (?P<wanted>[^>]*?))? -->\n"
     r"(?:\n?(?:(?:\||\d+\. |Ours: ).*\n)+)*"
 )
 
@@ -70,9 +66,8 @@ def filled(text: str, page: str) -> str:
         if not path.is_file():
             raise PageError(f"{page}: {match['path']}: no such result")
         wanted = [key.strip() for key in (match["wanted"] or "").split(",") if key.strip()]
-        make = result_table if match["kind"] == "table" else verdict_table
         try:
-            return f"{mark}\n\n{make(path, wanted)}"
+            return f"{mark}\n\n{result_table(path, wanted)}"
         except PageError as error:
             raise PageError(f"{page}: {match['path']} {error}") from None
 
@@ -87,18 +82,6 @@ def result_table(path: Path, columns: list[str]) -> str:
         if key not in by_key:
             raise PageError(f"has no column {key!r}; expected one of: {', '.join(by_key)}")
     return page_table(with_columns(table, [by_key[key] for key in columns or by_key]))
-
-
-def verdict_table(path: Path, ids: list[str]) -> str:
-    """Claims and what we measured of them, from a file that the reports write."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| C")]
-    rows = {line[2:].split(". ", 1)[0]: line.strip("| ").split(" | ") for line in lines}
-    for key in ids:
-        if key not in rows:
-            raise PageError(f"has no claim {key!r}; expected one of: {', '.join(rows)}")
-    chosen = (rows[key] for key in ids or rows)
-    verdicts = (f"| {claim} | {measured} |" for claim, _, measured in chosen)
-    return "\n".join(["| claim | measured |", "|---|---|", *verdicts]) + "\n"
 
 
 def conclusion_list(folder: Path, with_details: bool = False) -> str:
@@ -130,11 +113,19 @@ def results_page(paper: str) -> str:
         "verdicts: [claims.md](claims.md).",
         f"## What we found\n\n{conclusion_list(ROOT / paper, with_details=True).rstrip()}",
     ]
+    claims = load_claims(ROOT / paper / "claims.yaml", load_paper_tables(ROOT / paper / "paper_tables.yaml"))
+    measured = defaultdict(set)  # part -> what claims can name of it
+    for entry in entries:
+        part = entry.path.parts[-3]
+        measured[part] |= {part, entry.table.table_id, entry.table.experiment}
     seen = ""
     for folder, group in groupby(entries, lambda entry: entry.path.parent):
         of_folder = list(group)
         part, scale = folder.parts[-2:]
-        parts += [] if part == seen else [f"## {part}"]
+        if part != seen:
+            ids = [claim.id for claim in claims if claim.refers_to(measured[part])]
+            links = [f"[{name}](claims.md#{name.lower()})" for name in ids]
+            parts += [f"## {part}", *([f"Claims: {', '.join(links)}."] if links else [])]
         seen = part
         parts.append(f"### Scale {scale}: `{of_folder[0].table.command}`")
         for entry in of_folder:
@@ -142,8 +133,6 @@ def results_page(paper: str) -> str:
             drawn = f" Drawn: {', '.join(pictures)}." if entry.pictures else ""
             known = with_columns(entry.table, [c for c in entry.table.columns if entry.table.measured(c.key)])
             parts += [f"{markdown_text(entry.table.caption)}{drawn}", page_table(known).rstrip()]
-        if (verdicts := folder / f"{part}_claims.md").is_file():
-            parts.append(verdict_table(verdicts, []).rstrip())
     return "\n\n".join(parts) + "\n"
 
 
@@ -230,8 +219,6 @@ def main() -> None:
         put(entry.path.with_suffix(".md"), to_markdown(entry.table))
         if given.plots and (picture := entry.path.with_suffix(".png")).is_file():
             plot_table(entry.table, picture, **words_of_plot(entry.table.paper, entry.table.table_id))
-    for path, text in refreshed_claims(ROOT / "results").items():
-        put(path, text)
     try:
         for page in PAGES:
             path = ROOT / page

@@ -187,13 +187,13 @@ def committed_results_left_out():
     command = sys.modules.get("common.reproduce.command")
     with pytest.MonkeyPatch.context() as patch:
         if command is not None:
-            collect_page, write_claims = command.collect_page, command._write_claims
+            collect_page, write_claims = command.collect_page, command._print_claims
 
             def claims_without_committed(asked, paper, tables, roots):
                 write_claims(asked, paper, tables, roots[1:] if asked.scale == "smoke" else roots)
 
             patch.setattr(command, "collect_page", lambda roots, page: collect_page(roots[1:], page))
-            patch.setattr(command, "_write_claims", claims_without_committed)
+            patch.setattr(command, "_print_claims", claims_without_committed)
         yield
 
 

@@ -18,7 +18,7 @@ from common.report.claims.decide import seeds_for
 from common.report.claims.equivalence import Rule
 from common.report.claims.ours import our_cells
 from common.report.claims.read import FAILS, HOLDS
-from common.report.claims.show import counts, headline, judge, to_markdown
+from common.report.claims.show import counts, headline, judge, to_page
 from common.report.claims.verdict import DEPENDS, UNDECIDED
 from common.report.formats import line_below, write_table
 from common.report.page import collect, collect_claims, deciding
@@ -94,7 +94,7 @@ def test_pages_and_counts_show_it(tmp_path):
     entries = collect([tmp_path / "results"])
     assert deciding(entries) == [entry.table for entry in entries]
     (claims,) = collect_claims(entries, folder.parent)
-    assert f"does not hold at {RATE}3e-3" in to_markdown(claims)
+    assert f"does not hold at {RATE}3e-3" in to_page(claims)
     assert counts(claims)[1] == "on these pictures: 1 depend on the setting"
 
 

@@ -137,7 +137,7 @@ def test_without_checkpoints_the_printed_rows_say_what_they_need(output, one_row
 
 
 def test_at_paper_scale_nothing_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr("common.reproduce.command._write_claims", lambda *arguments: None)  # a second's work
+    monkeypatch.setattr("common.reproduce.command._print_claims", lambda *arguments: None)  # a second's work
     main(["table1", "--scale", "paper", "--output", str(tmp_path)])
     (path,) = tmp_path.glob("results/contrastive_basics/table1/paper/table1.json")
     assert [row.method for row in from_json(path.read_text()).rows] == ["FLAVA", "CLIP", "BEiT-3"]

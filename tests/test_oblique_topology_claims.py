@@ -80,9 +80,7 @@ def test_a_reproduced_table_ends_with_the_claims_that_it_touches(tmp_path, monke
     command = Command("table2", "demo", (0, 1, 2), (), tmp_path, tmp_path / "results")
     text = written(command, table, monkeypatch, capsys, without=("plot_table",))
     assert re.findall(r"^(C\d+) ", text, re.MULTILINE) == ["C1", "C2", "C3", "C22"]
-    text = (tmp_path / "results/oblique_topology/table2/demo/table2_claims.md").read_text(encoding="utf-8")
-    assert text.count("| C") == 4
-    assert "needs published weights" in text
+    assert "needs published weights" in " ".join(text.split())
     page = (tmp_path / "report_oblique_topology.html").read_text(encoding="utf-8")
     for name in CLAIMS:
         assert page.count(f'id="claim-oblique_topology-{name}"') == 1
@@ -90,7 +88,6 @@ def test_a_reproduced_table_ends_with_the_claims_that_it_touches(tmp_path, monke
     assert "Claims are not judged by changed settings." in text
     text = written(replace(command, rows=("table2_clip",)), table, monkeypatch, capsys)
     assert "Claims about these rows are judged where there is no whole table" in text
-    assert len(list(tmp_path.glob("results/*/*/*/*_claims.md"))) == 1
 
 
 def test_a_run_just_made_counts_before_committed_ones(tmp_path, monkeypatch, capsys):

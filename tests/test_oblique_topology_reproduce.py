@@ -415,7 +415,7 @@ def test_the_command_that_make_shows_writes_the_table_and_a_page_with_all_that_i
 
 def table5_printed(folder):
     as_launched()
-    for name in ("collect_page", "_write_claims", "plot_table"):  # they read all committed results, or draw
+    for name in ("collect_page", "_print_claims", "plot_table"):  # they read all committed results, or draw
         setattr(sys.modules[Command.__module__], name, lambda *arguments, **words: None)
     with contextlib.redirect_stdout(io.StringIO()) as screen:
         main(["table5", "--scale", "smoke", "--output", str(folder)])

@@ -16,7 +16,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -37,8 +36,6 @@ from common.report.claims.show import (
     headline,
     judge,
     style_of,
-    to_markdown,
-    touching,
     with_q,
 )
 from common.report.conclusions import Conclusion, load_conclusions
@@ -188,34 +185,6 @@ def maps_beside(roots: Sequence[str | Path], page: str | Path) -> list[tuple[str
         for file, title in titles.items()
         if title is not None
     ]
-
-
-def refreshed_claims(results: str | Path) -> dict[Path, str]:
-    """Path -> current text of every `<paper>/<part>/<scale>/<part>_claims.md` below a folder of results.
-
-    A part writes its verdicts once; later results of other parts, and changed claims, can change them.
-
-    Raises:
-        ValueError: a broken table or claims.yaml; the message names it.
-    """
-    results = Path(results)
-    tables = deciding(collect([results]))
-
-    @cache  # many parts share a paper and a scale
-    def at_scale(paper: str, scale: str) -> tuple[list, PaperClaims | None]:
-        of_scale = [table for table in tables if (table.paper, table.scale) == (paper, scale)]
-        return of_scale, judge(_PAPERS / paper, of_scale)
-
-    texts = {}
-    for path in sorted(results.glob("*/*/*/*_claims.md")):
-        paper, part, scale = path.parts[-4:-1]
-        its_tables, claims = at_scale(paper, scale)
-        if claims is not None:
-            made = f"make reproduce-{part} "
-            of_part = [table for table in its_tables if table.command.startswith(made)]
-            sources = [name for table in of_part for name in (table.table_id, table.experiment)]
-            texts[path] = to_markdown(touching(claims, [*sources, part]))
-    return texts
 
 
 def collect_page(

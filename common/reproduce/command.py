@@ -10,12 +10,12 @@ from typing import Any
 
 from common.base.arguments import Parser, accepted, words_in
 from common.base.config import SCALES, ConfigError, load_config
-from common.base.files import shown, write_atomically
+from common.base.files import shown
 from common.base.places import ROOT, outputs
 from common.base.provenance import CHANGED, UNKNOWN, git_revision, hash_of
 from common.distributed import is_main_process
 from common.report.claims.decide import EMPTY_SCALES
-from common.report.claims.show import judge, to_markdown
+from common.report.claims.show import judge
 from common.report.claims.show import to_text as claims_to_text
 from common.report.figures import plot_table
 from common.report.formats import FORMATS, seeds_name, to_text, write_table
@@ -355,7 +355,7 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
         write_table(table, folder, command.formats)
         plot_table(table, folder / f"{table.table_id}.png", **words_of_plot(paper, table.table_id))
     roots = command.roots
-    _write_claims(command, paper, tables, roots)
+    _print_claims(command, paper, tables, roots)
     page = command.output / "report.html"
     collect_page(roots, page)
     print(f"\ntables and figures: {shown(folder)}\npage:               {shown(page)}")
@@ -386,7 +386,7 @@ def _check_revisions(command: Command, tables: list[Table]) -> None:
                 )
 
 
-def _write_claims(command: Command, paper: str, tables: list[Table], roots: list[Path]) -> None:
+def _print_claims(command: Command, paper: str, tables: list[Table], roots: list[Path]) -> None:
     if command.scale in EMPTY_SCALES:
         print(f"No claim is decided at scale {command.scale}, where runs are too short; use SCALE=demo")
     elif command.settings:
@@ -405,7 +405,6 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
     touched = judge(ROOT / paper, tables, [*named, command.part])
     if touched is not None and touched.judged:
         print("\n" + claims_to_text(touched), end="")
-        write_atomically(command.folder(paper) / f"{command.part}_claims.md", to_markdown(touched))
 
 
 def rows_at(scale: str, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

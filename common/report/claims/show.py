@@ -1,4 +1,4 @@
-"""The claims of a paper with both verdicts as text, for the terminal and as Markdown."""
+"""The claims of a paper with both verdicts as text, for the terminal and as a page of Markdown."""
 
 import textwrap
 from collections import Counter
@@ -100,7 +100,7 @@ def judge(
     Args:
         folder: with claims.yaml and paper_tables.yaml.
         tables: ours, of any papers; of changed tables only those near the best of a search.
-        sources: as in `touching`; None = all claims.
+        sources: tables and experiments; only claims that refer to one of them; None = all claims.
     Raises:
         ClaimError: one of the two files is broken.
     """
@@ -165,12 +165,6 @@ def with_q(claims: PaperClaims) -> PaperClaims:
 
 def _of_the_paper(claims: PaperClaims) -> list[Judged]:
     return [judged for judged in claims.judged if not judged.claim.control_of]
-
-
-def touching(claims: PaperClaims, sources: Sequence[str]) -> PaperClaims:
-    """Only the claims that refer to one of these tables or experiments."""
-    kept = tuple(judged for judged in claims.judged if judged.claim.refers_to(sources))
-    return PaperClaims(claims.paper, claims.title, kept)
 
 
 def counts(claims: PaperClaims) -> tuple[str, str]:
@@ -293,21 +287,6 @@ def to_text(claims: PaperClaims, width: int = 100) -> str:
         verdicts = f"audit: {headline(judged.audit)}; measured: {_with_evidence(judged.measured[0])}"
         lines += textwrap.wrap(f"     {verdicts}", width, subsequent_indent="     ")
     return "\n".join(lines) + "\n"
-
-
-def to_markdown(claims: PaperClaims) -> str:
-    """GitHub Markdown: a line per claim; below it where each claim stands and what decides it."""
-    audits, measured = counts(claims)
-    parts = [f"## Claims: {claims.title} ({claims.paper})", READING, f"Audit: {audits}. Measured: {measured}."]
-    lines = ["| claim | audit | measured |", "| --- | --- | --- |"]
-    for judged in claims.judged:
-        measured_cell = "; ".join(map(_with_evidence, judged.measured))
-        cells = [f"{judged.claim.id}. {judged.claim.claim}", _with_evidence(judged.audit), measured_cell]
-        lines.append("| " + " | ".join(map(markdown_text, cells)) + " |")
-    parts.append("\n".join(lines))
-    for claim in (judged.claim for judged in claims.judged):
-        parts.append(f"{claim.id} ({markdown_text(claim.where)}). {_rule(claim)}")
-    return "\n\n".join(parts) + "\n"
 
 
 def to_page(claims: PaperClaims, sources: Callable[[Claim, str], Sequence[str]] = lambda claim, scale: ()) -> str:
