@@ -51,43 +51,16 @@ def seeded(mean, spread=0.01, seeds=5, **more):
 # ---- pictures --------------------------------------------------------------------------------------------------------
 
 
-def test_the_interval_of_a_difference_is_that_over_seeds_and_pictures(tmp_path):
-    a, b = with_hits(0.3, generator=1), with_hits(0.0, generator=2)
-    outcome = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": a}, "b": {"x": b}}))
-    z = a.hits.by_picture() - b.hits.by_picture()
-    rest = z - z.mean(axis=1, keepdims=True) - z.mean(axis=0) + z.mean()
-    pictures = z.mean(axis=0).var(ddof=1) / 400 - (rest**2).sum() / (4 * 399) / (5 * 400)
-    expected = math.sqrt(stats.t.isf(0.025, 4) ** 2 * z.mean(axis=1).var(ddof=1) / 5 + 1.959964**2 * max(0, pictures))
-    low, high = outcome.decisive.interval
-    assert (high - low) / 2 == pytest.approx(expected, rel=0.01)  # to first order in the angles of shares
-    assert headline(outcome) == "holds at demo scale"  # not only on these pictures
-
-
-def test_pictures_of_several_test_sets_add_up_and_those_of_one_cancel(tmp_path):
-    other = {**PROTOCOL, "data": "second", "fingerprint": "11"}
-    elsewhere = np.random.default_rng(8).normal(size=400)
-    ours = table({
-        "a": {"x": with_hits(0.2, generator=1), "y": with_hits(0.2, 5, 3, None, other, elsewhere, data="second (11)")},
-        "b": {"x": with_hits(0.0, generator=2), "y": with_hits(0.0, 5, 4, None, other, elsewhere, data="second (11)")},
-    })  # fmt: skip
-    one = verdict_of(tmp_path, f"{A_X} > 0", ours).findings[0].estimate
-    difference = verdict_of(tmp_path, f"{A_X} > {B_X}", ours).findings[0].estimate
-    assert difference.picture_variance < 0.3 * one.picture_variance  # what is hard for a is hard for b
-    both = verdict_of(tmp_path, f"mean({A_X} - {B_X}, {A_Y} - {B_Y}) > 0", ours).findings[0].estimate
-    second = verdict_of(tmp_path, f"{A_Y} > {B_Y}", ours).findings[0].estimate
-    assert both.picture_variance == pytest.approx((difference.picture_variance + second.picture_variance) / 4)
-
-
 def test_seeds_in_another_order_are_compared_with_the_same_ones(tmp_path):
     a, b = with_hits(0.3, generator=1), with_hits(0.0, generator=2)
     turned = dataclasses.replace(
         b, values=b.values[::-1], seeds=b.seeds[::-1], hits=dataclasses.replace(b.hits, codes=b.hits.codes[::-1])
     )
     one, other = (
-        verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": a}, "b": {"x": of_b}})).decisive.interval
-        for of_b in (b, turned)
+        verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": a}, "b": {"x": of_b}})) for of_b in (b, turned)
     )
-    assert one == pytest.approx(other)
+    assert one.decisive.interval == pytest.approx(other.decisive.interval)
+    assert headline(one) == "holds at demo scale"  # not only on these pictures
 
 
 # ---- ties ------------------------------------------------------------------------------------------------------------
