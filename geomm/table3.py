@@ -85,7 +85,7 @@ def why_undecided(seeing: Sequence[Sequence[RowRun]], blank: Sequence[Sequence[R
         return "has no validation figure to show that images help"
     if not learnt(*figures):
         return "is not learnt: blank pictures do as well on validation items (one-sided 95 %)"
-    failure = training_of([run for seeds in seeing for run in seeds]).failure
+    failure = training_of([run for seeds in seeing for run in seeds])[0].failure
     return f"is not trained: {failure}" if failure else ""
 
 

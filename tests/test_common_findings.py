@@ -60,7 +60,7 @@ def test_changed_settings_give_a_table_in_another_folder(tmp_path):
     ],
 )
 def test_rows_name_the_revision_of_the_runs_that_they_were_measured_on(monkeypatch, runs, expected):
-    monkeypatch.setattr(findings, "training_of", lambda made: Training(made, "now", (0.99,)))
+    monkeypatch.setattr(findings, "training_of", lambda made: (Training(made, "now", "code", (0.99,)), "", {}))
     made = [findings.made_by(runs, row, label) for row, label in (("low", "low setting"), ("high", "high setting"))]
     assert [row and (row.revision, row.failure) for row in made] == [one and (one, "") for one in expected]
     assert findings.made_by({"low": "1", "low_two": "2", "x": "3"}, "low_two_at_3", "").revision == "2"

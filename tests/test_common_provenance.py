@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from common.base import provenance
-from common.base.provenance import git_revision
+from common.base.provenance import git_revision, last_change
 
 
 @pytest.fixture
@@ -26,8 +26,10 @@ def test_a_clean_checkout_is_named_by_its_commit_and_a_changed_one_says_so(check
     (checkout / "notes.txt").write_text("new\n", encoding="utf-8")
     (checkout / "results/paper/table.json").write_text("2\n", encoding="utf-8")
     assert git_revision() == head[:12]  # new files, and results written again, are no changes
+    assert head.startswith(last_change(["code.py"]))
     (checkout / "code.py").write_text("2\n", encoding="utf-8")
     assert git_revision() == f"{head[:12]}+changes"
+    assert last_change(["code.py"]) == "uncommitted changes"
 
 
 def test_without_git_the_revision_is_unknown(tmp_path, monkeypatch):

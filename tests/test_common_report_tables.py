@@ -29,6 +29,7 @@ from common.report.formats import (
     write_table,
 )
 from common.report.hits import Hits
+from common.report.page import outdated
 from common.report.statistics import interval_over_seeds
 from common.report.table import (
     CUT,
@@ -74,8 +75,12 @@ def made_up_table(**changes):
 
 def with_training(**signs):
     row = made_up_table().rows[0]
-    training = Training("0123abc", "4567def", **signs)
-    return made_up_table(rows=[dataclasses.replace(row, training=training)], models="Small 2 x 1, 8 px")
+    training = Training("0123abc", "4567def", "k", **signs)
+    return made_up_table(
+        rows=[dataclasses.replace(row, training=training)],
+        models="Small 2 x 1, 8 px",
+        code={"k": {"common/pool.py": "0"}},
+    )
 
 
 def test_json_round_trip_gives_the_same_table():
@@ -121,6 +126,16 @@ def test_notes_name_revisions_and_by_what_settings_were_chosen():
         (dataclasses.replace(bare, rows=of_images), "settings", "chosen by test data"),
     ):
         assert dict(remarks(table)).get(label) == text
+
+
+def test_a_row_is_marked_where_the_code_that_trained_it_has_changed(monkeypatch):
+    table = with_training()
+    ((row, text),) = outdated(table)
+    assert row == "first"
+    assert re.fullmatch(r"trained before [\w ]+, which changed the code", text)
+    monkeypatch.setattr("common.report.page.changed_files", lambda files: [])
+    assert outdated(table) == []
+    assert outdated(made_up_table()) == []
 
 
 @pytest.mark.parametrize("revision", ["0123abc+changes", "unknown", "0123abc"])

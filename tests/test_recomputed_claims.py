@@ -84,5 +84,6 @@ def test_a_table_of_runs_names_what_trained_and_evaluated_each_row(oblique):
         assert row.training.revision
         assert row.training.evaluated_at
         assert len(row.training.loss_over_chance) == 2
+        assert "common/info_nce.py" in written.code[row.training.code]
         assert row.training.validation == ()  # these runs have none
     assert path.with_name(written.hits_file).stat().st_size < 20_000

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,19 @@ def git_revision() -> str:
         revision = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results")
         return f"{revision}{CHANGED}" if changed else revision
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
+
+
+def last_change(files: Sequence[str]) -> str:
+    """Short revision that last changed one of these files, below the root, or "uncommitted changes".
+
+    "unknown" without git.
+    """
+    try:
+        if _git("status", "--porcelain", "--", *files):
+            return "uncommitted changes"
+        return _git("log", "-1", "--format=%h", "--", *files) or UNKNOWN
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN
 

@@ -22,7 +22,9 @@ import jinja2
 from markupsafe import Markup
 
 from common.base.arguments import Parser
+from common.base.dependencies import changed_files
 from common.base.files import write_atomically
+from common.base.provenance import last_change
 from common.report.claims.read import FAILS
 from common.report.claims.show import (
     READING,
@@ -243,8 +245,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("\nVerdicts on claims, measured:", *(f"{paper.paper}: {counts(paper)[1]}" for paper in claims), sep="\n")
 
 
+def outdated(table: Table) -> list[tuple[str, str]]:
+    """(row, text) of rows whose training files have changed since."""
+    changed = {key: changed_files(files) for key, files in table.code.items()}
+    revisions = {key: last_change(files) for key, files in changed.items() if files}
+    return [
+        (row.ran or row.method, f"trained before {revisions[row.training.code]}, which changed the code")
+        for row in table.rows
+        if row.training is not None and row.training.code in revisions
+    ]
+
+
 _FUNCTIONS = (  # that the templates call
-    counts, effect, evidence, glossary, headline, lay_out, line_below, provenance, reading, remarks, style_of,
+    counts, effect, evidence, glossary, headline, lay_out, line_below, outdated, provenance, reading, remarks, style_of,
     warning,
 )  # fmt: skip
 

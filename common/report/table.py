@@ -159,6 +159,7 @@ class Training:
     """How the runs of a row were made, and the signs by which it trained; none of them is a test number.
 
     revision, evaluated_at: git revisions of the code that trained and that evaluated, several joined by ", ".
+    code: key of `Table.code`, of the files that trained it.
     loss_over_chance: final loss over its chance level, by seed; empty = not logged.
     validation, validation_chance: last `validation_metric` by seed, and its chance level, as fractions; empty = not
         logged.
@@ -168,6 +169,7 @@ class Training:
 
     revision: str
     evaluated_at: str
+    code: str = ""
     loss_over_chance: tuple[float, ...] = ()
     validation_metric: str = ""
     validation: tuple[float, ...] = ()
@@ -233,6 +235,7 @@ class Table:
     models: what was trained: sizes, pixels, parameters, steps.
     hits_file: name of the file of hits beside the JSON; empty = none.
     chosen_by: the number by which the settings of its scale were chosen; empty = test data.
+    code: key that rows name -> file -> hash of what trained them.
     settings: near the best of a search, at which its rows were trained instead of their own.
     plan: how many seeds were to decide, see `deciding`.
     experiment: a claim names our number as experiment["<experiment>"]["<row key>_<column key>"], or ["<row key>"] in a
@@ -262,6 +265,7 @@ class Table:
     models: str = ""
     hits_file: str = ""
     chosen_by: str = ""
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     settings: tuple[str, ...] = field(default=())
     plan: tuple[int, ...] = field(default=())
     experiment: str = ""

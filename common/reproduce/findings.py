@@ -102,5 +102,5 @@ def made_by(runs: Mapping[str, list[RowRun]], row: str, label: str) -> Training 
     beginnings = [key for key in runs if len(runs) == 1 or key in (row, label) or row.startswith(f"{key}_")]
     if not beginnings:
         return None
-    made = training_of(runs[max(beginnings, key=len)])
+    made, *_ = training_of(runs[max(beginnings, key=len)])
     return Training(made.revision, made.evaluated_at)

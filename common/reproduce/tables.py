@@ -10,7 +10,8 @@ from typing import Any
 from safetensors import safe_open
 
 from common.base.config import ConfigError, notes_of_row
-from common.base.provenance import ROOT, git_revision, now
+from common.base.files import read_json
+from common.base.provenance import ROOT, git_revision, hash_of, now
 from common.diagnosis import PLATEAU
 from common.distributed import is_main_process
 from common.evaluation.protocol import check_alike, data_text, protocol_text
@@ -331,7 +332,11 @@ def table_of(
     # a row that ran with other sizes than in print has a second name
     ran = _ran(source, runs)
     made = {method: training_of(seeds) for method, seeds in runs.items()}
-    rows = [replace(row, ran=ran.get(row.method, row.ran), training=made.get(row.method, row.training)) for row in rows]
+    rows = [
+        replace(row, ran=ran.get(row.method, row.ran), training=made.get(row.method, (row.training,))[0])
+        for row in rows
+    ]
+    code = {key: files for _, key, files in made.values()}
     trained = [*dict.fromkeys(RunName.of(run.files.folder).row for run in every_run if run.files is not None)]
     fields = {
         "paper_title": printed["paper"]["title"],
@@ -345,6 +350,9 @@ def table_of(
         "models": models_of(runs),
         "chosen_by": _chosen_by(paper, command, trained),
         "settings": command.settings,
+        "code": {
+            row.training.code: code[row.training.code] for row in rows if row.training and row.training.code in code
+        },
         **differs,
     }
     fields["notes"] = [*fields.get("notes", ()), *_versions_note(runs)]
@@ -358,22 +366,28 @@ def table_of(
     )  # fmt: skip
 
 
-def training_of(runs: Sequence[RowRun]) -> Training:
-    """How a row's runs were made, from their logs."""
+def training_of(runs: Sequence[RowRun]) -> tuple[Training, str, dict[str, str]]:
+    """How a row's runs were made, from their logs; key of the files that trained them; these with their hashes."""
     losses, validations = [], []
     for run in runs:
         records = read_log(run.files.log) if run.files is not None and run.files.log.is_file() else []
         losses += [record["loss_over_chance"] for record in records if "loss_over_chance" in record][-1:]
         validations.append(_last_validation(run))
     metric = next((name for name in _VALIDATION if all(name in of_run for of_run in validations)), "")
-    return Training(
+    files: dict[str, str] = {}
+    for run in runs:
+        files |= (read_json(run.files.dependencies) if run.files is not None else None) or {}
+    key = hash_of(files) if files else ""
+    training = Training(
         ", ".join(sorted({run.git_revision for run in runs})),
         ", ".join(sorted({run.evaluated_at for run in runs})),
+        key,
         tuple(losses) if len(losses) == len(runs) else (),
         metric,
         tuple(of_run[metric] for of_run in validations) if metric else (),
         validations[0].get(f"chance_{metric}"),
     )
+    return training, key, files
 
 
 _VALIDATION = ("mean_recall", "acc1", "knn_acc1", "accuracy")  # figures of a validation that tell whether a row trained
