@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from common.base.config import ConfigError
-from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
@@ -303,20 +302,21 @@ def batch_size(command: Command) -> list[Table]:
 
 
 def _runs_here(command: Command) -> bool:
-    """Whether this process measures: the main one, at a scale with toy experiments.
+    """Whether the part exists at the command's scale.
 
     Raises:
-        ConfigError: overrides, as there is no row file to change.
+        ConfigError: several processes, or overrides, as there is no row file to change.
     """
     if not command.runs_at(_SCALES, "it is an experiment on a toy world"):
         return False
     command.refuse_search()
+    command.refuse_processes()
     if command.overrides:
         raise ConfigError(
             f"{command.part} is an experiment on a toy world and has no settings to override, got "
             f"{' '.join(command.overrides)}"
         )
-    return is_main_process()
+    return True
 
 
 def _for_all_seeds(command: Command, label: str, measure: Callable[[int], Any]) -> list[Any]:

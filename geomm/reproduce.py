@@ -49,8 +49,7 @@ def table5(command: Command) -> list[Table]:
 
 def table6(command: Command) -> list[Table]:
     """Table 6: time and memory of training steps."""
-    if not is_main_process():
-        return []
+    command.refuse_processes()
     source = CODE.printed("table6")
     files = {row["method"]: row["config"] for row in source["rows"] if command.trains(row["config"])}
     configs = {method: _config(command, file) for method, file in files.items()}
@@ -76,7 +75,8 @@ def table7(command: Command, letter: str) -> list[Table]:
     source = CODE.printed(table_id)
     row = source["rows"][0]["config"]
     settings, more = settings_of(table_id, _config(command, row)), {}
-    if letter == "a" and command.trains(row) and is_main_process():
+    if letter == "a" and command.trains(row):
+        command.refuse_processes()
         more = costs(
             command, {method: _config(command, row, changes) for method, changes in settings.items()}, memory=False
         )

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common.base.config import ConfigError
-from common.distributed import is_main_process, world_size
+from common.distributed import is_main_process
 from common.geometry import Geometry
 from common.info_nce import symmetric_info_nce
 from common.report.figures import Curves, plot_curves
@@ -73,8 +72,7 @@ def gradient_error(
 
 def low_precision(command: Command, code: PaperCode) -> list[Table]:
     """Errors of the gradient by multiplier, and end losses of runs with both products at fixed multipliers."""
-    if world_size() > 1:
-        raise ConfigError(f"{command.part} measures on one process; start it without accelerate launch")
+    command.refuse_processes()
     configs, settings = {"trained": TRAINED}, {}
     for multiplier in TRAINED_AT:
         for product, value in PRODUCTS.items():

@@ -429,6 +429,22 @@ def test_two_processes_write_a_table_that_trains_nothing_once(tmp_path):
     assert table_of(tmp_path, "table5").rows
 
 
+@pytest.mark.parametrize(
+    ("paper", "part"),
+    [
+        ("contrastive_basics", "collapse"),
+        ("contrastive_basics", "negatives"),
+        ("geomm", "table6"),
+        ("geomm", "table7a"),
+        ("oblique_topology", "low_precision"),
+    ],
+)
+def test_a_part_that_measures_on_one_process_what_gathers_refuses_several(tmp_path, monkeypatch, paper, part):
+    monkeypatch.setattr("common.reproduce.command.world_size", lambda: 2, raising=False)
+    with pytest.raises(ConfigError, match=f"{part} measures on one process; start it without accelerate launch"):
+        importlib.import_module(f"{paper}.reproduce").main([part, "--scale", "smoke", "--output", str(tmp_path)])
+
+
 def test_the_note_of_a_row_states_how_fast_the_temperature_learns_where_that_is_not_as_the_weights():
     demo, paper = (
         _note(Command("table2", scale, (0,), (), Path("out"), Path("out")), "table2_clip.yaml")

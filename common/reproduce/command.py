@@ -13,7 +13,7 @@ from common.base.config import SCALES, ConfigError, load_config
 from common.base.files import shown
 from common.base.places import ROOT, outputs
 from common.base.provenance import CHANGED, UNKNOWN, git_revision, hash_of
-from common.distributed import is_main_process
+from common.distributed import is_main_process, world_size
 from common.report.claims.decide import EMPTY_SCALES
 from common.report.claims.show import judge
 from common.report.claims.show import to_text as claims_to_text
@@ -120,6 +120,15 @@ class Command:
         """
         if self.searched:
             raise self.search_error("has no meaning for", "which sets the settings of its rows")
+
+    def refuse_processes(self) -> None:
+        """For a part that measures on the main process what gathers from all; call on every process.
+
+        Raises:
+            ConfigError: there are several.
+        """
+        if world_size() > 1:
+            raise ConfigError(f"{self.part} measures on one process; start it without accelerate launch")
 
     def refuse_set(self, chosen: Iterable[str]) -> None:
         """For settings that the part chooses itself, as keys or "key=value".
