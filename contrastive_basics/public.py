@@ -182,7 +182,7 @@ def main() -> None:
     parser = command_line(__doc__, "folder written by transformers, or hub name", published=True)
     parser.add_argument("--prefix", default="", help='before every caption, e.g. "a photo of "')
     arguments = parser.parse_intermixed_args()
-    join_processes()
+    join_processes(arguments.overrides)
 
     config = load_beside_weights(Config, arguments.overrides)
     encoder = open_public(arguments.checkpoint, config, this_device())

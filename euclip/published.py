@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("--layout", help=f"{', '.join(LAYOUTS)}; default: transformers")
     parser.add_argument("--geometry", help="layout open_clip: the geometry of its training, default sphere")
     arguments = parser.parse_intermixed_args()
-    join_processes()
+    join_processes(arguments.overrides)
     if evaluate_if_run(MODELS, arguments):  # a checkpoint of this repository records its settings
         return
 

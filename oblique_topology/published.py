@@ -80,7 +80,7 @@ def main() -> None:
     parser = command_line(__doc__, "file of weights; layout clip: also a folder or hub name", published=True)
     parser.add_argument("--layout", help="released, clip; default: released")
     options = parser.parse_intermixed_args()
-    join_processes()
+    join_processes(options.overrides)
     if evaluate_if_run(MODELS, options):  # a checkpoint of this repository records its settings
         return
 

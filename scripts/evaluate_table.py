@@ -211,7 +211,7 @@ def main() -> None:
     for task in tasks:
         if task not in TASKS:
             raise ConfigError(f"--tasks {options.tasks}: no task {task!r}; {accepted(task, TASKS)}")
-    join_processes()
+    join_processes(overrides)
     models = open_models(options, overrides)
     data = next((model for model in models if model.is_run), models[0]).config.data
     sets = open_evaluation_sets(data)

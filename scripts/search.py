@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     command = f'make search PAPER={given.paper} SCALE={given.scale}{places} ROWS="{" ".join(rows)}"'
     command += set_text(settings)
 
-    join_processes()
+    join_processes(overrides)
     if is_main_process():
         print(
             f"{given.paper}, scale {given.scale}: {len(rows)} rows, seeds {', '.join(map(str, SEARCH_SEEDS))}",

@@ -115,7 +115,7 @@ def test_settings_within_a_standard_error_come_from_the_committed_search():
 @pytest.fixture
 def reproduced(tmp_path, monkeypatch):
     """The commands that a part gets from a command line, up to now."""
-    monkeypatch.setattr(command_module, "join_processes", lambda: None)
+    monkeypatch.setattr(command_module, "join_processes", lambda settings: None)
     commands = []
 
     def run(*words, part="table1", paper="contrastive_basics", called=commands.append):

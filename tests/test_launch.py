@@ -25,6 +25,7 @@ from common.base.places import ROOT
 from common.run import training
 from common.run.launch import command_to_resume, run_or_explain
 from contrastive_basics import pretrain
+from euclip import evaluate as euclip_evaluate
 from euclip import train as euclip_train
 from geomm import finetune
 from geomm import train as geomm_train
@@ -42,6 +43,7 @@ FEW = [
     "optim.warmup_steps=2",
 ]
 LABELLED = "data.num_labelled=200"  # a near tie that falls the other way is half a percent
+TABLE = ("oblique_topology", "table2")
 
 
 def start(*command, **variables):
@@ -162,6 +164,32 @@ def test_fsdp2_on_two_processes_equals_one_and_writes_whole_checkpoints(tmp_path
     assert "geometry.log_curvature" in report["gradient_errors"]
 
 
+@pytest.mark.parametrize(
+    ("main", "words", "first_use"),
+    [
+        (geomm_train.main, ["--scale", "smoke"], "common.reproduce.rows.run_row"),
+        (reproduce.main, [*TABLE, "--scale", "smoke"], "common.reproduce.side_by_side.run_row"),
+        (euclip_evaluate.main, ["--checkpoint", "run"], "common.run.evaluation.named_checkpoint"),
+    ],
+)
+def test_processes_wait_as_long_as_the_setting_says_also_for_the_run_that_a_row_starts_from(
+    main, words, first_use, monkeypatch
+):
+    class FirstUse(Exception):
+        pass
+
+    def used(*arguments):
+        raise FirstUse
+
+    timeouts = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("common.run.launch.PartialState", lambda cpu, timeout: timeouts.append(timeout.total_seconds()))
+    monkeypatch.setattr(first_use, used)
+    with pytest.raises(FirstUse):
+        called(main, *words, "run.process_timeout=77")
+    assert timeouts == [77]
+
+
 def launched(number, nodes, port, function, folder, words):
     """As process `number` of two that have no group yet; what the function returns is written."""
     local = {"LOCAL_RANK": str(number % (2 // nodes)), "LOCAL_WORLD_SIZE": str(2 // nodes)}
@@ -217,9 +245,6 @@ def message_of(main, *arguments):
     with pytest.raises(SystemExit) as ended:
         called(lambda: run_or_explain(main), *arguments)
     return ended.value.code
-
-
-TABLE = ("oblique_topology", "table2")
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def reproduce_main(
     if options.searched:
         command = replace(command, searched=_best(command, paper, known))
     commands = _near(command, paper, known) if options.near else [command]
-    join_processes()
+    join_processes(overrides)
     if is_main_process():
         source = printed["paper"]
         print(f"{command.part} of {source['title']} ({paper}, version {source['version']})")

@@ -212,7 +212,7 @@ def evaluate_main(description: str, models: TrainedModels) -> None:
     """The command line of an evaluate.py, see `command_line`."""
     checkpoint = "a run, step-XXXXXXXX in it, a published model, or its name on the hub"
     options = command_line(description, checkpoint).parse_intermixed_args()
-    join_processes()
+    join_processes(options.overrides)
     _evaluate_named(models, named_checkpoint(Path(options.checkpoint)), options)
 
 

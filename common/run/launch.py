@@ -8,9 +8,9 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, parse_flag_from_env
 
 from common.base.arguments import expanded, some
-from common.base.config import ConfigError, entry_arguments
+from common.base.config import ConfigError, entry_arguments, load_config
 from common.base.files import shown
 from common.base.places import is_of_repository, outputs
 from common.base.random_keys import derive_key
@@ -95,12 +95,24 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     return accelerator
 
 
-def join_processes(timeout: float = 1800.0) -> None:
+@dataclass(frozen=True)
+class _OfRun:
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def join_processes(settings: Iterable[str] = ()) -> None:
     """Forms the group of the launched processes, so that an error can end all of them.
 
+    Accelerate uses a group that exists, with its timeout: call before anything makes an Accelerator.
+
     Args:
-        timeout: seconds that a process waits for another one.
+        settings: "section.key=value" of the command line, of which run.process_timeout counts.
     """
+    stated = [text for text in settings if text.startswith("run.process_timeout=")]
+    _join(load_config(_OfRun, [], stated).run.process_timeout)
+
+
+def _join(timeout: float) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
         PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
@@ -319,9 +331,9 @@ def train_main(
     config, arguments = entry_arguments(description, script, config_class, default_row, scale_files)
     if arguments.dry_run:
         config = replace(config, run=replace(config.run, tracker="none"))
+    _join(config.run.process_timeout)
     config = start(config, arguments)
     # from here on an error in one process ends all of them with one message
-    join_processes(config.run.process_timeout)
     with ending_together():
         data_set = open_training_set(config.data, config.run.seed)
         files = chosen_files(script, arguments, config, data_set.fingerprint)
