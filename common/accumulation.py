@@ -10,6 +10,7 @@ Loss and gradients are those of one pass over the whole batch, for one more forw
 """
 
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from accelerate import Accelerator
@@ -103,8 +104,9 @@ class MicroBatches:
         last = len(self._parts) - 1
         for number, (part, seed) in enumerate(zip(self._parts, self._seeds)):
             torch.manual_seed(seed)
-            # under DDP the gradients of all parts are exchanged with those of the last one
-            with nullcontext() if number == last else self.accelerator.no_sync(self.model):
+            # the gradients of all parts are exchanged with those of the last one; Accelerate forgets DDP of one process
+            held = getattr(self.model, "no_sync", partial(self.accelerator.no_sync, self.model))
+            with nullcontext() if number == last else held():
                 outputs = self.model(*part)
                 pieces = [None if pieces is None else pieces[number] for pieces in per_part]
                 if number == last:  # what all parts share counts once

@@ -196,7 +196,7 @@ def gradients_under_ddp():
     share = slice(rank() * BATCH // world_size(), (rank() + 1) * BATCH // world_size())
     images, token_ids = (tensor[share] for tensor in inputs())
     actual = {}
-    for size in (None, 2):  # a share has five rows
+    for size in (None, 2):  # of two processes a share has five rows
         bare = Towers()
         model = accelerator.prepare(bare)
         assert model is not bare
@@ -205,9 +205,10 @@ def gradients_under_ddp():
     return actual
 
 
-def test_two_processes_in_micro_batches_equal_one_with_the_whole_batch():
+@pytest.mark.parametrize("count", [1, 2])  # torchrun wraps the model of one process, too
+def test_processes_under_ddp_in_micro_batches_equal_one_with_the_whole_batch(count):
     loss, expected = loss_and_gradients(Towers(), None, *inputs())
-    for report in in_processes(2, gradients_under_ddp):
+    for report in in_processes(count, gradients_under_ddp):
         for actual_loss, actual in report.values():
             assert float(actual_loss) == pytest.approx(float(loss), abs=1e-12)
             assert worst_error(actual, expected) <= 1e-12
