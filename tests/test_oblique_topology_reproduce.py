@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -427,6 +428,25 @@ def test_two_processes_write_a_table_that_trains_nothing_once(tmp_path):
     assert first.count("scale smoke, seed 0") == first.count("tables and figures:") == 1
     assert second == ""
     assert table_of(tmp_path, "table5").rows
+
+
+def stale_run_as_seen_by_training(folder):
+    """Whether its old checkpoints are there when a stale run is trained again."""
+    as_launched()
+    module, seen = sys.modules[run_row.__module__], []
+    set_aside = module.set_aside_if_stale
+    module.set_aside_if_stale = lambda files: (time.sleep(1), set_aside(files))
+    module.read_run = lambda files, config: None
+    code = replace(CODE, train=lambda config, pairs, files, *more: seen.append(files.checkpoints.is_dir()))
+    run_row(Job(code, "table2_clip.yaml", "smoke", 0, (), folder))
+    return seen
+
+
+def test_a_stale_run_is_set_aside_before_any_process_trains_it_again(tmp_path):
+    files = Job(CODE, "table2_clip.yaml", "smoke", 0, (), tmp_path).opened()[2]
+    files.checkpoints.mkdir(parents=True)
+    files.dependencies.write_text(json.dumps({"common/no_such_file.py": "0123456789ab"}))
+    assert in_processes(2, stale_run_as_seen_by_training, tmp_path) == [[False], [False]]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from common.run.evaluation_files import is_validated, read_evaluations, read_val
 from common.run.folder import RunFiles, check_same_run, only_run_in, run_files, set_aside_if_stale, stale_files
 from common.run.guards import NonFiniteLoss
 from common.run.inputs import validates
-from common.run.launch import interrupted_with_saved_step, start_accelerator
+from common.run.launch import ending_together, interrupted_with_saved_step, start_accelerator
 from common.run.log import read_log
 
 
@@ -220,8 +220,9 @@ def run_row(job: Job) -> RowRun:
     with only_run_in(files, config.run.lock) if needs_lock else nullcontext(), interrupted_with_saved_step(files):
         state = state if state == "current" else state_for_all()  # another process may have finished it meanwhile
         if state == "stale":
-            if accelerator.is_main_process:
-                set_aside_if_stale(files)
+            with ending_together():  # the others must not see its checkpoints any more
+                if accelerator.is_main_process:
+                    set_aside_if_stale(files)
             state = "unfinished"
         # the same seed would diverge again
         if state == "diverged":
