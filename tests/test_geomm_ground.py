@@ -222,7 +222,7 @@ def test_an_unreadable_photograph_is_named_and_not_drawn(encoder, tmp_path, monk
 
 
 def test_the_committed_numbers_are_of_the_layer_that_is_used():
-    committed = Path(__file__).parents[1] / "results" / "geomm" / "experiments" / "demo" / "grounding.json"
+    committed = Path(__file__).parents[1] / "results" / "geomm" / "refcoco_plus" / "demo" / "grounding.json"
     layers = CODE.config("grounded_albef.yaml", "demo", ()).method.fusion_layers
     assert json.loads(committed.read_text("utf-8"))["protocol"]["settings"]["layer"] == default_layer(layers) == 2
     assert default_layer(6) == 3

@@ -89,7 +89,7 @@ def test_other_data_than_scenes_are_a_change_and_where_photographs_lie_is_none()
 
 
 def test_what_a_part_chooses_is_refused_and_two_processes_where_it_measures_on_one(monkeypatch):
-    monkeypatch.setattr(oblique_topology.low_precision, "world_size", lambda: 2)
+    monkeypatch.setattr("common.reproduce.command.world_size", lambda: 2)
     code, searched = SimpleNamespace(), {"row": ("optim.learning_rate=1e-3",)}
     refused(
         ("chooses optim.global_batch_size", lambda: temperature_rate(command("t", "optim.learning_rate=1"), code)),
