@@ -6,8 +6,7 @@ interval is (low, high) in the unit of the values; its `level` is the coverage, 
 Rows of a table that share their seeds are compared by `shared_spread`. Its model: a number is the row's mean, plus what
 its seed does to every row, plus a rest of one variance. Three seeds estimate a variance poorly, so the rows of a column
 pool theirs. The seed is always a block: a difference of rows loses what the seeds share, and where they share nothing
-the block costs (seeds - 1) degrees of freedom. `tests/test_common_report_statistics.py` simulates it and prints the
-power.
+the block costs (seeds - 1) degrees of freedom. `tests/test_common_report_statistics.py` simulates it.
 """
 
 import math
