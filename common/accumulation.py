@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 class MicroBatches:
@@ -102,11 +103,12 @@ class MicroBatches:
         of_shards = [(weight, part) for weight, part in zip(parameters, direct) if isinstance(part, DTensor)]
         direct = [None if isinstance(part, DTensor) else part for part in direct]
         last = len(self._parts) - 1
+        is_ddp = isinstance(self.model, DistributedDataParallel)  # of one process, too, which Accelerate forgets
+        hold = self.model.no_sync if is_ddp else partial(self.accelerator.no_sync, self.model)
         for number, (part, seed) in enumerate(zip(self._parts, self._seeds)):
             torch.manual_seed(seed)
-            # the gradients of all parts are exchanged with those of the last one; Accelerate forgets DDP of one process
-            held = getattr(self.model, "no_sync", partial(self.accelerator.no_sync, self.model))
-            with nullcontext() if number == last else held():
+            # the gradients of all parts are exchanged with those of the last one
+            with nullcontext() if number == last else hold():
                 outputs = self.model(*part)
                 pieces = [None if pieces is None else pieces[number] for pieces in per_part]
                 if number == last:  # what all parts share counts once

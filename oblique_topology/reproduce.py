@@ -92,7 +92,8 @@ def table2(command: Command) -> list[Table]:
     """Table 2: large-scale zero-shot classification and retrieval; all recalls; where the temperature ends."""
     table, runs = _trained(command, "table2")
     has_both = not command.changes and is_main_process()
-    return [table, _all_recalls(command, runs), *([_final_temperature(command, runs)] if has_both else [])]
+    recalls = _all_recalls(command, runs)
+    return [table, recalls, *([_final_temperature(command, runs, recalls)] if has_both else [])]
 
 
 def table4(command: Command) -> list[Table]:
@@ -329,7 +330,7 @@ def _all_recalls(command: Command, runs: Runs) -> Table:
     return table_of(command, PAPER, "table2", columns, rows, runs, "_recalls", caption=caption)
 
 
-def _final_temperature(command: Command, runs: Runs) -> Table:
+def _final_temperature(command: Command, runs: Runs, recalls: Table) -> Table:
     """experiment["final_temperature"]["clip" or "multi_32_16"] of claim C31: the final multiplier."""
     rows = {"clip": CLIP_TRAINED_HERE, "multi_32_16": MULTI}
     findings = Findings(
@@ -342,7 +343,9 @@ def _final_temperature(command: Command, runs: Runs) -> Table:
         values={(row, ""): final_logit_scales(runs[method]) for row, method in rows.items()},
     )
     table = findings_table(command, PAPER, findings, {method: runs[method] for method in rows.values()})
-    return replace(table, table_id="table2_temperature", experiment=findings.name)
+    ran = {row.method: row.ran for row in recalls.rows}  # sizes other than in print
+    rows = [replace(row, ran=ran[row.method]) for row in table.rows]
+    return replace(table, table_id="table2_temperature", experiment=findings.name, rows=rows)
 
 
 def _subset_hits(run: RowRun, sizes: list[int]) -> dict[int, torch.Tensor]:

@@ -259,6 +259,9 @@ def test_a_row_says_what_its_towers_stand_on():
 
 def test_the_final_temperature_is_written_for_the_claim_that_names_it(output):
     values = values_of(output / "results/oblique_topology/table2/smoke/table2_temperature.json")
+    shown = (output / "results/oblique_topology/table2/smoke/table2_temperature.md").read_text("utf-8")
+    assert "| CLIP, ViT 32 x 1, 32 px " in shown  # the model that ran
+    assert "ViT-B/16" not in shown
     assert set(values) == {"clip", "multi_32_16"}
     assert all(1 < value <= 3.95 for value in values["multi_32_16"])
     assert all(13 < value < 16 for value in values["clip"])
