@@ -9,6 +9,7 @@ What the chapter's figures show was not in the text that was read; one for each 
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,8 +89,9 @@ def figure1(command: Command) -> list[Table]:
     """Histograms for each method of learning from pictures alone, between random weights and supervision."""
     if not command.runs_at(vision_tables.SCALES, "there pictures are trained on row by row, by pretrain.py"):
         return []
-    code, rows = vision_tables.CODE, vision_tables.ROWS
-    runs = train_rows(command, code, {name: vision_tables.row_file(name) for name in rows})
+    code, configs = vision_tables.CODE, vision_tables.configs_of(command)
+    rows = {Path(file).stem.removeprefix("vision_"): method for method, file in configs.items()}
+    runs = train_rows(command, code, {name: configs[method] for name, method in rows.items()})
     if not is_main_process():
         return []
     cosines = {name: [cosines_of_views(run) for run in seeds] for name, seeds in runs.items()}

@@ -120,6 +120,21 @@ def test_a_methods_loss_is_its_formula_writes_no_queue_and_labels_reach_only_sup
         assert torch.equal(model.contrast.pool.queue.features, queue)  # the loop inserts
 
 
+@pytest.mark.parametrize("stop_gradient", [True, False])
+@pytest.mark.parametrize("predictor", [True, False])
+def test_simsiams_controls_change_the_gradient_as_their_formula_does(stop_gradient, predictor):
+    model = built("simsiam", stop_gradient=stop_gradient, predictor=predictor)
+    formula, views = copy.deepcopy(model), two_views()
+    model(*views).loss.backward()
+    z = [formula.encoder(view) for view in views]
+    p = [formula.siamese.predictor(one) for one in z] if predictor else z
+    targets = [one.detach() for one in z] if stop_gradient else z
+    (-sum((unit(p[k]) * unit(targets[1 - k])).sum(dim=1).mean() for k in (0, 1)) / 2).backward()
+    assert bool(model.predictor_parameters()) == predictor
+    for (name, weight), expected in zip(model.named_parameters(), formula.parameters(), strict=True):
+        torch.testing.assert_close(weight.grad, expected.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
 # ---- one step of MoCo ------------------------------------------------------------------------------------------------
 
 
@@ -363,7 +378,10 @@ def test_synchronised_normalisation_keeps_the_optimisers_parameters_and_mocos_st
     ("overrides", "message"),
     [
         (["method.name=simclr"], "simclr needs method.logit_scale, which is null"),
-        (["method.name=simsiam", "method.queue_size=8"], "queue_size = 8 is no setting of simsiam; it has: none"),
+        (
+            ["method.name=simsiam", "method.queue_size=8"],
+            "queue_size = 8 is no setting of simsiam; it has: stop_gradient, predictor",
+        ),
         (
             ["method.name=simclr", "method.logit_scale=2", "method.head_dim=4", "method.symmetric=true"],
             "method.symmetric = True is no setting of simclr; it has: logit_scale, head_dim",

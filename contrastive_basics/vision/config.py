@@ -20,6 +20,7 @@ _ALLOWED = {
     "moco_v1": ("ema_schedule", "symmetric", "batch_norm_parts", "shuffle_keys"),
     "moco_v2": ("ema_schedule", "symmetric", "batch_norm_parts", "shuffle_keys"),
     "moco_v3": ("ema_schedule",),
+    "simsiam": ("stop_gradient", "predictor"),
 }
 
 
@@ -36,6 +37,8 @@ class VisionMethodConfig:
     symmetric: bool = False  # MoCo v1, v2: each view is query once and key once, half the published sum
     batch_norm_parts: int = setting(1, at_least=1)  # MoCo v1, v2: statistics of parts of a batch, as on that many GPUs
     shuffle_keys: bool = True  # MoCo v1, v2: statistics of keys differ from those of their queries
+    stop_gradient: bool = True  # SimSiam: no gradient through the target; without it the representation collapses
+    predictor: bool = True  # SimSiam: false compares the projections themselves
 
     def __post_init__(self) -> None:
         missing = [key for key in _NEEDED[self.name] if getattr(self, key) is None]

@@ -70,11 +70,15 @@ class MoCoV3(Method):
 
 
 class SimSiamMethod(Method):
-    """A predictor and a stopped gradient instead of negatives."""
+    """A predictor and a stopped gradient instead of negatives.
 
-    def __init__(self, siamese: SimSiam) -> None:
+    Args:
+        stop_gradient: as in `simsiam_loss`.
+    """
+
+    def __init__(self, siamese: SimSiam, stop_gradient: bool = True) -> None:
         super().__init__()
-        self.siamese = siamese
+        self.siamese, self.stop_gradient = siamese, stop_gradient
 
     @property
     def encoder(self) -> nn.Module:
@@ -88,7 +92,7 @@ class SimSiamMethod(Method):
         self, first_views: Tensor, second_views: Tensor, labels: Tensor | None = None, shuffle_seed: int | None = None
     ) -> StepLoss:
         """(batch, 3, height, width) twice; minus the mean cosine of predictions and targets."""
-        return StepLoss(simsiam_loss(*self.siamese(first_views, second_views)))
+        return StepLoss(simsiam_loss(*self.siamese(first_views, second_views), self.stop_gradient))
 
 
 class Supervised(Method):
@@ -135,8 +139,9 @@ def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
         predictor = batch_norm_mlp(dim, dim, hidden_dim=2 * width, final_batch_norm=False)
         return MoCoV3(MomentumContrastV3(with_head(backbone, projector), predictor, Sphere(), logit_scale))
     if method.name == "simsiam":
-        projector, predictor = simsiam_projector(width, width), simsiam_predictor(width, max(1, width // 4))
-        return SimSiamMethod(SimSiam(with_head(backbone, projector), predictor))
+        projector = simsiam_projector(width, width)
+        predictor = simsiam_predictor(width, max(1, width // 4)) if method.predictor else nn.Identity()
+        return SimSiamMethod(SimSiam(with_head(backbone, projector), predictor), method.stop_gradient)
     if method.name == "supervised":
         return Supervised(with_head(backbone, nn.Identity()), nn.Linear(width, num_classes))
     return RandomWeights(with_head(backbone, nn.Identity()))
