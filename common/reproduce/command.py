@@ -440,15 +440,17 @@ def _rows_of_names(
         of_rows = itertools.chain(*(row.items() for row in [*table.get("rows", ()), *table.get("beyond", ())]))
         others |= {Path(text).stem for key, text in of_rows if key != "config" and str(text).endswith(".yaml")}
     for row in names:
+        if not known:
+            raise ConfigError(f"ROWS={row}: {part} chooses its rows itself; leave ROWS out")
         file = next((file for file in (ROOT / paper / "configs" / f"{row}.yaml", Path(row)) if file.is_file()), None)
         if row in known:
             rows.append(row)
-        elif known and row not in others and file is not None and file.suffix == ".yaml":
+        elif row not in others and file is not None and file.suffix == ".yaml":
             rows.append(file.stem)
             custom_files.append(file.resolve())
         else:
-            custom = ", and no file of a custom row has this name or path" if known else ""
-            raise ConfigError(f"ROWS={row}: {part} trains no such row{custom}; {accepted(row, known)}")
+            none = "and no file of a custom row has this name or path"
+            raise ConfigError(f"ROWS={row}: {part} trains no such row, {none}; {accepted(row, known)}")
     # also the names that rows have in the table: printed ones, and those of configs without the table's
     taken = {row["method"] for row in printed["tables"].get(part, {}).get("rows", [])}
     taken |= {*known, *(row.removeprefix(f"{part}_") for row in known)}

@@ -111,7 +111,7 @@ class SceneDataset(DrawnSet):
     def captions(self, index: int) -> list[str]:
         """With noise, possibly those of another image."""
         source = self.caption_source(index)
-        scene = self.scene(source)  # drawn once: training draws every picture anew
+        scene = self.scene(source)
         if self.is_ambiguous(source):
             texts = [say_plainly(statement) for statement in vague_statements(scene)]
         else:

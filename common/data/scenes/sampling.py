@@ -1,5 +1,6 @@
 """Key -> scene: number, looks and places of its objects. The statistics of the image-caption splits."""
 
+import functools
 from dataclasses import dataclass
 
 from common.base.random_keys import Draws
@@ -59,6 +60,7 @@ def place_objects(radii: list[int], draws: Draws) -> list[tuple[int, int]]:
     return centres
 
 
+@functools.lru_cache(maxsize=1)  # an item asks for its picture and for its captions
 def draw_scene(key: int, statistics: Statistics) -> Scene:
     """The scene of a key, a pure function."""
     draws = Draws(key)
