@@ -5,8 +5,7 @@ task. For one step instead:
     1. embed the micro-batches one after the other without a graph, and keep only the embeddings;
     2. take the loss of all embeddings, and its gradient with respect to them and to the scalars;
     3. embed each micro-batch again, with the same random draws, and back-propagate its part.
-Loss and gradients are those of one pass over the whole batch, for one more forward pass (Gao, Zhang, Han, Callan 2021,
-"Scaling deep contrastive learning batch size under memory limited setup").
+Loss and gradients are those of one pass over the whole batch, for one more forward pass (Gao et al. 2021, GradCache).
 """
 
 from contextlib import nullcontext

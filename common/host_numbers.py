@@ -1,7 +1,7 @@
 """Numbers in buffers that the host needs: read from the device once, not in every step.
 
-The fill level of a queue, for example, is part of a checkpoint, so it is a buffer on the device, and reading it makes
-the host wait. The host therefore remembers what it wrote, and reads only after another write, such as a checkpoint's.
+The fill level of a queue, for example, is a buffer on the device, and reading it makes the host wait. The host
+remembers what it wrote, and reads only after another write, such as a checkpoint's.
 """
 
 from torch import Tensor

@@ -255,8 +255,7 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
     A set is a folder with `classnames.txt`, `zeroshot_classification_templates.txt`, and either `test/nshards.txt` with
     tar shards or one folder of images per class: in `test`, in `val`, or in the set's folder if that has no folder
     test, val or train; the first of the three with as many folders as classes. Folders without `classnames.txt` are
-    skipped with a warning. A link `imagenet -> /data/tiny_imagenet` puts one set in another's place: tables show it in
-    that column and name the set.
+    skipped with a warning. A link `imagenet -> /data/tiny_imagenet` puts one set in another's place; tables say so.
     """
     root = _folder_of_sets(root)
     sets: dict[str, LabelledPictures] = {}

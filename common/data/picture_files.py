@@ -52,8 +52,7 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
     """The folder from which the image paths of an annotation file start.
 
     Without `images` it is searched: the folder of the annotation file, `root`, and the folders directly in them. The
-    result is the one that leads to any of the first twenty images; of several that lead to the same files, like folders
-    side by side for "../images/a.jpg", the first.
+    result is the one that leads to any of the first twenty images; of several that lead to the same files, the first.
 
     Raises:
         FileNotFoundError: the folder does not exist, or none fits.

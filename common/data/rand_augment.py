@@ -1,8 +1,8 @@
 """RandAugment as timm's "rand-m9-mstd0.5-inc1" defines it, and as in ALBEF's code.
 
 timm's, which the oblique paper's linear probe names: two of fifteen changes, each made every other time. torchvision's
-always makes both, and counts the magnitude on 31 bins, so that 9 is a third of the strength. ALBEF's: two of ten, none
-of which touches a colour's name, each made every other time, at magnitude 7 of 10.
+always makes both, at a third of the strength. ALBEF's: two of ten, none of which touches a colour's name, each made
+every other time, at magnitude 7 of 10.
 """
 
 from collections.abc import Callable

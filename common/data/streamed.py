@@ -25,8 +25,7 @@ class StreamedPairs:
     The order of an epoch is a function of (seed, epoch): the data files in shuffled order, then a buffer from which
     each next row is drawn. Every process and worker traverses the same sequence and decodes only its own positions, so
     the order depends on neither. The cost:
-      - each loader process reads the bytes of the whole stream. With many processes, local files, tar shards or
-        `save_to_disk` are far cheaper;
+      - each loader process reads the bytes of the whole stream;
       - a resume reads again, without decoding, what the current epoch had read;
       - each loader process holds `buffer_size` undecoded images.
     Positions may fall by at most `KEPT_ROWS`.

@@ -44,9 +44,8 @@ def open_tsv(
 ) -> Pictures:
     """The images of a table, in the order of their first rows.
 
-    A tab in the first line makes it a table of tabs, else commas separate. Between commas quotes are as in RFC 4180: a
-    quoted caption may hold commas, quotes ("" each) and line ends. Between tabs a line is a row, so that a stray quote
-    cannot swallow the rows behind it; a field in quotes as a whole loses them.
+    A tab in the first line makes it a table of tabs, else commas separate. Between commas quotes are as in RFC 4180.
+    Between tabs a line is a row, whatever quotes it has; a field in quotes as a whole loses them.
 
     Args:
         images: see `find_images`.

@@ -1,7 +1,7 @@
 """Linear probes: how much of the classes one linear layer can read from a frozen network.
 
-`PROBES` holds the recipes of MoCo v3, of the oblique paper (which states "follows MoCo v3" and deviates from it in most
-entries), and of MoCo v1 and v2. All train by SGD from weights of standard deviation 0.01 and bias 0.
+`PROBES` holds the recipes of MoCo v3, of the oblique paper (which deviates from it in most entries), and of MoCo v1
+and v2. All train by SGD from weights of standard deviation 0.01 and bias 0.
 
 Features are those before projection and geometry. The network stays in evaluation mode: BatchNorm statistics are
 weights too.

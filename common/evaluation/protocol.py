@@ -79,8 +79,7 @@ def check_alike(protocols: Mapping[str, Mapping[str, Any]], may_differ: Sequence
 
     Args:
         protocols: label of the number (a row, a seed) for the message -> its protocol.
-        may_differ: keys that are not compared, with all that is nested below; a table of image sizes adds
-            "preprocessing.size" and says so in a note.
+        may_differ: keys that are not compared, with all that is nested below.
     Raises:
         ProtocolError: names the first key that differs, both values and their labels.
     """

@@ -56,9 +56,7 @@ def two_stage_ranks(
     pairs_at_once: int = 1024,
     text_scores: torch.Tensor | None = None,
 ) -> TwoStage:
-    """Ranks of both stages; each process matches its share of the queries, in equally many calls of `match`.
-
-    All processes make this call and get the result.
+    """Ranks of both stages, on every process; each matches its share of the queries, in equally many calls of `match`.
 
     Args:
         scores: (num_images, num_texts) of the first stage, float32 or float64; all of them on every process.

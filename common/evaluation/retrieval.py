@@ -176,7 +176,7 @@ def precisions_at_r(
     """mAP@R, R-Precision and R@1 of every query with R positives (ECCV Caption).
 
     With P(r) the share of positives among the first r candidates: mAP@R is the sum of P(r) over the places r <= R that
-    hold a positive, over R (not over how many those are); R-Precision is P(R).
+    hold a positive, over R; R-Precision is P(R).
 
     Args and Raises: as `retrieval_ranks`.
     Returns:
@@ -244,9 +244,7 @@ def means(results: PerQuery) -> dict[str, float]:
 def hits_by_image(results: PerQuery, text_to_image: torch.Tensor, num_images: int) -> dict[str, list[list[float]]]:
     """Results of the queries of each image, for a bootstrap over images: metric -> one list per image.
 
-    Lists of t2i hold one number per caption, others one. Images without a query of the metric are left out. If images
-    have unlike numbers of text queries, the mean of a mean over both directions differs slightly from the metric, which
-    averages t2i over texts.
+    Lists of t2i hold one number per caption, others one. Images without a query of the metric are left out.
 
     Args:
         text_to_image: as in `Positives.from_owners`, for any positives.

@@ -153,9 +153,8 @@ class HoldsEncoders(nn.Module):
 class QueueClip(HoldsEncoders):
     """CLIP against pools of momentum keys: ALBEF without fusion.
 
-    What differs from plain CLIP:
-        1. keys come from momentum copies of the encoders and stay in pools;
-        2. part of the target mass follows the momentum model's similarities (distillation weight alpha).
+    Keys come from momentum copies of the encoders and stay in pools. Part of the target mass follows the similarities
+    of these copies (distillation weight alpha).
 
     Args:
         geometry: ALBEF: sphere.

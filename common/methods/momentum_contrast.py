@@ -10,8 +10,8 @@ and without one (v3):
     loss = moco_v3_loss(*model(first_views, second_views), model.logit_scale())
     loss.backward(); optimizer.step()
 The published code updates the momentum encoder between the two forward passes; this is the same, as only parameters are
-averaged and the query encoder's forward pass changes only buffers. It also enqueues before the backward pass, which
-reads a copy of the queue; here the queue is read in place, and that order is a RuntimeError.
+averaged and the query encoder's forward pass changes only buffers. It also enqueues before the backward pass; here
+the queue is read in place, and that order is a RuntimeError.
 
 The temperature is 1 / logit_scale, fixed in all three: LogitScale(1 / T, maximum=None, trainable=False).
 """
@@ -46,11 +46,8 @@ class MomentumContrastStep(NamedTuple):
 class MomentumContrast(nn.Module):
     """MoCo v1 and v2; they differ in the head, the temperature and the augmentation.
 
-    What differs from plain CLIP:
-        1. one image encoder; the second "modality" is another view of the same image;
-        2. the positive's key comes from a momentum encoder and gets no gradient;
-        3. negatives are the keys of past steps in a pool, not the rest of the batch;
-        4. one direction: queries against keys.
+    Unlike CLIP they have one encoder, for two views of an image. Keys come from its momentum copy, without gradient;
+    negatives are the keys of past steps in a pool. The one direction is queries against keys.
 
     Args:
         encoder: backbone and head, (batch, ...) views -> (batch, dim); see `linear_head` and `mlp_head`.
@@ -122,10 +119,8 @@ class MomentumContrast(nn.Module):
 class MomentumContrastV3(nn.Module):
     """MoCo v3: no queue, both directions, a predictor on the query side.
 
-    What differs from MoCo v2:
-        1. the keys of the global batch are the candidates, so the batch is large instead of the queue;
-        2. queries pass a predictor, of which there is no momentum copy;
-        3. the loss of each direction is multiplied by 2T (`moco_v3_loss`).
+    Candidates are the keys of the global batch. Queries pass a predictor, of which there is no momentum copy, and the
+    loss of each direction is multiplied by 2T (`moco_v3_loss`).
 
     Args:
         encoder: backbone and projector, see `batch_norm_mlp`.

@@ -43,9 +43,9 @@ MOST_POINTS = 200  # of a curve; a panel is some 400 pixels wide
 def plot_table(table: Table, path: str | Path, method: Mapping | None = None, title: str = "") -> list[Path]:
     """One panel per measured column: our mean and interval for every measured row, the chance level as a line.
 
-    With more than six columns recall at 5 and 10 has no panel beside recall at 1, nor has a column with one of three
-    rows or more, or less than a quarter of them. A line of panels has the rows that were measured in one of them.
-    Nothing is drawn of more than MOST_ROWS rows, or if half of the columns or more are constant.
+    Of more than six columns those of recall at 5 and 10 and those of few rows have no panel. A line of panels has the
+    rows that were measured in one of them. Nothing is drawn of more than MOST_ROWS rows, or if half of the columns or
+    more are constant.
 
     Args:
         table: columns and rows without a measured cell, and columns that are constant over seeds, are left out.

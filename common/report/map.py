@@ -2,7 +2,7 @@
 
 All geometries share polar coordinates about the root, and the way of an image to the root is a spoke. The radius is the
 exact distance d from the root, or that of the Poincaré disk in hyperbolic space, tanh(sqrt(c) d / 2). The angle comes
-from a projection of directions and keeps few neighbours, so every layout states how many.
+from a projection of directions; every layout states how many neighbours it keeps.
 """
 
 import math

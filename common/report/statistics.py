@@ -262,9 +262,8 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean over queries, clustered by image; of width zero if all hits are equal.
 
-    Whole images are drawn with replacement: the captions of one image have similar hits, and drawing them one by one
-    would make the interval too narrow. The mean is over *queries*, so images with more captions weigh more, as in a
-    recall.
+    Whole images are drawn with replacement, as the captions of one image have similar hits. The mean is over *queries*,
+    so images with more captions weigh more, as in a recall.
 
     Args:
         hits_per_query: per image the hits (0 or 1, or any score) of its queries; images without queries are left out.

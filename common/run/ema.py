@@ -2,9 +2,9 @@
 
     average <- decay * average + (1 - decay) * weights        after each step
 
-It starts as the weights after the first step. The decay is constant (timm's ModelEmaV3 by default), without correction
-of the bias or warm-up: about 1 / (1 - decay) steps count, so a short run needs a low one. Buffers (queues, pools) are
-those of the model. A paper's momentum encoders are averaged, too; training uses them as they are.
+It starts as the weights after the first step. The decay is constant (as timm's by default), without warm-up: about 1 /
+(1 - decay) steps count, so a short run needs a low one. Buffers (queues, pools) are those of the model. A paper's
+momentum encoders are averaged, too; training uses them as they are.
 """
 
 from typing import Any

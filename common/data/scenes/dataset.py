@@ -60,8 +60,7 @@ class SceneDataset(DrawnSet):
         caption_noise: probability that an image carries the captions of another one.
         ambiguity: probability of vague captions (`vague_statements`) in fixed words, which often repeat those of other
             images.
-        num_captions: from 1 to 5, the most specific first. The fifth ("some things") fits so many images that in
-            training it repeats again and again, unlike captions of photographs.
+        num_captions: from 1 to 5, the most specific first. The fifth ("some things") fits very many images.
     """
 
     def __init__(

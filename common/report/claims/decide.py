@@ -12,11 +12,10 @@ of a margin. Measured, with an interval over seeds and test pictures (`intervals
     depends on the setting    the verdict is another one at a setting near the best of a search (`at_every_setting`)
 
 A comparison that equal numbers satisfy, a > b - 0.5, states "at least as good as": it holds where the 90 % interval
-lies above 0. So does a >= b, where the margin of equivalence x takes the place of 0.5, as no number of seeds shows that
-equal methods are exactly equal. A claim over more than three comparisons has a second verdict, on their mean. One seed
-decides nothing. A row that did not train decides only claims about training. Runs outside a claim's regime leave it
-open. `Claim.exact` is judged by its value, as the audit is. Only `Row.ours` and experiments are measured; numbers of
-the paper count only in the margin of equivalence.
+lies above 0. So does a >= b, where the margin of equivalence x takes the place of 0.5. A claim over more than three
+comparisons has a second verdict, on their mean. One seed decides nothing. A row that did not train decides only claims
+about training. Runs outside a claim's regime leave it open. `Claim.exact` is judged by its value, as the audit is. The
+paper's numbers count only in the margin of equivalence.
 """
 
 import math

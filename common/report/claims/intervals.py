@@ -1,9 +1,8 @@
 """The interval of a margin, by its chance to err: over seeds, and over test pictures where their hits are known.
 
-A margin is a smooth function of a few numbers, so its spread follows from theirs to first order (the delta method): it
-moves by the sum of slope times what each number moves. Shares spread less near 0 and 1, but their angles
-arcsin sqrt(share) spread evenly. So numbers in percent move as angles, and no end of an interval leaves the range of a
-share.
+A margin is a smooth function of a few numbers, so its spread follows from theirs to first order (the delta method).
+Shares spread less near 0 and 1, but their angles arcsin sqrt(share) spread evenly. So numbers in percent move as
+angles, and no end of an interval leaves the range of a share.
 """
 
 import functools

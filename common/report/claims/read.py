@@ -8,9 +8,8 @@
         holds_if: table3["Ob(64, 8), {init}"]["{column}"] > table3["Sphere, {init}"]["{column}"]
 
 The *audit* puts the paper's printed numbers into the expression, *measured* puts ours (`decide.py`). `holds_if` serves
-both; `audit` and `measured` serve one each where they must differ, for example because the sentence names a number of
-the paper's scale. Each is an expression, or a list of which all must hold. Names of `for` in braces stand for all their
-combinations. The measured side may also use values of a named experiment, experiment["name"]["value"]
+both; `audit` and `measured` serve one each where they must differ. Each is an expression, or a list of which all must
+hold. Names of `for` in braces stand for all their combinations. The measured side may also use values of experiments
 (`Table.experiment`). Further keys:
 
     test              instead of a measured expression: one or more pytest node ids that decide the claim
