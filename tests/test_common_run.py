@@ -6,7 +6,9 @@ import json
 import multiprocessing
 import os
 import pickle
+import platform
 import re
+import resource
 import signal
 import sys
 import time
@@ -51,7 +53,7 @@ from common.run.folder import (
 from common.run.guards import NonFiniteLoss, check_finite, check_finite_gradient, clip_gradient
 from common.run.inputs import batches_from
 from common.run.journal import BrokenLog, StepClock
-from common.run.launch import seed_step
+from common.run.launch import keep_freed_memory, seed_step
 from common.run.log import RunLog, read_log
 from oblique_topology.config import Config
 from oblique_topology.train import SETUP
@@ -222,6 +224,20 @@ def test_a_second_ctrl_c_ends_at_once_and_is_none_where_the_launcher_sends_the_f
         now[0] = 101.0
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), second)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory by its own rules")
+def test_tensors_of_a_step_take_the_pages_of_the_step_before():
+    def step():
+        return [torch.ones(6 * 2**20) for _ in range(8)]  # of 24 MB, 49,152 pages in all
+
+    keep_freed_memory()
+    for _ in range(3):
+        step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(3):
+        step()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 49_152
 
 
 def test_what_nohup_or_a_script_s_background_ignores_stays_ignored():

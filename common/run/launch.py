@@ -1,6 +1,7 @@
 """From the command line to a run: processes, Accelerate, seeds, and errors as messages."""
 
 import argparse
+import ctypes
 import io
 import itertools
 import json
@@ -92,7 +93,21 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
         project_dir=str(folder) if tracked else None,
     )
     check_precision(f"mixed_precision = {accelerator.mixed_precision!r}", accelerator.mixed_precision)
+    if accelerator.device.type == "cpu":
+        keep_freed_memory()
     return accelerator
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc keep the memory of freed tensors of up to 32 MB for later ones; other C libraries stay as they are.
+
+    By default it returns most of it to the system, which clears all pages anew in the next step: a tenth to a fifth of
+    the time of a convolutional network's step.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # no glibc
+        set_option = ctypes.CDLL(None).mallopt
+        set_option(-3, 2**25)  # M_MMAP_THRESHOLD, at its highest: larger tensors have mappings of their own
+        set_option(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: free bytes at the end of the heap that stay
 
 
 @dataclass(frozen=True)
