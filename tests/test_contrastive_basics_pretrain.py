@@ -206,7 +206,7 @@ def class_folders(root, classes=("cat", "dog"), per_class=(24, 12)):
     return root
 
 
-def test_class_folders_give_the_table_at_photos_scale_and_a_broken_picture_is_replaced_and_named(tmp_path):
+def test_class_folders_give_the_table_at_photos_scale_and_a_broken_picture_is_replaced_and_named(tmp_path, capsys):
     root = class_folders(tmp_path / "animals")
     (root / "train" / "cat" / "3.png").write_bytes(b"\x89PNG not really")
     small = (
@@ -218,6 +218,9 @@ def test_class_folders_give_the_table_at_photos_scale_and_a_broken_picture_is_re
         command(tmp_path / "outputs", *small, scale="photos"), rows=("vision_random_weights", "vision_moco_v2")
     )
     (table,) = self_supervised(two)
+    capsys.readouterr()
+    assert self_supervised(two)[0].rows == table.rows
+    assert capsys.readouterr().out.count("found in") == 2  # though there is no validation set
     assert table.data.startswith("animals-train, 48 pictures")
     assert all(cell.data.startswith("animals-test (") for row in table.rows for cell in row.ours.values())
     assert table.rows[1].ours["knn_acc1"].chance == pytest.approx(50.0)

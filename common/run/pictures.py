@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from common.base.vision_settings import VisionDataConfig
+from common.base.vision_settings import VisionDataConfig, VisionEvaluationConfig
 from common.data.broken import BrokenSample
 from common.data.held_out import split_off
 from common.data.order import SampleOrder, permuted, seed_of
@@ -57,8 +57,21 @@ def open_validation_set(data: VisionDataConfig) -> Any:
 
 
 def open_validation_sets(config: Any) -> list["SomePictures"]:
-    """What a search measures kNN accuracy on at the end of a run."""
-    return [SomePictures(open_validation_set(config.data), config.evaluation.monitor_queries)]
+    """What kNN accuracy is measured on during training, and by a search at the end of a run."""
+    if _has_validation(config):
+        return [SomePictures(open_validation_set(config.data), config.evaluation.monitor_queries)]
+    return [_parts_of_training(open_training_set(config.data), config.evaluation)[1]]
+
+
+def _has_validation(config: Any) -> bool:
+    return config.data.source == "scenes" or bool(config.data.val or config.data.val_share) or not config.run.test
+
+
+def _parts_of_training(pictures: Any, evaluation: VisionEvaluationConfig) -> tuple["SomePictures", "SomePictures"]:
+    # bank and queries, to see that a run learns: no number to choose a setting by
+    num_queries = min(evaluation.monitor_queries, max(1, len(pictures) // 10))
+    bank = SomePictures(pictures, min(evaluation.monitor_bank, len(pictures) - num_queries))
+    return bank, SomePictures(pictures, num_queries, skip=len(bank))
 
 
 def open_test_set(data: VisionDataConfig) -> Any:
@@ -149,17 +162,13 @@ class VisionTraining:
 def open_vision_training(config: Any, pictures: Any, checkpoint: Checkpoint | None) -> VisionTraining:
     """Opens everything except the training set; order and views depend on (seed, position)."""
     order, recipes = SampleOrder(len(pictures), config.optim.global_batch_size, config.run.seed), view_recipes(config)
-    data, evaluation = config.data, config.evaluation
-    if data.source == "scenes" or data.val or data.val_share or not config.run.test:
-        bank = SomePictures(pictures, evaluation.monitor_bank)
-        queries = SomePictures(open_validation_set(data), evaluation.monitor_queries)
-    else:  # training pictures, to see that a run learns: no number to choose a setting by
-        num_queries = min(evaluation.monitor_queries, max(1, len(pictures) // 10))
-        bank = SomePictures(pictures, min(evaluation.monitor_bank, len(pictures) - num_queries))
-        queries = SomePictures(pictures, num_queries, skip=len(bank))
+    if _has_validation(config):
+        bank, (queries,) = SomePictures(pictures, config.evaluation.monitor_bank), open_validation_sets(config)
+    else:
+        bank, queries = _parts_of_training(pictures, config.evaluation)
     return VisionTraining(
         pictures=pictures,
-        test_set=open_test_set(data) if config.run.test else None,
+        test_set=open_test_set(config.data) if config.run.test else None,
         order=order,
         view=TwoViews(pictures, order, recipes, config.data.image_size),
         recipes=recipes,
