@@ -218,7 +218,10 @@ def interval_of_runs(values: Sequence[float], level: float = 0.95) -> tuple[floa
     Args:
         values: 0 or 1 of each run.
     """
-    low, high = stats.binomtest(round(sum(values)), len(values)).proportion_ci(level, method="exact")
+    ones, tail = round(sum(values)), (1 - level) / 2
+    zeros = len(values) - ones
+    low = special.betaincinv(ones, zeros + 1, tail) if ones else 0.0
+    high = 1 - special.betaincinv(zeros, ones + 1, tail) if zeros else 1.0
     return float(low), float(high)
 
 
