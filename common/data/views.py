@@ -3,8 +3,7 @@
 A view is a pure function of (image, seed); no two views or samples share a draw.
 
 One order serves all pipelines. A mirror image follows the crop, although MoCo mirrors last: no later step depends on
-left and right. Blur is Pillow's, as in MoCo and SimSiam; SimCLR's kernel ends 1/20 of the height from its centre,
-beyond five sigma at 224 pixels.
+left and right. Blur is Pillow's, as in MoCo and SimSiam; SimCLR's kernel ends 1/20 of the height from its centre.
 """
 
 from collections.abc import Sequence

@@ -5,8 +5,7 @@
     cxc      recalls by the positives of Crisscrossed Captions: pairs that people scored 3 or more
     eccv     mAP@R, R-Precision and R@1 by the positives of ECCV Caption
 
-All but the first use the first five captions of each image (nine images have more). Images and captions are identified
-by COCO's ids.
+All but the first use the first five captions of each image (nine images have more).
 """
 
 import csv

@@ -9,7 +9,7 @@
 
 A number is {part/scale/table | row | column}, the mean over seeds; with a fourth part, {.. | column | ±}, the table's
 cell with its interval. `text` opens the paper's README.md; the page of its results and the report have the details,
-too. A test compares the verdicts.
+too.
 """
 
 import re

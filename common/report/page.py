@@ -2,9 +2,8 @@
 
     python -m common.report.page --results results outputs/results --output outputs/report.html
 
-writes an index with the conclusions and the verdict on every claim, and beside it `report_<paper>.html` for each paper:
-its claims with both verdicts, its tables and their pictures. The markup is in `index.html.jinja` and `page.html.jinja`;
-Jinja escapes every text.
+writes an index with the conclusions and the verdict on every claim, and beside it `report_<paper>.html` for each paper.
+The markup is in `index.html.jinja` and `page.html.jinja`; Jinja escapes every text.
 """
 
 import base64

@@ -99,10 +99,9 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep the memory of freed tensors of up to 32 MB for later ones; other C libraries stay as they are.
+    """Makes glibc, if that is the C library, keep the memory of freed tensors of up to 32 MB.
 
-    By default it returns most of it to the system, which clears all pages anew in the next step: a tenth to a fifth of
-    the time of a convolutional network's step.
+    Else the system clears most pages anew in the next step: a tenth to a fifth of a convolutional network's time.
     """
     with suppress(AttributeError, OSError, TypeError):  # no glibc
         set_option = ctypes.CDLL(None).mallopt

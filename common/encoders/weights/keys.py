@@ -2,7 +2,6 @@
 
 For restricted keys the tables list the values that our towers compute; another value is refused by name. Dropout is no
 part of the weights: whatever a configuration states, model.text.dropout and model.patch_dropout of a run decide.
-`tests/test_common_weights_keys.py` compares the tables with the dataclasses of both libraries, to notice new keys.
 """
 
 import json
