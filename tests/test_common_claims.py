@@ -524,8 +524,9 @@ def test_two_shares_of_runs_divide_the_chance_to_err(tmp_path):
 
 
 def test_the_interval_of_a_share_of_runs_is_exact():
-    made = table({"a": {"r": cell((0.0,) * 5)}, "b": {"r": cell((0.0, 1.0, 1.0))}})
-    for row, successes, runs in zip(made.rows, (0, 2), (5, 3)):
+    of_runs = ((0.0,) * 5, (0.0, 1.0, 1.0), (1.0,) * 4)
+    made = table({name: {"r": cell(values)} for name, values in zip("abc", of_runs)})
+    for row, successes, runs in zip(made.rows, (0, 2, 4), (5, 3, 4), strict=True):
         assert row.ours["r"].interval == pytest.approx(stats.binomtest(successes, runs).proportion_ci(0.95))
 
 

@@ -245,6 +245,7 @@ def hits_by_image(results: PerQuery, text_to_image: torch.Tensor, num_images: in
     """Results of the queries of each image, for a bootstrap over images: metric -> one list per image.
 
     Lists of t2i hold one number per caption, others one. Images without a query of the metric are left out.
+    With unlike numbers of text queries their mean differs from the metric.
 
     Args:
         text_to_image: as in `Positives.from_owners`, for any positives.

@@ -101,7 +101,7 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
 def keep_freed_memory() -> None:
     """Makes glibc, if that is the C library, keep the memory of freed tensors of up to 32 MB.
 
-    Else the system clears most pages anew in the next step: a tenth to a fifth of a convolutional network's time.
+    Else the system clears many pages anew in every step.
     """
     with suppress(AttributeError, OSError, TypeError):  # no glibc
         set_option = ctypes.CDLL(None).mallopt

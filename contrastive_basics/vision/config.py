@@ -37,7 +37,7 @@ class VisionMethodConfig:
     symmetric: bool = False  # MoCo v1, v2: each view is query once and key once, half the published sum
     batch_norm_parts: int = setting(1, at_least=1)  # MoCo v1, v2: statistics of parts of a batch, as on that many GPUs
     shuffle_keys: bool = True  # MoCo v1, v2: statistics of keys differ from those of their queries
-    stop_gradient: bool = True  # SimSiam: no gradient through the target; without it the representation collapses
+    stop_gradient: bool = True  # SimSiam: false lets the gradient through the targets, too
     predictor: bool = True  # SimSiam: false compares the projections themselves
 
     def __post_init__(self) -> None:

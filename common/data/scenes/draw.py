@@ -2,7 +2,7 @@
 
 Domain A is flat colour on plain paper; domain B has a muted palette, contours, drop shadows, vertical stripes and
 scenery behind. The three renditions replace the filled shape by its contour (outline), by a wobbly contour with
-hatching (sketch), or by a filled panel out of which the shape is cut (inverted).
+hatching (sketch), or by a panel out of which the shape is cut (inverted).
 """
 
 import numpy as np
