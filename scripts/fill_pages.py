@@ -36,9 +36,9 @@ from common.report.claims.read import Claim, load_claims, load_paper_tables
 from common.report.claims.show import to_page
 from common.report.conclusions import load_conclusions
 from common.report.figures import plot_table
-from common.report.formats import DASH, lay_out, line_below, markdown_text, to_markdown
+from common.report.formats import DASH, glossary, lay_out, line_below, markdown_text, remarks, to_markdown
 from common.report.page import Entry, collect, collect_claims, deciding
-from common.report.table import Table, read_table, with_columns
+from common.report.table import Column, Table, read_table, with_columns
 from common.reproduce.command import trained_rows
 from common.reproduce.parts import parts_of
 from common.reproduce.rows import paper_tables, words_of_plot
@@ -109,8 +109,11 @@ def results_page(paper: str) -> str:
         "Made by `python scripts/fill_pages.py` from the JSON files beside this page. "
         f"[{paper}/README.md](../../{paper}/README.md) introduces the paper. A line of the paper is copied from it. A "
         "line of ours is a mean over seeds with its 95 % interval. Below paper scale ours are measured on other data "
-        "than the paper's, named in the table, and reproduce none of its cells. All claims with their "
-        "verdicts: [claims.md](claims.md).",
+        "than the paper's, named in the table, and reproduce none of its cells. A column keeps the paper's name: "
+        "read it as what our data stand for. A scale with a hash is the same scale with other rows or settings, which "
+        "its command names. All claims with their verdicts: [claims.md](claims.md).",
+        "Models on `tf_efficientnet_lite0` or `all-MiniLM-L6-v2` are not new to some of these data: the former was "
+        "trained with the labels of ImageNet, the latter on texts that contain captions of MSCOCO and Flickr30k.",
         f"## What we found\n\n{conclusion_list(ROOT / paper, with_details=True).rstrip()}",
     ]
     claims = load_claims(ROOT / paper / "claims.yaml", load_paper_tables(ROOT / paper / "paper_tables.yaml"))
@@ -189,13 +192,27 @@ def page_table(table: Table) -> str:
         if line.kind == "paper":
             rows.append([f"*paper, {method}*", *(f"*{cell}*" for cell in cells)])
         elif line.kind == "stand_in":
-            rows.append([f"*{line.method}*", *(f"`{cell.split(' (')[0]}`" for cell in line.cells)])
+            names = (
+                f"`{cell.split(' (')[0]}`{_size(table, column)}" for cell, column in zip(line.cells, table.columns)
+            )
+            rows.append([f"*{line.method}*", *names])
         else:
             rows.append([f"ours, {method}" if printed and line.kind == "ours" else method, *cells])
     rule = "|" + "---|" * len(rows[0])
     head, *body = (f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in rows)
-    below = f"\n{markdown_text(line_below(table))}\n" if line_below(table) else ""
+    legend = [pair for pair in glossary(table) if pair[0] in ("±", "[low, high]", "units")]
+    legend += [pair for pair in remarks(table) if pair[0] == "settings"]
+    words = f"{line_below(table)} {'; '.join(f'{term}: {text}' for term, text in legend)}."
+    below = f"\n{markdown_text(words)}\n" if line_below(table) else ""
     return "\n".join([head, rule, *body]) + "\n" + below
+
+
+def _size(table: Table, column: Column) -> str:
+    # ", 4,000 pictures of 200 classes", where the protocol has these counts
+    protocols = [cell.protocol for cell in table.measured(column.key)][:1]
+    counts = {key: int(number) for text in protocols for key, number in re.findall(r"num_(\w+) (\d+)", text)}
+    pictures = f", {counts['images']:,} pictures" if "images" in counts else ""
+    return pictures + (f" of {counts['classes']:,} classes" if pictures and "classes" in counts else "")
 
 
 def main() -> None:

@@ -699,11 +699,14 @@ def test_a_sentence_takes_a_mean_a_cell_as_its_table_shows_it_and_verdicts_that_
         "- text: '{memory/demo/memory | row v | gb} GB'\n"
         "- text: '{table0/demo/table0 | first | i2t_r1 | ±} (2 seeds)'\n"
         f"- {{claims: {verdicts}, scale: demo, text: A. B., details: '{{memory/demo/memory | row w | gb}}'}}\n"
+        "- text: '{memory/demo/memory | row w minus row v | gb | ±}'\n"
     )
-    value, shown, judged_ = load_conclusions(folder, tmp_path / "results")
+    value, shown, judged_, paired = load_conclusions(folder, tmp_path / "results")
     assert value.text == "1.1 GB"
     assert f"| {shown.text}" in page.read_text()
     assert (judged_.short, judged_.rest, judged_.details) == ("A.", "B.", "3.05")
+    low, high = stats.ttest_rel(V_AND_W["w"], V_AND_W["v"]).confidence_interval()
+    assert paired.text == f"{(low + high) / 2:.2f} ± {(high - low) / 2:.2f}"
     assert (value.measured, judged_.measured) == ("numbers: demo, 2 seeds", "")  # of the text alone
     assert judged_.verdicts == ("C1: holds; C2, C4: undecided, on the mean holds; C3: undecided; scale demo")
 

@@ -20,11 +20,11 @@ MARK = "<!-- table: results/p/table1/demo/table1.json{} -->"
 FILLED = """| | acc | mean |
 |---|---|---|
 | *paper, ours* | *76.4* | *—* |
-| *data (ours)* | `scenes/test` | `scenes/test` |
+| *data (ours)* | `scenes/test`, 10 pictures | `scenes/test`, 10 pictures |
 | ours, ours | 50.0 ± 12.4 | 0.500 ± 0.124 |
 | chance level | 1.6 | — |
 
-Ours: on scenes; seeds 0, 1.
+Ours: on scenes; seeds 0, 1. ±: half-width, 95 % t over seeds; units: acc: percent; mean: fraction.
 """
 
 

@@ -8,13 +8,14 @@
       details: On scenes ...        # further numbers and controls
 
 A number is {part/scale/table | row | column}, the mean over seeds; with a fourth part, {.. | column | ±}, the table's
-cell with its interval. `text` opens the paper's README.md; the page of its results and the report have the details,
+cell with its interval; {.. | column | chance} is the chance level. {.. | row minus other row | ..} is a difference,
+paired over seeds. `text` opens the paper's README.md; the page of its results and the report have the details,
 too.
 """
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from typing import Any
 from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
 from common.report.formats import format_measured, format_value
-from common.report.table import Table, read_table
+from common.report.statistics import interval_over_seeds
+from common.report.table import Measured, Table, read_table
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,24 @@ def _number(read: Callable[[str], Table], parts: list[str]) -> tuple[str, str, i
     source, row, column, *form = parts
     table = read(source)
     rows = {entry.method: {key: cell for key, cell in entry.ours.items() if cell} for entry in table.rows}
-    measured = _named(column, _named(row, {method: cells for method, cells in rows.items() if cells}))
+    named = {method: cells for method, cells in rows.items() if cells}
+    measured, *subtracted = [_named(column, _named(name, named)) for name in row.split(" minus ")]
+    for other in subtracted:
+        measured = _paired_difference(measured, other)
     unit = next(entry.unit for entry in table.columns if entry.key == column)
-    shown = format_value(measured.mean, unit) if unit in ("percent", "fraction") else f"{measured.mean:.3g}"
-    if form:
-        shown = _named(" | ".join(form), {"±": format_measured(measured, unit, with_seeds=False)})
+    mean = format_value(measured.mean, unit) if unit in ("percent", "fraction") else f"{measured.mean:.3g}"
+    forms = {"": mean, "±": format_measured(measured, unit, with_seeds=False)}
+    if measured.chance is not None:
+        forms["chance"] = format_value(measured.chance, unit)
+    shown = _named(" | ".join(form), forms)
     return shown, table.scale, len(measured.values)
+
+
+def _paired_difference(one: Measured, other: Measured) -> Measured:
+    if one.seeds != other.seeds:
+        raise ValueError(f"seeds {one.seeds} and {other.seeds} make no pairs; expected the same ones")
+    values = tuple(left - right for left, right in zip(one.values, other.values))
+    return replace(one, values=values, interval=interval_over_seeds(values))
 
 
 def _named(key: str, values: Mapping[str, Any]) -> Any:
