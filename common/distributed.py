@@ -40,14 +40,22 @@ class _GatherWithGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
-        gradient = gradient.contiguous()
+        return _SumOfOurRows.apply(gradient, ctx.num_rows)
+
+
+class _SumOfOurRows(torch.autograd.Function):
+    # the adjoint of _GatherWithGradient, and the other way round: a second derivative needs both
+    @staticmethod
+    def forward(ctx, gathered: torch.Tensor, num_rows: int) -> torch.Tensor:
         if dist.get_backend() == "nccl":  # half the traffic of an all-reduce; gloo has no such collective
-            ours = torch.empty_like(gradient[: ctx.num_rows])
-            dist.reduce_scatter_tensor(ours, gradient)
+            dist.reduce_scatter_tensor(ours := torch.empty_like(gathered[:num_rows]), gathered.contiguous())
             return ours
-        gradient = gradient.clone()
-        dist.all_reduce(gradient)
-        return gradient[local_rows(ctx.num_rows)]
+        dist.all_reduce(total := gathered.clone(memory_format=torch.contiguous_format))
+        return total[local_rows(num_rows)]
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _GatherWithGradient.apply(gradient), None
 
 
 def gather_with_gradient(tensor: torch.Tensor) -> torch.Tensor:
@@ -110,6 +118,7 @@ def broadcast_(tensor: torch.Tensor) -> None:
     """Writes the main process's tensor into that of every process."""
     if world_size() > 1:
         dist.broadcast(tensor, 0)
+        torch.autograd.graph.increment_version(tensor)  # which a collective leaves as it is; see host_numbers.py
 
 
 def gather_objects(item: object) -> list:

@@ -1,7 +1,8 @@
 """Numbers in buffers that the host needs: read from the device once, not in every step.
 
 The fill level of a queue, for example, is a buffer on the device, and reading it makes the host wait. The host
-remembers what it wrote, and reads only after another write, such as a checkpoint's.
+remembers what it wrote, and reads only after another write, such as a checkpoint's. On a CPU, which needs no wait,
+it always reads.
 """
 
 from torch import Tensor
@@ -11,7 +12,13 @@ _REMEMBERED = WeakTensorKeyDictionary()  # buffer -> (its version when the numbe
 
 
 def host_number(buffer: Tensor) -> int | float | bool:
-    """The value of a () buffer; waits for the device only after a write that was not `write_number_`'s."""
+    """The value of a () buffer; waits for the device only after a write that was not `write_number_`'s.
+
+    A write that leaves the buffer's version as it is (`.data`, a collective) is not seen on a device without
+    `torch.autograd.graph.increment_version`.
+    """
+    if _is_read(buffer):
+        return buffer.item()
     version, number = _REMEMBERED.get(buffer, (None, None))
     if version != buffer._version:
         number = buffer.item()
@@ -22,4 +29,9 @@ def host_number(buffer: Tensor) -> int | float | bool:
 def write_number_(buffer: Tensor, number: int | float | bool) -> None:
     """Writes into a () buffer what `host_number` then gives without a wait."""
     buffer.fill_(number)
-    _REMEMBERED[buffer] = buffer._version, number
+    if not _is_read(buffer):
+        _REMEMBERED[buffer] = buffer._version, number
+
+
+def _is_read(buffer: Tensor) -> bool:
+    return buffer.device.type == "cpu" or buffer.is_inference()  # the latter has no version

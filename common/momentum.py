@@ -57,15 +57,20 @@ def update_momentum_(momentum_module: nn.Module, online: nn.Module, ema_momentum
     """
     if not 0 <= ema_momentum <= 1:
         raise ValueError(f"ema_momentum must lie in [0, 1], got {ema_momentum}")
-    copies = dict(momentum_module.named_parameters())
-    for name, parameter in copies.items():
+    copies, originals = dict(momentum_module.named_parameters()), list(online.parameters())
+    for (name, parameter), original in zip(copies.items(), originals):
+        if parameter.shape != original.shape:  # some would broadcast
+            raise RuntimeError(
+                f"parameter {name} of the momentum encoder is {tuple(parameter.shape)}, the online one "
+                f"{tuple(original.shape)}; expected the same architecture"
+            )
         if parameter.dtype in (torch.float16, torch.bfloat16):
             raise ValueError(
                 f"parameter {name} of the momentum encoder is {parameter.dtype}: small steps are rounded away; keep "
                 "weights in float32 and use autocast (mixed precision)"
             )
     if copies:
-        torch._foreach_lerp_(list(copies.values()), list(online.parameters()), 1 - ema_momentum)
+        torch._foreach_lerp_(list(copies.values()), originals, 1 - ema_momentum)
 
 
 def ema_momentum_at(step: int, total_steps: int, start: float, schedule: str = "constant") -> float:

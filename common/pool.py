@@ -148,15 +148,17 @@ def pool_info_nce(
         logits: (batch, batch) without gradient: of each query at the `columns` of all.
     """
 
-    columns = candidates.columns
+    columns, logit_scale = candidates.columns, torch.as_tensor(logit_scale, device=queries.device)
     if candidates.tile is None or not torch.is_grad_enabled():
         similarity, pseudo = candidates.similarity(queries), _momentum_similarity(candidates, keys, alpha)
         loss = _distilled_info_nce(similarity, pseudo, targets, logit_scale, alpha)
         return loss, (logit_scale * similarity[:, columns]).detach()
     scale = logit_scale.detach().requires_grad_()
-    total, scale_gradient, query_gradient, logits = 0.0, 0.0, torch.empty_like(queries), []
+    # float32 at least: a loss scale multiplies the gradient later
+    given = at_least_float32(queries.detach())
+    total, scale_gradient, query_gradient, logits = 0.0, 0.0, torch.empty_like(given), []
     for rows in _slices(len(queries), candidates.tile):
-        tile = queries[rows].detach().requires_grad_()
+        tile = given[rows].detach().requires_grad_()
         similarity = candidates.similarity(tile)
         pseudo, hard = _momentum_similarity(candidates, None if keys is None else keys[rows], alpha), targets[rows]
         values = similarity.detach()
@@ -211,6 +213,7 @@ class _KnownGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx, loss, queries, logit_scale, of_queries, of_scale):
         ctx.save_for_backward(of_queries, of_scale)
+        ctx.dtype = queries.dtype
         return loss.clone()
 
     @staticmethod
@@ -218,7 +221,7 @@ class _KnownGradients(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph: a second derivative would be missing
             raise RuntimeError("pool_info_nce has first derivatives only; use info_nce of candidates.similarity")
         of_queries, of_scale = ctx.saved_tensors
-        return None, gradient * of_queries, gradient * of_scale, None, None
+        return None, (gradient * of_queries).to(ctx.dtype), gradient * of_scale, None, None
 
 
 class QueuePool(nn.Module):

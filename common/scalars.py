@@ -33,10 +33,11 @@ class Scalar(NamedTuple):
 
     def value(self) -> torch.Tensor:
         """The number as it acts, a scalar tensor. Under FSDP2 call it on every process."""
-        parameter = whole(self.parameter)
-        # of one entry; no view, which FSDP2 warns about
+        parameter = whole(self.parameter)  # of one entry; sum makes no view, which FSDP2 warns about
         value = parameter.exp().sum() if self.is_logarithm else parameter.sum()
-        return value.clamp(self.minimum, self.maximum) if self.absorbing else value
+        low, high = self.bounds() if self.absorbing else (None, None)  # clamp has no gradient at a bound itself
+        value = value if low is None else torch.where(parameter.sum() < low, self.minimum, value)
+        return value if high is None else torch.where(parameter.sum() > high, self.maximum, value)
 
     def bounds(self) -> tuple[float | None, float | None]:
         """Of the parameter."""

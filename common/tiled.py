@@ -116,7 +116,8 @@ def tiled_contrastive_loss(
     """
     check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
-    logit_scale = as_scale(logit_scale, image_embeddings)
+    # a half-precision scale would be rounded once more where it is multiplied by a number
+    logit_scale = as_scale(logit_scale, image_embeddings).to(at_least_float32(image_embeddings[:0]).dtype)
     if not isinstance(tile, Integral) or tile < 1:
         raise ValueError(f"tile = {tile!r}; expected: a whole number, at least 1")
     if bf16_product and not geometry.is_inner_product:

@@ -92,6 +92,7 @@ def straight_path(start: torch.Tensor, end: torch.Tensor, num_points: int) -> to
     Returns:
         (num_points, ..., dim).
     """
+    start, end = at_least_float32(start), at_least_float32(end)
     weights = torch.linspace(0, 1, num_points, dtype=start.dtype, device=start.device)
     return torch.lerp(start, end, weights.reshape(-1, *[1] * start.ndim))
 

@@ -250,6 +250,8 @@ class Hierarchy:
         for chain in chains:
             for level, place in enumerate(chain):
                 levels[place].append(level)
+        if [] in levels:
+            raise ValueError(f"caption {levels.index([])} is in no chain, so it has no level; expected: each in one")
         return cls([math.fsum(values) / len(values) for values in levels], chains, holds)
 
     def of_pictures(self, rows: Sequence[int]) -> "Hierarchy":

@@ -188,8 +188,9 @@ def pull_and_push(similarity: torch.Tensor, multiplier: float) -> dict[str, floa
     gradient = similarity_gradient(similarity, multiplier)
     diagonal = torch.eye(len(gradient), dtype=torch.bool, device=gradient.device)
     pushes = gradient.masked_fill(diagonal, 0.0)
-    both = torch.cat([pushes, pushes.T], dim=1)  # row i: all negatives of pair i
-    shares = both / both.sum(dim=1, keepdim=True)
+    logits = multiplier * similarity.double()
+    log_pushes = torch.logaddexp(logits.log_softmax(dim=1), logits.log_softmax(dim=0)).masked_fill(diagonal, -torch.inf)
+    shares = torch.cat([log_pushes, log_pushes.T], dim=1).softmax(dim=1)  # row i: all negatives of pair i
     felt = torch.special.entr(shares).sum(dim=1).exp().mean()
     return {"pull": float(gradient.diagonal().abs().sum()), "push": float(pushes.abs().sum()), "felt": float(felt)}
 

@@ -35,6 +35,8 @@ def test_straight_path_meets_both_ends_exactly():
     assert torch.equal(path[-1], end)
     steps = path[1:] - path[:-1]
     torch.testing.assert_close(steps, ((end - start) / 6).expand_as(steps), rtol=1e-4, atol=1e-3)
+    half = straight_path(start.bfloat16(), end.bfloat16(), 7)
+    assert torch.equal(half, straight_path(start.bfloat16().float(), end.bfloat16().float(), 7))
 
 
 # Euclidean distances

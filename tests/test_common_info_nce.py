@@ -366,17 +366,19 @@ def test_partners_may_be_compared_by_another_function_than_the_rest():
 
 
 def nt_xent_and_gradients():
-    """Loss and gradients of this process's share as DDP leaves them: the mean over processes."""
+    """Loss, gradients and Hessian times ones of this process's share as DDP leaves them: the mean over processes."""
     torch.manual_seed(11)
     images, texts, share = double(6, 5), double(6, 6), torch.arange(6).chunk(world_size())[rank()]
     scale = torch.tensor(1.3, dtype=torch.float64)
     weights = [array.requires_grad_() for array in (double(5, 4), double(6, 4), scale)]
     loss = nt_xent(unit(images[share] @ weights[0]), unit(texts[share] @ weights[1]), Sphere(), scale.exp())
-    loss.backward()
-    return mean_over_processes(loss), [mean_over_processes(array.grad) for array in weights]
+    gradients = torch.autograd.grad(loss, weights, create_graph=True)
+    sum(gradient.sum() for gradient in gradients).backward()
+    derivatives = (*gradients, *(array.grad for array in weights))
+    return mean_over_processes(loss), [mean_over_processes(derivative) for derivative in derivatives]
 
 
-def test_nt_xent_and_every_gradient_of_two_processes_equal_one():
+def test_nt_xent_its_gradients_and_second_derivatives_of_two_processes_equal_one():
     """The other losses are in tests/test_info_nce_matrix.py."""
     expected_loss, expected = nt_xent_and_gradients()
     for loss, gradients in in_processes(2, nt_xent_and_gradients):

@@ -119,7 +119,8 @@ def test_no_gradient_reaches_the_copy_and_no_optimiser_holds_it():
 def test_modules_that_do_not_fit_and_half_precision_are_refused():
     momentum = MomentumEncoder(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
     wide, bare = (nn.Sequential(nn.Linear(2, 3), last) for last in (nn.Linear(3, 4), nn.Linear(3, 2, bias=False)))
-    for online in (wide, bare, copy.deepcopy(momentum.encoder).double()):
+    thin = nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 2))  # its weights would broadcast
+    for online in (wide, bare, thin, copy.deepcopy(momentum.encoder).double()):
         with pytest.raises(RuntimeError):
             momentum.update_(online, 0.9)
     half = nn.Linear(2, 2).bfloat16()

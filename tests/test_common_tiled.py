@@ -326,6 +326,13 @@ def test_bf16_embeddings_are_compared_in_float32_and_get_their_dtype_back():
         torch.testing.assert_close(narrow.grad, gradient.bfloat16(), rtol=0.01, atol=1e-6)
 
 
+def test_a_half_precision_scale_acts_as_its_value_does():
+    geometry, (images, texts, _) = Euclidean(squared=False), world(Euclidean(squared=False), dtype=torch.float32)
+    for scale in (torch.tensor(14.25).bfloat16(), torch.tensor(14.25, dtype=torch.float64)):
+        actual = tiled_contrastive_loss(images, texts, geometry, scale, tile=5)
+        torch.testing.assert_close(actual, contrastive_loss(images, texts, geometry, 14.25), rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("geometry", [Sphere(), Oblique(4)], ids=lambda geometry: geometry.name)
 def test_a_bf16_product_rounds_the_factors_and_nothing_else(geometry):
     images, texts, options = world(geometry, "all of them", torch.float32)

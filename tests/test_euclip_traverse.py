@@ -11,6 +11,7 @@ from euclip_formulas import distance, excess, length
 from PIL import Image
 from refusals import refused
 from scipy import stats
+from tars import pair, write_tar
 from toys import ListedPictures
 
 from common.data.scenes import SceneDataset, describes
@@ -39,7 +40,9 @@ from euclip.traversal import (
 from euclip.traversal_data import (
     PHOTO_CAPTIONS,
     Task,
+    captions_pool,
     embed_task,
+    has_hierarchy,
     hierarchy_pool,
     open_task,
     pairs_task,
@@ -223,6 +226,7 @@ def test_the_scores_of_walks_made_by_hand():
     hierarchy = Hierarchy.of_chains([[0, 1], [2, 1]], holds)
     assert hierarchy.levels == [0, 1, 0]
     assert Hierarchy.of_chains([[0, 1, 2], [1, 2]], holds).levels == [0, 0.5, 1.5]  # the mean of a caption's levels
+    refused(("caption 2 is in no chain", lambda: Hierarchy.of_chains([[0, 1], [0, 1]], holds)))
     tags = ["a red ball", "a thing", "a blue box"]
     walks = [[0, 0, 1, 3], [1, 0, 2, 2]]
     assert walk_scores(walks, tags, hierarchy) == {
@@ -326,6 +330,20 @@ def test_chains_of_photographs_run_from_specific_to_generic(data_dir):
         assert pool.hierarchy.holds[index].nonzero().squeeze(1).tolist() == sorted(set(chain))
     assert max(pool.hierarchy.levels) == 3
     assert pairs_task(shards, 20).pool.tags == pool.tags
+
+
+@pytest.mark.parametrize("key", ["hierarchy", "captions"])
+def test_a_sample_that_cannot_be_read_has_no_chain_and_no_walk(tmp_path, key):
+    texts = [[f"dog {number}", f"an animal {number}"] for number in range(3)]
+    contents = [b"{", *(json.dumps({"captions": ["a"], key: chain}).encode() for chain in texts)]
+    samples = {f"{row}": pair(row, json=content) for row, content in enumerate(contents)}
+    shards = open_shards(write_tar(tmp_path / "x-test.tar", samples), role="test")
+    assert has_hierarchy(shards) is (key == "hierarchy")
+    task = pairs_task(shards, 4, None if has_hierarchy(shards) else captions_pool(shards, range(4)))
+    embedded = embed_task(encoder_of(Euclidean(True)), task)
+    assert embedded.rows == [1, 2, 3]
+    of_rows = [[task.pool.tags[place] for place in chain] for chain in embedded.hierarchy.chains]
+    assert of_rows == [chain[::-1] if key == "hierarchy" else chain for chain in texts]
 
 
 def test_photographs_without_chains_are_refused_or_use_our_captions(data_dir):

@@ -336,6 +336,19 @@ def test_scalars_stay_within_their_bounds_and_keep_their_gradient_there(case):
             assert (scalar.parameter.grad == 0).all() == scalar.absorbing
 
 
+@pytest.mark.parametrize("bound", [0.1, 0.5, 1.0, 3.0, 10.0, 100.0])
+@pytest.mark.parametrize("end", ["curvature_min", "curvature_max"])
+def test_a_scalar_that_starts_at_an_absorbing_bound_keeps_its_gradient(bound, end):
+    bounds = {"curvature_min": 0.01, "curvature_max": 1000.0, end: bound}
+    (curvature,) = (
+        scalar
+        for scalar in Hyperbolic(4, True, curvature_init=bound, absorbing_bounds=True, **bounds).scalars()
+        if scalar.name == "curvature"
+    )
+    curvature.value().backward()
+    assert curvature.parameter.grad != 0
+
+
 @every_case
 def test_distances_to_a_point_are_geodesics_and_walks_to_the_root_come_nearer(case):
     geometry, (sample, others) = exact(case), features(9, 9)

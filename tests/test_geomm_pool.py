@@ -245,6 +245,21 @@ def test_an_insertion_keys_or_a_graph_that_change_before_the_backward_pass_are_a
             similarity.sum().backward()
 
 
+def test_gradients_of_half_precision_queries_are_scaled_before_they_are_rounded():
+    pool, keys = GeodesicPool(64, 128, "cosine"), unit(draw(12, BATCH, 128)).float()
+    pool.insert(unit(draw(13, 64, 128)).float())
+    candidates = pool.open(keys)
+
+    def gradient_of(queries, loss_scale):
+        loss, _ = pool_info_nce(candidates, queries, 25.0, candidates.columns)
+        return torch.autograd.grad(loss_scale * loss, queries)[0].float() / loss_scale
+
+    queries = keys.half().requires_grad_()
+    expected = gradient_of(queries.detach().float().requires_grad_(), 1.0)
+    assert 0 < expected.abs().median() < 6e-8  # where half precision ends
+    torch.testing.assert_close(gradient_of(queries, 2.0**20), expected, rtol=1e-2, atol=1e-11)
+
+
 def test_a_second_derivative_of_the_loss_in_tiles_is_refused_not_wrong():
     pool, queries = full_pool(), draw(13, BATCH, DIM).requires_grad_()
     candidates = pool.open(draw(12, BATCH, DIM))

@@ -207,6 +207,7 @@ def test_the_gradient_on_similarities_in_closed_form_is_that_of_autograd(multipl
         shares = [share / sum(shares) for share in shares]
         felt.append(math.exp(-sum(share * math.log(share) for share in shares if share > 0)))
     assert sums["felt"] == pytest.approx(sum(felt) / 12)
+    assert pull_and_push(8 * torch.eye(4), 100.0)["felt"] == pytest.approx(6)  # pushes below the smallest float
 
 
 def test_cases_have_the_same_names_at_every_scale_and_the_true_size_of_their_batch():
