@@ -24,6 +24,7 @@ from common.encoders.weights import (
     heads_of,
     read_weights,
     two_towers_from,
+    without_ddp,
 )
 from common.oblique import Oblique
 
@@ -59,6 +60,7 @@ def from_released(state: Mapping[str, torch.Tensor], source: str = "state", head
         WeightsError: tensors that are missing, left over, of another shape or not finite; heads that do not divide a
             width.
     """
+    state = without_ddp(state)
     missing = [name for name in ("visual.class_embedding", "text_projection") if name not in state]
     if missing:
         raise WeightsError(f"{source} is no released checkpoint of the oblique-topology paper: it lacks {missing[0]}")

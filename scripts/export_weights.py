@@ -129,15 +129,13 @@ def main() -> None:
         raise ConfigError(f"{arguments.output} exists already; expected --output with a new folder")
 
     weights = open_source(arguments.model, arguments.activation, heads=arguments.heads)
-    model = weights.clip()
+    model = weights.clip().float()
     agreed_heads(arguments.model, heads_in(model), arguments.heads)
     pixels, note = weights.pixels, ""
     if pixels is None:
         pixels = ImageTransform(model.image_tower.image_size, "crop")
         note = "; --model does not state how pixels become inputs, CLIP's way is written"
     export = {"transformers": export_to_transformers, "open_clip": export_to_open_clip}[arguments.to]
-    encode, reader = export(model, pixels, arguments.output)
-
     generator = torch.Generator().manual_seed(0)
     image, text = model.image_tower, model.text_tower
     images = torch.randn(8, 3, image.image_size, image.image_size, generator=generator)
@@ -145,7 +143,9 @@ def main() -> None:
     token_ids = torch.randint(1, text.vocabulary_size - 1, (8, text.context_length), generator=generator)
     token_ids[token_ids == end_id] = 0
     token_ids[:, -1] = end_id
-    ours, theirs = (model.encode_image(images), model.encode_text(token_ids)), encode(images, token_ids)
+    ours = model.encode_image(images), model.encode_text(token_ids)  # first: a model that fails leaves no folder
+    encode, reader = export(model, pixels, arguments.output)
+    theirs = encode(images, token_ids)
     differences = [float((one - other).abs().max()) for one, other in zip(ours, theirs)]
     print(
         f"{arguments.output}: read again by {reader}; largest difference of an entry of the unit embeddings: "

@@ -195,6 +195,26 @@ def test_a_run_of_ours_goes_on_as_a_new_run_with_all_its_scalars(first):
     assert model.logit_scale().item() == pytest.approx(1 / 0.07)
 
 
+def test_the_multiplier_of_a_product_of_spheres_goes_on_only_on_as_many_spheres(tmp_path):
+    """Ob(8, 2) sums two cosines, Ob(2, 8) eight."""
+
+    def config(spheres, *overrides):
+        return config_of("oblique_topology", f"method.num_spheres={spheres}", *overrides, row="ablation_ob_256_2")
+
+    files = run(tmp_path, config(2, "optim.steps=2", "method.logit_scale_init=3"), "oblique_topology")
+    for spheres, scalars in ((2, ["logit_scale.log_logit_scale"]), (8, [])):
+        model, logged = model_of("oblique_topology", config(spheres, f"model.init={files.folder}"))
+        assert logged["scalars"] == scalars
+        assert (model.logit_scale().item() == pytest.approx(3, rel=0.1)) == bool(scalars)
+
+
+def test_one_source_in_two_spellings_is_one_pair(public):
+    folder = public[0] / "clip"
+    inits = (f"model.image.init={folder}", f"model.text.init={folder.parent}/vit/../clip/")
+    _, logged = model_of("contrastive_basics", config_of("contrastive_basics", *inits))
+    assert logged["scalars"] == ["logit_scale.log_logit_scale"]
+
+
 def test_towers_without_projections_go_on_and_have_no_place_in_other_layouts(tmp_path):
     settings = ("optim.steps=2", "model.embedding_dim=32")
     files = run(tmp_path, config_of("contrastive_basics", *settings, row="table1_class_tokens"), "contrastive_basics")

@@ -161,6 +161,15 @@ def test_what_is_no_stem_is_refused(tmp_path):
     refused((places, lambda: VisionTransformer(SIZE, 16, 24, 2, 2, projection_dim=16, stem=stem)))
 
 
+def test_of_raw_and_averaged_weights_a_stem_takes_the_averaged_ones(tmp_path):
+    raw = saved("test_efficientnet", tmp_path).state_dict()
+    averaged = {name: value + 1 for name, value in raw.items()}
+    torch.save({"state_dict": raw, "state_dict_ema": averaged}, tmp_path / "both.pt")
+    stem = Stem("test_efficientnet", SIZE, colours=(CLIP_MEAN, CLIP_STD))
+    stem.load_(str(tmp_path / "both.pt"))
+    assert all(torch.equal(value, averaged[name]) for name, value in stem.network.state_dict().items())
+
+
 def hybrid_run(folder, weights, *overrides, resume=False, accelerator=None):
     """EuCLIP's main row at smoke scale on a stem: its losses and evaluation."""
     stem = {"name": "test_efficientnet", "weights": weights}

@@ -28,7 +28,7 @@ from common.encoders.transformer import QuickGELU
 from common.encoders.weights import Weights, WeightsError, fill_, read_source
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles, check_same_run, run_key
-from common.run.initial import open_source
+from common.run.initial import InitialWeights, open_source
 from common.run.inputs import feature_cache
 from contrastive_basics.model import PatchTokens
 
@@ -218,6 +218,14 @@ def test_what_is_no_stem_is_refused(bert):
         (random_stem(1), None, "there is no BERT"),
     )
     refused(*((text, partial(wrong.load_, "there", weights)) for wrong, weights, text in cases), error=StemError)
+
+
+def test_a_folder_without_a_text_tower_is_no_text_stem(tmp_path):
+    config = transformers.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    config = row_config("euclip", "table4_meru", f"model.text.stem.weights={tmp_path}")
+    message = rf"model\.text\.stem\.weights = {tmp_path} is no BERT; expected: a folder or hub name of one"
+    refused((message, lambda: InitialWeights.opened(config)), error=StemError)
 
 
 def test_a_tower_does_not_start_from_one_whose_stem_has_other_heads_or_another_mlp():

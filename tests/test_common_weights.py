@@ -13,7 +13,8 @@ import pytest
 import torch
 import transformers
 from refusals import refused
-from safetensors.torch import save_file
+from runs import called
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from common.base.config import ConfigError
@@ -32,6 +33,7 @@ from common.encoders.weights import (
     heads_argument,
     heads_in,
     load_bert_,
+    read_bert,
     read_source,
     read_weights,
 )
@@ -221,7 +223,8 @@ def test_weights_files_are_read_in_every_form(tmp_path):
         def __init__(self):
             super().__init__()
             self.visual, self.transformer = theirs.visual, theirs.transformer
-            self.register_buffer("input_resolution", torch.tensor(32))
+            for name, number in {"input_resolution": 32, "context_length": 8, "vocab_size": 60}.items():
+                self.register_buffer(name, torch.tensor(number))
 
         def forward(self, images):
             return self.visual(images)
@@ -237,6 +240,26 @@ def test_weights_files_are_read_in_every_form(tmp_path):
     assert torch.equal(archive["visual.conv1.weight"], state["visual.conv1.weight"])
     stated = r"d\.pt states the activation quick_gelu; expected quick_gelu, got gelu"
     refused((stated, lambda: load_clip(tmp_path / "d.pt", "gelu")), error=WeightsError)
+
+
+@torch.no_grad()
+def test_an_archive_of_another_model_than_openais_is_a_bare_file(tmp_path):
+    theirs, file = tiny_open_clip(), tmp_path / "laion.pt"
+    torch.jit.trace(theirs, (IMAGES, IDS), check_trace=False).save(str(file))
+    assert_same_as_open_clip(load_clip(file, "gelu", HEADS), theirs)
+    assert read_source(str(file), "gelu", heads=HEADS).pixels is None
+    message = r"laion\.pt does not state its activation: .*model\.image\.activation or model\.text\.activation"
+    refused((message, lambda: load_clip(file, heads=HEADS)), error=WeightsError)
+
+
+@pytest.mark.parametrize(("raw", "averaged"), [("state_dict", "state_dict_ema"), ("model", "model_ema")])
+def test_a_file_with_raw_and_averaged_weights_is_refused(tmp_path, raw, averaged):
+    state = tiny_open_clip().state_dict()
+    torch.save({raw: state, averaged: state}, tmp_path / "both.pt")
+    message = rf"both\.pt holds raw weights \({raw}\) and averaged ones \({averaged}\); expected one state"
+    refused((message, lambda: read_weights(tmp_path / "both.pt")), error=WeightsError)
+    torch.save({raw: state, "ema_decay": 0.999, averaged: None}, tmp_path / "one.pt")
+    assert read_weights(tmp_path / "one.pt").keys() == state.keys()
 
 
 def test_a_file_that_would_execute_code_is_refused(tmp_path):
@@ -504,7 +527,15 @@ def test_a_folder_of_transformers_that_does_not_fit_is_refused_by_name(tmp_path)
     refused(("clip cannot be read by transformers: .*not fully covered", partial(load_clip, clip)), error=WeightsError)
 
 
-def test_a_bert_that_does_not_fit_is_refused():
+def untied_bert_with_a_head(folder, part):
+    bert, name = tiny_bert(), f"cls.predictions.decoder.{part}"
+    bert.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {name: 1 + bert.state_dict()[name]}, file, {"format": "pt"})
+    load_bert_(read_bert(str(folder)), our_bert(3), head=MaskedLanguageHead(32, 60))
+
+
+def test_a_bert_that_does_not_fit_is_refused(tmp_path):
     bert, head, fusion = tiny_bert(), MaskedLanguageHead(32, 60), FusionTransformer(32, 48, 1, 2, mlp_ratio=2.0)
     long = BidirectionalTextTransformer(60, 30, 32, 3, 2, None, 2.0, final_layer_norm=False, norm_eps=1e-12)
     refused(
@@ -512,6 +543,13 @@ def test_a_bert_that_does_not_fit_is_refused():
         (
             "no masked-language head; read it as BertForMaskedLM",
             lambda: load_bert_(bert.bert, our_bert(3), head=head),
+        ),
+        *(
+            (
+                rf"cls\.predictions\.decoder\.{part} differs from .*expected equal tensors",
+                partial(untied_bert_with_a_head, tmp_path, part),
+            )
+            for part in ("weight", "bias")
         ),
         (r"context_length 30 is above .* 20 positions", lambda: load_bert_(bert, long)),
         error=WeightsError,
@@ -547,4 +585,18 @@ def test_the_export_script_prints_the_parity_figure(tmp_path, layout, monkeypatc
     arguments = ["--model", tmp_path / "in", "--to", "open_clip", "--output", tmp_path / "none"]
     monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
     refused(("open_clip has one size only", export_weights.main), error=WeightsError)
+    assert not (tmp_path / "none").exists()
+
+
+def test_weights_in_float64_are_exported_in_float32_and_a_model_that_fails_leaves_no_folder(tmp_path, monkeypatch):
+    file = tmp_path / "double.safetensors"
+    save_file(tiny_open_clip().double().state_dict(), file)
+    arguments = ("--model", file, "--activation", "gelu", "--heads", "3,2", "--to", "open_clip")
+    called(export_weights.main, *arguments, "--output", tmp_path / "out")
+    assert {value.dtype for value in read_weights(tmp_path / "out/open_clip_model.safetensors").values()} == {
+        torch.float32
+    }
+    monkeypatch.delattr(TwoTowers, "encode_text")
+    with pytest.raises(AttributeError):
+        called(export_weights.main, *arguments, "--output", tmp_path / "none")
     assert not (tmp_path / "none").exists()

@@ -243,6 +243,30 @@ def test_a_key_is_honoured_or_refused_by_name(tmp_path, section, key, value, mes
         refused((message, lambda: read_source(str(tmp_path / "model"))), error=WeightsError)
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "message"),
+    [
+        (None, "model_cfg", None, "model_cfg = null; expected a mapping"),
+        (None, "preprocess_cfg", "x", r"preprocess_cfg = \"x\"; expected a mapping"),
+        ("text_cfg", "heads", "8", r"text_cfg\.heads = \"8\"; expected a whole number above 0"),
+        ("text_cfg", "mlp_ratio", "4", r"text_cfg\.mlp_ratio = \"4\"; expected a number above 0"),
+        ("text_cfg", "norm_kwargs", "x", r"text_cfg\.norm_kwargs = \"x\"; expected eps only"),
+        ("text_cfg", "norm_kwargs", {"eps": "x"}, r"text_cfg\.norm_kwargs\.eps = \"x\"; expected a number from 0 on"),
+        ("text_cfg", "eos_id", "59", r"text_cfg\.eos_id = \"59\"; expected a whole number"),
+        ("vision_cfg", "width", None, r"vision_cfg\.width = null; expected a whole number above 0"),
+        ("vision_cfg", "head_width", 0, r"vision_cfg\.head_width = 0; expected a whole number above 0"),
+        ("vision_cfg", "patch_size", 0, r"vision_cfg\.patch_size = 0; expected a whole number above 0"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(tmp_path, section, key, value, message):
+    config = shrunk(CONFIGURATIONS["ViT-B-32"])
+    config["text_cfg"]["pool_type"] = "eos"
+    content = {"model_cfg": config}
+    (content if section is None else config[section])[key] = value
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(content))
+    refused((message, lambda: read_source(str(tmp_path))), error=WeightsError)
+
+
 def test_tensors_of_other_sizes_than_the_configuration_says_are_refused(tmp_path):
     config = shrunk(CONFIGURATIONS["ViT-B-32"])
     write_folder(tmp_path, config)

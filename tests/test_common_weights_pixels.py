@@ -1,5 +1,6 @@
 """How pixels become inputs belongs to weights: read, evaluated with, folded into runs, written out, as libraries do."""
 
+import copy
 import json
 import sys
 from types import SimpleNamespace
@@ -165,6 +166,16 @@ def test_a_picture_size_that_the_tower_does_not_take_is_refused():
             lambda: published_encoder(our_clip(), words, Config(), torch.device("cpu"), ImageTransform(48)),
         )
     )
+
+
+@torch.no_grad()
+def test_weights_in_float64_are_evaluated_in_float32():
+    words, model = SimpleNamespace(vocabulary_size=60, end_id=59), our_clip()
+    embeddings = []
+    for weights in (copy.deepcopy(model).double(), model):
+        encoder = published_encoder(weights, words, Config(), torch.device("cpu"), ImageTransform(32))
+        embeddings.append(encoder.images([{"image": image} for image in PICTURES])[0])
+    assert torch.equal(*embeddings)
 
 
 # ---------------------------------------------------------------- a run starts from them

@@ -130,6 +130,13 @@ def test_both_released_models_have_their_size_and_ours_has_a_place_for_every_ten
     assert ours.logit_scale.maximum == bound
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.module."])
+def test_prefixes_of_wrappers_are_understood(prefix):
+    state = release(SMALL, 8, 3).state_dict()
+    ours = from_released({f"{prefix}{name}": value for name, value in state.items()}, heads=HEADS)
+    assert all(map(torch.equal, ours.parameters(), from_released(state, heads=HEADS).parameters()))
+
+
 @torch.no_grad()
 def test_heads_of_a_small_model_are_stated():
     state = release(SMALL, 8, 3).state_dict()

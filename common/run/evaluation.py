@@ -331,7 +331,7 @@ def published_encoder(
             f"{model.image_tower.image_size}, in patches of {model.image_tower.patch_size}; expected the same size in "
             "their preprocessing file"
         )
-    return _encoder(model, pixels, tokenizer, model.text_tower.context_length, config, device)
+    return _encoder(model.float(), pixels, tokenizer, model.text_tower.context_length, config, device)
 
 
 def answer_of_published(

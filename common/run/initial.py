@@ -1,6 +1,7 @@
 """Initial weights of a run: `model.init`, `model.image.init`, `model.text.init`, and which of them are locked."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from common.data.transforms import ImageTransform
 from common.encoders.from_config import not_in_tensors
 from common.encoders.sentence_encoder import check_pooling
 from common.encoders.stem import Stem
-from common.encoders.stem_configuration import Colours, colours_beside
+from common.encoders.stem_configuration import Colours, StemError, colours_beside
 from common.encoders.text_stem import PooledTextStem, TextStem
 from common.encoders.transformer import Activation
 from common.encoders.two_towers import bare_tower
@@ -81,7 +82,9 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
     # scalars of logits and geometry; a run takes those that its model has and trains
     beside = {key: value for key, value in tensors.items() if not key.startswith(("image_tower.", "text_tower."))}
     pixels = dataclasses.replace(ImageTransform.from_json(state["transform"]), crop_scale=None, flip_probability=0.0)
-    return Weights(name, towers[0].eval(), towers[1].eval(), beside, state["geometry"], tokenizer.fingerprint, pixels)
+    spheres = state["config"]["method"].get("num_spheres", 1)
+    of_pair = {"geometry": state["geometry"], "num_spheres": spheres, "tokenizer": tokenizer.fingerprint}
+    return Weights(name, towers[0].eval(), towers[1].eval(), beside, pixels=pixels, **of_pair)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,17 +101,24 @@ class InitialWeights:
     @classmethod
     def opened(cls, config: Any) -> "InitialWeights":
         # one file for both sides is read once
-        read: dict[str, Weights] = {}
+        read: dict[str | Path, Weights] = {}
         of = {}
         model = getattr(config, "model", None)
         named = named_sources(model)
+        places = {side: _place(name) for side, (_, name) in named.items()}
         for side, (key, name) in named.items():
             activation = getattr(model, side).activation
-            heads = {other: getattr(model, other).heads for other in named if named[other][1] == name}
-            read[name] = read[name] if name in read else open_source(name, activation, key, heads)
-            of[side] = key, read[name]
+            heads = {other: getattr(model, other).heads for other in named if places[other] == places[side]}
+            if places[side] not in read:
+                read[places[side]] = open_source(name, activation, key, heads)
+            of[side] = key, read[places[side]]
         stem = stems_to_load(model).get("text")
-        return cls(of, None if stem is None else read_source(stem.weights, key="model.text.stem.weights"))
+        text_stem = None if stem is None else read_source(stem.weights, key="model.text.stem.weights")
+        if text_stem is not None and text_stem.text_tower is None:
+            raise StemError(
+                f"model.text.stem.weights = {stem.weights} is no BERT; expected: a folder or hub name of one"
+            )
+        return cls(of, text_stem)
 
     def resolved(self, config: Any) -> Any:
         """The config; null settings take the values of the weights: activation, eps, kind, colours, stem sizes."""
@@ -202,7 +212,9 @@ class InitialWeights:
         # scalars belong to a pair of towers: with two sources none of them fits
         if is_pair:
             facts["scalars"] = []
-            if weights.geometry == model.geometry.name:
+            # the same geometry on more spheres sums more cosines, for which the multiplier is another
+            spheres = getattr(config.method, "num_spheres", 1)
+            if (weights.geometry, weights.num_spheres) == (model.geometry.name, spheres):
                 parameters = {
                     name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
                 }
@@ -215,6 +227,12 @@ class InitialWeights:
         if self.of and not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError("model.image.lock = all and model.text.lock = all leave nothing to train")
         return facts
+
+
+def _place(name: str) -> str | Path:
+    # One value for all spellings of a path.
+    path = Path(name).expanduser()
+    return path.resolve() if path.exists() else name
 
 
 def unlike_pixels(pixels: ImageTransform | None, data: DataConfig) -> str:

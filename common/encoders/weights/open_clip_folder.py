@@ -1,5 +1,6 @@
 """open_clip_config.json: what it states of towers and pixels, and whether the tensors have its sizes."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ TEXT_DEFAULTS = {
     "context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12, "mlp_ratio": 4.0, "eos_id": 2,
     "pool_type": "argmax", "norm_kwargs": None,
 }  # fmt: skip
+_SIZES = dict.fromkeys(  # key -> types, what is expected
+    ("layers", "width", "head_width", "heads", "patch_size", "image_size", "context_length", "vocab_size"),
+    ((int,), "a whole number"),
+) | {"mlp_ratio": ((int, float), "a number")}
 
 
 def read_configuration(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], ImageTransform]:
@@ -38,7 +43,10 @@ def read_configuration(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict
         "end_id"); how pixels become inputs.
     """
     content = read_json_object(file)
-    model = content.get("model_cfg", content)
+    model, preprocess = content.get("model_cfg", content), content.get("preprocess_cfg") or {}
+    for key, value in (("model_cfg", model), ("preprocess_cfg", preprocess)):
+        if not isinstance(value, dict):
+            raise refused(f"{file}: ", key, value, "expected a mapping")
     check_keys(model, OPEN_CLIP_MODEL, f"{file}: ")
     sections = {}
     for name, table, defaults in (
@@ -55,22 +63,32 @@ def read_configuration(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict
         raise refused(f"{file}: vision_cfg.", "layers", vision["layers"], "a ResNet; expected a number (a ViT)")
     for key in ("image_size", "patch_size"):
         vision[key] = square(vision[key], f"{file}: vision_cfg.", key)
+    for name, section in sections.items():
+        for key, (kinds, expected) in _SIZES.items():
+            value = section.get(key, 1)
+            if type(value) not in kinds or not 0 < value < math.inf:
+                raise refused(f"{file}: {name}.", key, value, f"expected {expected} above 0")
     check_patches_of(vision["image_size"], vision["patch_size"], f"{file}: vision_cfg.")
     of_image = {"heads": vision["width"] // vision["head_width"], "norm_eps": _eps(vision, f"{file}: vision_cfg.")}
+    if text["pool_type"] == "eos" and type(text["eos_id"]) is not int:
+        raise refused(f"{file}: text_cfg.", "eos_id", text["eos_id"], "expected a whole number")
     of_text = {
         "heads": text["heads"],
         "norm_eps": _eps(text, f"{file}: text_cfg."),
         "end_id": text["eos_id"] if text["pool_type"] == "eos" else None,
     }
-    pixels = pixels_of_open_clip(content.get("preprocess_cfg") or {}, vision["image_size"], f"{file}: preprocess_cfg.")
+    pixels = pixels_of_open_clip(preprocess, vision["image_size"], f"{file}: preprocess_cfg.")
     return {**model, **sections}, of_image, of_text, pixels
 
 
 def _eps(section: Mapping[str, Any], where: str) -> float:
     stated = section["norm_kwargs"] or {}
-    if stated.keys() - {"eps"}:
+    if not isinstance(stated, dict) or stated.keys() - {"eps"}:
         raise refused(where, "norm_kwargs", stated, "expected eps only")
-    return stated.get("eps", 1e-5)
+    eps = stated.get("eps", 1e-5)
+    if type(eps) not in (int, float) or not 0 <= eps < math.inf:
+        raise refused(where, "norm_kwargs.eps", eps, "expected a number from 0 on")
+    return eps
 
 
 def check_sizes(clip: TwoTowers, model: Mapping[str, Any], where: str) -> None:

@@ -48,8 +48,8 @@ def read_source(
         name: a folder of transformers (CLIP, ViT, DeiT, BERT) or in open_clip's hub layout (open_clip_config.json
             beside the weights), the hub name of such a model (local cache first), or a file of weights in OpenAI's
             layout (.safetensors, .pt, .bin).
-        activation: of the MLPs. Needed for a bare file, except for OpenAI's archives (TorchScript), which are
-            quick_gelu. If the source states it, another one is refused.
+        activation: of the MLPs. Needed for a bare file, except OpenAI's archives (TorchScript), which are quick_gelu.
+            If the source states it, another one is refused.
         heads: "image", "text" -> attention heads of a bare file whose sizes no published model has; None = not stated.
             A side that is left out is a tower that nobody takes.
     """
@@ -57,9 +57,9 @@ def read_source(
     if described_by(path) is not None:
         name, named = str(path.parent), path
     elif path.is_file():
-        state, stated, is_archive = read_bare(path, activation)
+        state, stated, is_openai = read_bare(path, activation)
         clip = clip_from_open_clip(state, stated, source=str(path), heads=heads)
-        pixels = ImageTransform(clip.image_tower.image_size) if is_archive else None  # OpenAI's
+        pixels = ImageTransform(clip.image_tower.image_size) if is_openai else None
         return _of_clip(clip, name, pixels, heads)
     configuration = find_file(name, CONFIGURATIONS, key)
     if configuration.name == "open_clip_config.json":
@@ -68,14 +68,14 @@ def read_source(
 
 
 def read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation, bool]:
-    """Of a bare file of weights: tensors, the activation of the MLPs (see `read_source`), whether it is an archive."""
+    """Of a bare file of weights: tensors, the activation of the MLPs (see `read_source`), whether it is OpenAI's."""
     if described_by(path) is not None:
         raise WeightsError(
             f"{path}: {CONFIGURATIONS[0]} beside it states activation, heads and preprocessing, which --layout "
             "open_clip does not read; expected the folder without --layout, or, for another geometry than the sphere, "
             "a copy of the file under another name"
         )
-    state, is_archive = _read_file(path)
+    state, is_openai = _read_file(path)
     if any(name.startswith("image_tower.") for name in without_ddp(state)):
         raise WeightsError(
             f"{path} holds towers of this repository; expected: the folder of its run or checkpoint, whose state.json "
@@ -87,13 +87,14 @@ def read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torc
             f"{path} is in transformers' layout ({theirs}), where config.json states heads and activation; name the "
             "folder that holds both"
         )
-    if activation not in get_args(Activation) and not is_archive:
+    if activation not in get_args(Activation) and not is_openai:
         got = "" if activation is None else f", got {activation!r}"
         raise WeightsError(
             f"{path} does not state its activation: give quick_gelu (OpenAI's own weights) or gelu (most others), by "
-            f"--activation, or by model.image.activation where a run starts from it{got}"
+            "--activation, or where a run starts from it by model.image.activation or model.text.activation (of the "
+            f"side that starts from it){got}"
         )
-    return state, agreed_activation(path, "quick_gelu", activation) if is_archive else activation, is_archive
+    return state, agreed_activation(path, "quick_gelu", activation) if is_openai else activation, is_openai
 
 
 def described_by(path: Path) -> Path | None:
@@ -171,11 +172,11 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
-    # Its tensors, and whether it is a TorchScript archive.
-    is_archive = False
+    # Its tensors, and whether it is an archive of OpenAI's.
+    is_openai = False
     if path.suffix == ".safetensors":
         try:
-            return load_file(path), is_archive
+            return load_file(path), is_openai
         except SafetensorError as error:
             raise WeightsError(f"{path} is not a complete safetensors file: {error}") from None
     try:
@@ -184,15 +185,24 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
         if "TorchScript" not in str(error):
             raise WeightsError(f"{path} is no file of weights: {_sentence(error)}") from None
         content = torch.jit.load(str(path), map_location="cpu").state_dict()
+        is_openai = set(ARCHIVE_NUMBERS) <= content.keys()  # any model can be saved as TorchScript
         content = {name: value for name, value in content.items() if name not in ARCHIVE_NUMBERS}
-        is_archive = True
     except Exception as error:  # pickle's own errors have no common class
         raise WeightsError(f"{path} cannot be read without executing code from it: {_sentence(error)}") from None
     for key in ("state_dict", "model_state_dict", "model"):  # beside an optimiser's
-        content = content.get(key, content) if isinstance(content, dict) else content
+        if not isinstance(content, dict) or key not in content:
+            continue
+        states = [name for name, value in content.items() if isinstance(value, dict) and value]
+        averaged = next((name for name in states if re.search(r"(^|_)ema(_|$)", str(name))), None)
+        if averaged is not None:
+            raise WeightsError(
+                f"{path} holds raw weights ({key}) and averaged ones ({averaged}); expected one state: save the one to "
+                "start from in a separate file"
+            )
+        content = content[key]
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise WeightsError(f"{path} holds no state dict; expected a mapping of names to tensors")
-    return dict(content), is_archive
+    return dict(content), is_openai
 
 
 def _sentence(error: Exception) -> str:

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.transformer import Transformer
@@ -110,6 +112,14 @@ def load_bert_(
     if fusion is not None:
         parts.append((fusion, block_entries(*blocks, fusion_layers, first=text_layers)))
     if head is not None:
+        for name, shared in (
+            ("decoder.weight", embeddings["token_embedding.weight"]), ("decoder.bias", words["bias"]),
+        ):  # fmt: skip
+            if not torch.equal(state.get(prefix + name, state[shared]), state[shared]):
+                raise WeightsError(
+                    f"{source}: {prefix}{name} differs from {shared}, which the masked-language head here takes for "
+                    "both; expected equal tensors"
+                )
         parts.append((head, entries_of(words)))
     for part, entries in parts:
         kept = [name for name in part.state_dict() if name == "projection" or "cross_attention" in name]

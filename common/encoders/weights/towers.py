@@ -49,7 +49,8 @@ class Weights:
 
     image_tower, text_tower: None where the source has no such side.
     beside: further tensors of a model, under our names: "logit_scale.log_logit_scale", "geometry....".
-    geometry: name of the one that both were trained with; None = they were not trained together.
+    geometry: name of the one that both were trained with; None = not trained together.
+    num_spheres: of that geometry.
     tokenizer: fingerprint of the one that made the ids; None = not stated.
     pixels: how they become inputs of the image tower; None = not stated.
     """
@@ -59,6 +60,7 @@ class Weights:
     text_tower: CausalTextTransformer | BidirectionalTextTransformer | None = None
     beside: State = field(default_factory=dict)
     geometry: str | None = None
+    num_spheres: int = 1
     tokenizer: str | None = None
     pixels: ImageTransform | None = None
 
