@@ -172,7 +172,8 @@ reproduce-all: $(RUN_READY) ## every table and figure of every paper
 
 clean: ## removes runs, tables and page from outputs/; committed results and .venv stay
 	$(if $(filter OUTPUT,$(IGNORED)),$(error OUTPUT comes from the environment; run: make clean OUTPUT=<folder>))
-	@output=$(call typed,OUTPUT); there=$$(cd -- "$${output:-/}" 2>/dev/null && pwd -P); \
+	@output=$(call typed,OUTPUT); case "$$output" in "~"|"~/"*) output=$$HOME$${output#"~"};; esac; \
+	there=$$(cd -- "$${output:-/}" 2>/dev/null && pwd -P); \
 	case "$$there" in /|"$$(pwd -P)"|"$${HOME:-/}") \
 	    echo "error: OUTPUT=$$output: $$there is not a folder of outputs; runs/ and results/ in it stay" >&2; exit 1;; esac; \
 	cd -- "$$output" 2>/dev/null || exit 0; rm -rf runs results shard_index report.html report_*.html; echo "cleaned: $$there"

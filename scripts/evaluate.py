@@ -17,6 +17,7 @@ Several models, or --tasks, give one table of all models on the same test sets:
 import argparse
 import importlib
 import itertools
+import re
 import sys
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from common.run.named_models import evaluator_of
 
 def is_table(words: list[str]) -> bool:
     """Whether arguments ask for a table: several models, or an option that only the table has."""
-    models = list(itertools.takewhile(lambda word: not word.startswith("-") and "=" not in word, words))
+    models = list(itertools.takewhile(lambda word: not re.match(r"-|\w+\.[\w.]+=", word), words))
     return len(models) > 1 or any(word.partition("=")[0] in ("--tasks", "--csv") for word in words)
 
 

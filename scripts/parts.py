@@ -12,7 +12,7 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common.base.arguments import did_you_mean, rows_of
+from common.base.arguments import did_you_mean, expanded, rows_of
 from common.base.places import PAPERS, ROOT, papers
 from common.reproduce.parts import check_paper, parts_of, wanted
 
@@ -48,7 +48,7 @@ def main(asked: str, name: str, more: str = "") -> None:
     if asked == "part":
         wanted(name, more)
     elif asked == "rows":
-        print("\n".join(described_rows(name, Path(more))))
+        print("\n".join(described_rows(name, Path(expanded(more)))))
         print(f"\nthe file of a row, {name}/configs/<row>.yaml, opens with the command that trains it")
     else:
         raise ValueError(f"make has no target {name}{did_you_mean(name, targets())} (make help lists them)")

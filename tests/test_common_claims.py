@@ -691,7 +691,7 @@ def experiment(values, unit="GB", column=""):
 
 def test_a_sentence_takes_a_mean_a_cell_as_its_table_shows_it_and_verdicts_that_are_alike(tmp_path):
     write_table(experiment(V_AND_W, column="gb"), tmp_path / "results/no_paper/memory/demo")
-    page, *_ = write_table(made_up_table(), tmp_path / "results/no_paper/table0/demo")
+    _, page, *_ = write_table(made_up_table(), tmp_path / "results/no_paper/table0/demo")
     verdicts = "{C1: holds, C2: 'undecided; on the mean: holds', C3: undecided, C4: 'undecided; on the mean: holds'}"
     folder = tmp_path / "no_paper"
     folder.mkdir()

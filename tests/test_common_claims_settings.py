@@ -238,7 +238,11 @@ def test_a_look_at_some_rows_counts_when_the_whole_table_follows(tmp_path):
     write_table(of_seeds([50.0, 51.0, 52.0]), of_rows.folder("no_paper"))
     whole = command_module.Command("t", "demo", (0, 1, 2, 3, 4), (), tmp_path, tmp_path / "results")
     assert whole.folder("no_paper") != of_rows.folder("no_paper")
-    assert command_module._planned(whole, "no_paper", of_seeds([50.0, 51.0, 52.0, 53.0, 54.0])).plan == (3,)
+    more = of_seeds([50.0, 51.0, 52.0, 53.0, 54.0])
+    assert command_module._planned(whole, "no_paper", more).plan == (3,)
+    torn = to_json(replace(of_seeds([50.0, 51.0, 52.0]), hits_file="t_hits.npz"))  # a kill left no such file
+    (of_rows.folder("no_paper") / "t.json").write_text(torn)
+    assert command_module._planned(whole, "no_paper", more).plan == (3,)
 
 
 # ---- planned seeds ---------------------------------------------------------------------------------------------------
@@ -308,6 +312,7 @@ def test_the_plan_is_written_with_the_first_seeds_and_an_extension_without_one_i
 def test_a_plan_needs_more_seeds_than_the_first_ones(reproduced):
     planned = partial(reproduced, "--seeds", "3", "--plan")
     refused(*((f"PLAN={plan}: expected", partial(planned, plan)) for plan in ("2", "3", "x", "1001")))
+    refused(("SEEDS=1, .* SEEDS of at least 2 beside PLAN", lambda: reproduced("--plan", "3")))
 
 
 @pytest.mark.parametrize(("first", "final"), [(3, 5), (3, 10), (5, 10)])
@@ -331,7 +336,7 @@ def test_looks_at_first_and_planned_seeds_give_at_most_5_percent_false_verdicts(
     assert false_verdicts((0.05, 0.05)) > 0.05 + error
 
 
-def test_seeds_for_a_claim_follow_from_the_spread_and_no_difference(tmp_path, capsys):
+def test_seeds_for_a_claim_follow_from_the_spread_and_no_difference(tmp_path, monkeypatch, capsys):
     (claim,), printed = load(tmp_path, entry(CLAIM))
     claim = replace(claim, equal_within=Rule(0.5, 1.0))
 
@@ -350,7 +355,8 @@ def test_seeds_for_a_claim_follow_from_the_spread_and_no_difference(tmp_path, ca
     folder = tmp_path / "results/oblique_topology/table3"
     folder.mkdir(parents=True)
     (folder / "demo").symlink_to(ROOT / "results/oblique_topology/table3/demo")  # to read all takes a second
-    seeds_main(["oblique_topology", "--results", str(tmp_path / "results")])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    seeds_main(["oblique_topology", "--results", "~/results"])
     _, *lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 3
     assert all(re.fullmatch(r"C[\w-]+ +(\d+|more images, not seeds)", line) for line in lines)

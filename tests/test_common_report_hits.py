@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from common.base.files import write_atomically
 from common.report.formats import write_table
 from common.report.hits import Hits, packed, read_hits
 from common.report.table import Column, Row, Table, from_json, measured_over_seeds, read_table, to_json
@@ -77,7 +78,7 @@ def test_seeds_that_read_other_pictures_have_no_hits_in_common():
 def test_a_table_names_its_file_of_hits_and_reads_them_back(tmp_path):
     hits = Hits.of(runs_of(np.random.default_rng(4), 2, [5] * 8))
     table = table_with(hits)
-    assert [path.name for path in write_table(table, tmp_path)] == ["t_hits.npz", "t.md", "t.json"]
+    assert [path.name for path in write_table(table, tmp_path)] == ["t_hits.npz", "t.json", "t.md"]
     assert json.loads((tmp_path / "t.json").read_text())["hits_file"] == "t_hits.npz"
     assert np.array_equal(read_table(tmp_path / "t.json").rows[0].ours["x"].hits.by_picture(), hits.by_picture())
     bare = dataclasses.replace(table.rows[0].ours["x"], hits=None)
@@ -97,3 +98,24 @@ def test_a_missing_file_of_hits_and_a_torn_table_are_named(tmp_path):
     (tmp_path / "t.json").write_text('{"format": "report')
     with pytest.raises(ValueError, match=r"t\.json is broken"):
         read_table(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_a_kill_between_two_files_leaves_a_table_that_is_whole_or_named_as_broken(files, tmp_path, monkeypatch):
+    two, three = (table_with(Hits.of(runs_of(np.random.default_rng(6), n, [1] * 9)), range(n)) for n in (2, 3))
+    write_table(two, tmp_path)
+    written = iter(range(files))
+
+    def killed(path, content):
+        next(written)  # StopIteration: killed
+        return write_atomically(path, content)
+
+    monkeypatch.setattr("common.report.formats.write_atomically", killed)
+    with pytest.raises((StopIteration, RuntimeError)):
+        write_table(three, tmp_path)
+    if files == 1:
+        says = r"t\.json is broken: row a, ViT-B/16, column x has 2 seeds, but t_hits\.npz hits of 3"
+        with pytest.raises(ValueError, match=says):
+            read_table(tmp_path / "t.json")
+    else:
+        assert len(read_table(tmp_path / "t.json").measured("x")[0].values) == 3

@@ -202,6 +202,16 @@ def test_what_a_user_can_cause_is_one_line_and_no_traceback(words, message, tmp_
     assert re.fullmatch(rf"error: .*{message}.*\n", ended.stderr), ended.stderr
 
 
+def test_the_home_folder_of_results_and_page_is_expanded(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    write_table(made_up_table(), tmp_path / "results/no_paper/table0/demo")
+    main(["--results", "~/results", "--output", "~/page.html"])
+    assert ": 1 table," in capsys.readouterr().out
+    assert "table0" in (tmp_path / "page_no_paper.html").read_text()
+    assert not (tmp_path / "~").exists()
+
+
 def test_without_tables_the_page_and_one_line_say_so(tmp_path, capsys):
     main(["--results", str(tmp_path), "--output", str(tmp_path / "page.html")])
     assert len(capsys.readouterr().out.splitlines()) == 1
@@ -231,6 +241,13 @@ def test_constants_no_measurement_and_more_rows_than_can_be_compared_are_no_plot
     assert plot_table(dataclasses.replace(shown, rows=many), path) == []
     assert plot_table(made_up_table(rows=[Row("x", {"i2t_r1": 91.0}, {}, "not run")]), path) == []
     assert not path.exists()
+
+
+@pytest.mark.usefixtures("drawn")
+def test_a_measurement_whose_seeds_tie_in_each_row_has_its_panel(tmp_path):
+    rows = [Row(f"row {place}", {}, {"x": cell(*2 * [3.0 + place], chance=2.0)}, "measured") for place in range(2)]
+    table = made_up_table(columns=[Column("x", "x")], rows=rows)
+    assert plot_table(table, tmp_path / "table0.png") == [tmp_path / "table0.png"]
 
 
 def test_no_colour_comes_twice_with_a_marker():

@@ -30,7 +30,7 @@ from common.report.formats import (
 )
 from common.report.hits import Hits
 from common.report.page import outdated
-from common.report.statistics import interval_over_seeds
+from common.report.statistics import bootstrap_interval, interval_over_seeds
 from common.report.table import (
     CUT,
     SEEDS_INTERVAL,
@@ -315,6 +315,21 @@ def test_a_row_with_hits_has_the_interval_over_seeds_and_pictures_and_rows_are_c
     assert "difference" not in reading(made_up_table())
 
 
+def test_seeds_that_tie_have_the_interval_over_the_queries_of_their_mean():
+    none = [[0.0]] * 40
+    (first, second), others = ([[[1.0], [0.0]], [[0.0], [1.0]]], [[0.0]] * 38)
+    for runs, mean, interval in (
+        ([none] * 3, 0.0, (0.0, 384.15 / 43.8415)),  # Wilson: z^2 / (n + z^2)
+        ([[*first, *others], [*second, *others]], 2.5, bootstrap_interval([[50.0]] * 2 + others)),  # of other queries
+    ):
+        of_ties = cell(*[mean] * len(runs), hits=Hits.of(runs))
+        row = Row("x", {}, {"i2t_r1": of_ties}, "measured")
+        text = to_markdown(made_up_table(rows=[row], seeds=range(len(runs))))
+        assert of_ties.interval == pytest.approx(interval, rel=1e-4)
+        assert f" {mean} [{interval[0]:.1f}, {interval[1]:.1f}] ({len(runs)} seeds) " in text
+        assert f"[low, high]: interval, {of_ties.interval_kind}" in text
+
+
 def test_a_share_never_has_an_interval_beyond_its_range():
     rows = [
         Row("x", {}, {"i2t_r1": cell(0.5, 1.0)}, "measured"),
@@ -416,11 +431,11 @@ def test_a_table_without_numbers_of_the_paper_has_no_paper_lines():
 
 def test_write_table_writes_what_was_asked_for_and_leaves_nothing_else(tmp_path):
     folder = tmp_path / "new" / "folder"
-    for formats, endings in ((("csv", "latex"), "md json csv tex"), (("latex",), "md json tex"), ((), "md json")):
+    for formats, endings in ((("csv", "latex"), "json md csv tex"), (("latex",), "json md tex"), ((), "json md")):
         paths = write_table(made_up_table(), folder, formats)
         assert [path.name for path in paths] == [f"table0.{ending}" for ending in endings.split()]
         assert sorted(folder.iterdir()) == sorted(paths)
-    assert from_json(paths[1].read_text(encoding="utf-8")) == made_up_table()
+    assert from_json(paths[0].read_text(encoding="utf-8")) == made_up_table()
 
 
 def test_a_row_of_ours_is_named_by_what_ran_and_a_line_below_says_what_that_was():
@@ -483,13 +498,15 @@ def test_what_runs_were_trained_on_names_each_set_once():
 def test_a_count_has_no_interval_below_the_least_possible_one():
     values = (1.0, 1.5, 1.0)
     low, high = interval_over_seeds(values)
-    units = ("components", "ratio")
+    units = ("components", "ratio", "norm", "radians", "distance")
+    close_to_0 = {unit: cell(0.0, 0.5, 0.0) for unit in units[2:]}
     table = made_up_table(
         columns=[Column(unit, unit, unit) for unit in units],
-        rows=[Row("a", {}, {unit: cell(*values) for unit in units}, "measured")],
+        rows=[Row("a", {}, {unit: cell(*values) for unit in units[:2]} | close_to_0, "measured")],
         seeds=(0, 1, 2),
     )
-    cut, free = (table.measured(unit)[0] for unit in units)
+    cut, free, *others = (table.measured(unit)[0] for unit in units)
+    assert [other.interval[0] < 0 for other in others] == [False, False, True]  # a distance: minus an inner product
     assert low < 1
     assert (free.interval, free.interval_kind) == ((low, high), SEEDS_INTERVAL)
     assert (cut.interval, cut.interval_kind) == ((1.0, high), SEEDS_INTERVAL + CUT)

@@ -23,13 +23,14 @@ from common.base.arguments import rows_of
 from common.base.config import ConfigError
 from common.base.places import PAPERS, ROOT
 from common.report.table import QUERIES_INTERVAL, from_json
-from common.reproduce.command import Command
-from common.reproduce.rows import Job, run_row
+from common.reproduce.command import Command, _rows_of_names
+from common.reproduce.rows import Job, is_missing, run_row
 from common.reproduce.tables import note_of, train_rows
 from common.run.folder import only_run_in
 from geomm.reproduce import _config as config_of_geomm
 from oblique_topology.reproduce import CODE, _note, main
 from scripts.parts import described_rows, parts_of
+from scripts.parts import main as parts_main
 
 FEW = ["data.num_test=16", "data.num_labelled=8"]  # as the session's runs
 pytestmark = pytest.mark.usefixtures("small_data_is_no_change")
@@ -148,6 +149,18 @@ def test_a_custom_row_in_configs_is_among_the_rows(tmp_path, monkeypatch):
     assert described_rows("euclip", tmp_path) == [f"my_row  a custom row; in {tmp_path}: smoke seed0"]
 
 
+def test_the_home_folder_of_outputs_and_of_a_custom_row_is_expanded(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    evaluation = tmp_path / "runs/oblique_topology/table2_clip-smoke-0a1b/seed0/evaluation.json"
+    evaluation.parent.mkdir(parents=True)
+    evaluation.touch()
+    parts_main("rows", "oblique_topology", "~")
+    assert f"in {tmp_path}: smoke seed0" in capsys.readouterr().out
+    (tmp_path / "mine.yaml").touch()
+    of_rows = _rows_of_names(["~/mine.yaml"], ["a"], "t", "oblique_topology", {"tables": {}})
+    assert of_rows == (("mine",), (tmp_path / "mine.yaml",))
+
+
 def test_make_hands_on_what_was_typed_letter_by_letter(tmp_path):
     settings = {
         "--data": "/it's \"my\" $HOME/$(pictures) `a`", "--output": "o$x;u t", "--set": "data.train='a $b.tar' c=\"d\"",
@@ -169,7 +182,8 @@ def test_settings_of_the_environment_are_named_and_change_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment"), [(["OUTPUT="], {}), (["OUTPUT=/"], {}), (["OUTPUT=."], {}), ([], {"OUTPUT": ""})]
+    ("arguments", "environment"),
+    [(["OUTPUT="], {}), (["OUTPUT=/"], {}), (["OUTPUT=."], {}), (["OUTPUT=~"], {}), ([], {"OUTPUT": ""})],
 )
 def test_make_clean_refuses_a_folder_that_is_none_of_outputs(arguments, environment, tmp_path):
     (tmp_path / "rm").write_text("#!/bin/sh\necho REMOVED\n")  # in the place of rm, should clean not refuse
@@ -183,7 +197,7 @@ def test_make_clean_refuses_a_folder_that_is_none_of_outputs(arguments, environm
 def test_make_clean_removes_what_was_made_and_nothing_else(tmp_path):
     for name in ("runs/a", "results/b", "mine"):
         (tmp_path / "my outputs" / name).mkdir(parents=True)
-    assert make("clean", f"OUTPUT={tmp_path}/my outputs").returncode == 0
+    assert make("clean", "OUTPUT=~/my outputs", HOME=str(tmp_path)).returncode == 0
     assert [path.name for path in (tmp_path / "my outputs").iterdir()] == ["mine"]
     assert make("clean", f"OUTPUT={tmp_path}/none").returncode == 0
 
@@ -313,6 +327,16 @@ def test_other_test_data_and_a_lost_or_foreign_evaluation_are_evaluated_again_wi
     assert again(output).evaluations == clip.evaluations
     assert capsys.readouterr().out.count("evaluating the checkpoint again") == 3
     assert {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/*/checkpoints/*/*")} == weights
+
+
+def test_one_call_measures_on_other_test_and_validation_sets_without_training(output):
+    settings = ("optim.steps=2", "optim.warmup_steps=1", "run.evaluate_every=2")
+    weights = again(output, *settings).files.checkpoints
+    before = {path: path.stat().st_mtime_ns for path in weights.rglob("model.safetensors")}
+    others = (*settings, "data.num_test=8", "data.num_val=9")
+    assert again(output, *others).evaluations["test"]["protocol"]["num_images"] == 8
+    assert not is_missing(Job(CODE, "table2_clip.yaml", "smoke", 0, (*FEW, *others), output / "runs"))
+    assert {path: path.stat().st_mtime_ns for path in weights.rglob("model.safetensors")} == before
 
 
 def test_swapped_and_copied_seeds_are_refused(output):

@@ -48,7 +48,7 @@ def plot_table(table: Table, path: str | Path, method: Mapping | None = None, ti
     more are constant.
 
     Args:
-        table: columns and rows without a measured cell, and columns that are constant over seeds, are left out.
+        table: columns and rows without a measured cell, and columns of counts or settings, are left out.
         path: of the PNG; outside the folder of the scale the title names the changed settings.
         method: `paper.method` of a paper_tables.yaml. A row is of the first of "kinds" whose regular expression its
             name matches, with a colour and a name in the legend; other rows are called "without". Rows whose names
@@ -160,7 +160,9 @@ def _labels(rows: Sequence[Row], method: Mapping | None, width: int) -> list[str
 
 
 def _constant(cells: Sequence[Measured]) -> bool:
-    # of two seeds or more: a count or a setting, no measurement
+    # of two seeds or more: a count or a setting, which has neither hits nor a chance level; seeds of a measurement tie
+    if any(cell.hits is not None or cell.chance is not None for cell in cells):
+        return False
     return all(len(cell.values) > 1 and max(cell.values) - min(cell.values) <= 1e-6 * abs(cell.mean) for cell in cells)
 
 

@@ -385,13 +385,13 @@ FORMATS = {"csv": "csv", "latex": "tex"}  # on request -> ending
 def write_table(table: Table, folder: str | Path, formats: Sequence[str] = ()) -> list[Path]:
     """Write `<table_id>.md`, `.json`, the named `FORMATS`, and `<table_id>_hits.npz` where cells have hits.
 
-    Each file is written atomically; those of other formats, from an earlier run, are deleted.
+    Each file is written atomically; earlier ones of other formats are deleted.
     """
     folder, hits = Path(folder), hits_of(table)
     table = replace(table, hits_file=f"{table.table_id}_hits.npz" if hits else "")
-    writers = {"md": to_markdown, "json": to_json, "csv": to_csv, "tex": to_latex}
+    writers = {"json": to_json, "md": to_markdown, "csv": to_csv, "tex": to_latex}
     unasked = {f"{table.table_id}.{ending}" for name, ending in FORMATS.items() if name not in formats}
-    # before the first file is touched; the hits come first, since the JSON names them
+    # before the first file is touched; the hits come first, since the JSON names them, and the JSON next
     contents = {table.hits_file: packed(hits)} if hits else {}
     tables = {f"{table.table_id}.{ending}": write for ending, write in writers.items()}
     contents |= {name: write(table) for name, write in tables.items() if name not in unasked}

@@ -47,6 +47,10 @@ class Hits:
         """Only the seeds at these places."""
         return replace(self, codes=self.codes[list(places)])
 
+    def over_seeds(self) -> list[np.ndarray]:
+        """Each picture's results, as fractions, averaged over seeds."""
+        return np.split(self.levels[self.codes].mean(axis=0) / 100, np.cumsum(self.queries)[:-1])
+
     def by_picture(self) -> np.ndarray:
         """z, (seeds, pictures): what a picture with all its queries adds to the number, in the column's unit.
 

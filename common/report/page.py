@@ -233,12 +233,16 @@ def mark_of(judged: Judged) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; ValueError for a broken file."""
     parser = Parser("Collect tables of results on one HTML page.")
-    parser.add_argument("--results", nargs="+", default=["results", "outputs/results"], help="folders to search")
-    parser.add_argument("--output", default="outputs/report.html", help="the page to write")
+    parser.add_argument(
+        "--results", nargs="+", type=Path, default=[Path("results"), Path("outputs/results")], help="folders to search"
+    )
+    parser.add_argument("--output", type=Path, default=Path("outputs/report.html"), help="the page to write")
     given = parser.parse_args(arguments)
     number, claims = collect_page(given.results, given.output)
     if number == 0:
-        print(f"no tables below {', '.join(given.results)}; {given.output} is empty. Try: make reproduce-table2")
+        print(
+            f"no tables below {', '.join(map(str, given.results))}; {given.output} is empty. Try: make reproduce-table2"
+        )
     else:
         print(f"{given.output}: {number} table{'s' if number > 1 else ''}, on a page for each paper beside it")
         print("\nVerdicts on claims, measured:", *(f"{paper.paper}: {counts(paper)[1]}" for paper in claims), sep="\n")

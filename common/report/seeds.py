@@ -6,6 +6,7 @@ python -m common.report.seeds oblique_topology --scale photos
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from common.base.arguments import Parser
 from common.base.config import SCALES
@@ -20,7 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument("paper", choices=PAPERS)
     parser.add_argument("--scale", default="demo", choices=SCALES)
-    parser.add_argument("--results", nargs="+", default=["results", "outputs/results"], help="folders to search")
+    parser.add_argument(
+        "--results", nargs="+", type=Path, default=[Path("results"), Path("outputs/results")], help="folders to search"
+    )
     options = parser.parse_args(arguments)
     tables = (entry.table for entry in collect(options.results) if not entry.changed)
     ours = our_cells([table for table in tables if table.paper == options.paper])

@@ -24,16 +24,28 @@ import pydantic
 
 from common.report.crossed import crossed_half_width, picture_variance
 from common.report.hits import Hits, read_hits
-from common.report.statistics import RUNS, SHARE_OF, bounded_interval, interval_of_runs, interval_over_seeds
+from common.report.statistics import (
+    RUNS,
+    SHARE_OF,
+    bounded_interval,
+    interval_of_hits,
+    interval_of_runs,
+    interval_over_seeds,
+)
 
 SEEDS_INTERVAL = "95 % t over seeds"
 CROSSED_INTERVAL = "95 % over seeds and test pictures"
 RUNS_INTERVAL = "95 % exact, of a share of runs"
 OF_SHARES = " on the arcsine scale"  # where ± would leave the range of a share
 CUT = ", cut at the least possible value"
-_LEAST = {"components": 1.0, "centres": 1.0, "captions": 0.0, "edges": 1.0, "multiplier": 0.0}  # of these units
+_LEAST = dict.fromkeys(("components", "centres", "edges"), 1.0)  # of these units
+_LEAST |= dict.fromkeys(("captions", "multiplier", "norm", "radians"), 0.0)  # a distance may be minus an inner product
 QUERIES_INTERVAL = "95 % bootstrap over queries, one seed"
 WILSON_INTERVAL = "95 % Wilson over queries where all or none are hits, one seed"
+INTERVALS_OF_TIES = {
+    "bootstrap": "95 % bootstrap over queries where all seeds tie",
+    "Wilson": "95 % Wilson over queries where all or none are hits, of all seeds",
+}
 MEASURED = "measured"
 PAPER_SCALE = "paper"
 ERROR, _FIRST_ERROR, _FINAL_ERROR = 0.05, 0.01, 0.04  # two-sided: all seeds at once; the first, then all planned ones
@@ -69,14 +81,13 @@ class Column:
 class Measured:
     """One number of ours: a value per seed, in the column's unit, and where it comes from.
 
-    interval: (low, high) in that unit, None = none; `interval_kind` is `CROSSED_INTERVAL`, `SEEDS_INTERVAL` or
-        `QUERIES_INTERVAL`.
+    interval: (low, high) in that unit, None = none; `interval_kind` is its rule.
     data: a name with a short fingerprint.
     protocol: short text for readers; `full_protocol` is what claims compare, empty in old tables.
     chance: the chance level, in the column's unit.
     undecided: why the number may decide no claim.
     validation: the same metric on validation data, mean over seeds, where it was logged.
-    hits: the results of all queries; they lie in the table's file of hits, not in its JSON.
+    hits: the results of all queries; they lie in the table's file of hits, not its JSON.
     """
 
     __pydantic_config__ = KNOWN_KEYS_ONLY
@@ -127,9 +138,9 @@ def measured_over_seeds(
 ) -> Measured:
     """A `Measured` with the interval that its number of seeds allows.
 
-    Two seeds or more: 95 % over seeds and test pictures if `hits` are known, else Student's t over seeds. Only one
-    seed: `query_interval`, 95 % over queries in the column's unit, a bootstrap unless its kind names another rule;
-    None = no interval.
+    Two seeds or more: 95 % over seeds and test pictures if `hits` (in percent) are known, over queries where these show
+    no spread, else Student's t over seeds. One seed: `query_interval`, in the column's unit, a bootstrap over queries
+    unless its kind names another rule.
     """
     if len(values) >= 2:
         interval, kind = interval_over_seeds(values), SEEDS_INTERVAL
@@ -137,6 +148,9 @@ def measured_over_seeds(
             center, pictures = math.fsum(values) / len(values), picture_variance(hits.by_picture())
             half_width = float(crossed_half_width(interval[1] - center, pictures, 0.05))
             interval, kind = (center - half_width, center + half_width), CROSSED_INTERVAL
+            if half_width < 1e-9 and (hits.queries > 0).sum() > 1:  # the seeds tie
+                (low, high), name = interval_of_hits(hits.over_seeds())
+                interval, kind = (100 * low, 100 * high), INTERVALS_OF_TIES[name]
     else:
         interval, kind = query_interval, "" if query_interval is None else query_interval_kind
     return Measured(
@@ -324,7 +338,7 @@ class Table:
 
 
 def with_columns(table: Table, columns: Sequence[Column]) -> Table:
-    """The table with some of its columns, in the order given, and the rows that were measured in them."""
+    """The table with some columns, in the order given, and the rows measured in them."""
     keys = {column.key for column in columns}
     rows = [
         replace(
@@ -344,7 +358,7 @@ def to_json(table: Table) -> str:
 
 
 def is_table(content: object) -> bool:
-    """Whether parsed JSON claims to be a table (it may still be a broken one)."""
+    """Whether parsed JSON claims to be a table (perhaps a broken one)."""
     return isinstance(content, dict) and content.get("format") == "report table"
 
 
@@ -414,18 +428,18 @@ def _extends(table: Table, other: Table) -> bool:
     )
 
 
-def read_table(path: str | Path) -> Table:
+def read_table(path: str | Path, with_hits: bool = True) -> Table:
     """The table of a JSON file, with the hits beside it.
 
     Raises:
-        ValueError: as `from_json`; a missing or broken file of hits. The message names the file.
+        ValueError: as `from_json`; a missing or broken file of hits, or of other seeds. The message names the file.
     """
     path = Path(path)
     try:
         table = from_json(path.read_text(encoding="utf-8", errors="replace"))
     except ValueError as error:
         raise ValueError(f"{path} is broken: {error}") from error
-    if not table.hits_file:
+    if not table.hits_file or not with_hits:
         return table
     try:
         hits = read_hits(path.with_name(table.hits_file))
@@ -435,6 +449,11 @@ def read_table(path: str | Path) -> Table:
     for row in table.rows:
         ours = row.ours.items()
         cells = {key: cell and replace(cell, hits=hits.get(f"{row.method}/{key}")) for key, cell in ours}
+        for key, cell in cells.items():
+            if cell and cell.hits and len(cell.hits.codes) != len(cell.values):
+                counts = f"{len(cell.values)} seeds, but {table.hits_file} hits of {len(cell.hits.codes)}"
+                where = f"row {row.method}, column {key}"
+                raise ValueError(f"{path} is broken: {where} has {counts}; expected equally many: make the table again")
         rows.append(replace(row, ours=cells))
     return replace(table, rows=rows)
 
@@ -459,7 +478,7 @@ def _with_intervals_in_range(row: Row, units: Mapping[str, str]) -> Row:
             ours[key] = replace(cell, interval=(least, cell.interval[1]), interval_kind=cell.interval_kind + CUT)
         if whole is None:
             continue
-        if cell.interval_kind == QUERIES_INTERVAL and 0 <= cell.values[0] <= whole:
+        if cell.interval_kind in (QUERIES_INTERVAL, INTERVALS_OF_TIES["bootstrap"]) and 0 <= cell.values[0] <= whole:
             ours[key] = replace(cell, interval=tuple(min(max(end, 0.0), whole) for end in cell.interval))
         if cell.interval_kind not in (SEEDS_INTERVAL, CROSSED_INTERVAL):
             continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from common.base.arguments import Parser, accepted, words_in
+from common.base.arguments import Parser, accepted, expanded, words_in
 from common.base.config import SCALES, ConfigError, load_config
 from common.base.files import shown
 from common.base.places import ROOT, outputs
@@ -231,9 +231,9 @@ def reproduce_main(
         most = min(SEARCH_SEEDS)  # settings were chosen with the next ones
         raise ConfigError(f"SEEDS={options.seeds} must be a whole number of seeds, at least 1 and at most {most}")
     planned = int(options.plan) if options.plan.isdigit() else -1
-    if planned and not max(2, int(options.seeds)) < planned <= min(SEARCH_SEEDS):
-        above = f"expected a whole number of seeds above 2 and above SEEDS={options.seeds}"
-        raise ConfigError(f"PLAN={options.plan}: {above}, at most {min(SEARCH_SEEDS)}")
+    if planned and not 2 <= int(options.seeds) < planned <= min(SEARCH_SEEDS):  # one seed is no first look
+        above = f"expected a whole number of seeds above SEEDS={options.seeds}, at most {min(SEARCH_SEEDS)}"
+        raise ConfigError(f"PLAN={options.plan}: {above}, and SEEDS of at least 2 beside PLAN")
     # names are checked before anything is trained
     formats = tuple(name for name in re.split(r"[\s,]+", options.formats) if name)
     for name in formats:
@@ -371,9 +371,10 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
 
 
 def _planned(command: Command, paper: str, table: Table) -> Table:
-    # by the tables of the same runs that were written before
+    # by the tables of the same runs that were written before; one torn from its hits is written anew
     files = f"{paper}/{command.part}/{command.scale}*/{table.table_id}.json"  # also of some rows
-    earlier = [read_table(file) for root in dict.fromkeys(command.roots) for file in sorted(root.glob(files))]
+    before = (file for root in dict.fromkeys(command.roots) for file in sorted(root.glob(files)))
+    earlier = [read_table(file, with_hits=False) for file in before]
     plan, asked = plan_of(table, earlier, command.planned_seeds), command.planned_seeds
     if asked and plan != (len(table.seeds), asked):
         print(
@@ -442,7 +443,8 @@ def _rows_of_names(
     for row in names:
         if not known:
             raise ConfigError(f"ROWS={row}: {part} chooses its rows itself; leave ROWS out")
-        file = next((file for file in (ROOT / paper / "configs" / f"{row}.yaml", Path(row)) if file.is_file()), None)
+        files = (ROOT / paper / "configs" / f"{row}.yaml", Path(expanded(row)))
+        file = next((file for file in files if file.is_file()), None)
         if row in known:
             rows.append(row)
         elif row not in others and file is not None and file.suffix == ".yaml":
