@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import Subset
 
+from common.data.broken import BrokenSample
 from common.data.decoding import read_picture
 from common.data.pairs import Pairs, open_retrieval_sets
 from common.data.pictures import Pictures
@@ -107,8 +109,11 @@ def scenes_pool(scenes: SceneDataset) -> Pool:
 
 
 def has_hierarchy(pairs: Any) -> bool:
-    """Whether the first sample of a set of pairs has a chain of captions."""
-    return isinstance(pairs, Pictures) and "hierarchy" in pairs.metadata(0)
+    """Whether the first readable sample of a set of pairs has a chain of captions."""
+    for index in range(len(pairs)) if isinstance(pairs, Pictures) else ():
+        with suppress(BrokenSample):
+            return "hierarchy" in pairs.metadata(index)
+    return False
 
 
 def hierarchy_pool(shards: Pictures, indices: Sequence[int]) -> Pool:
@@ -119,12 +124,17 @@ def hierarchy_pool(shards: Pictures, indices: Sequence[int]) -> Pool:
         indices: of the images, in the order of the walks.
     Returns:
         A pool in which a caption counts as true of the images in whose chain it stands. It may be true of others, too.
+        The chain of an unreadable sample, from whose image no walk starts, is empty.
     Raises:
         ValueError: a sample without a chain; names it.
     """
     chains = []
     for index in indices:
-        chain = shards.metadata(index).get("hierarchy")
+        try:
+            chain = shards.metadata(index).get("hierarchy")
+        except BrokenSample:
+            chains.append([])
+            continue
         if not isinstance(chain, list) or not chain or not all(isinstance(text, str) and text for text in chain):
             raise ValueError(
                 f"{shards.name}: sample {shards.image_id(index)} has hierarchy {chain!r}; expected: a list of captions "
@@ -136,7 +146,10 @@ def hierarchy_pool(shards: Pictures, indices: Sequence[int]) -> Pool:
 
 def captions_pool(pairs: Pairs, indices: Sequence[int]) -> Pool:
     """The captions of images without a hierarchy, in file order; each counts as true of its images only."""
-    chains = [pairs.captions(index) for index in indices]
+    chains: list[list[str]] = [[] for _ in indices]
+    for index, chain in zip(indices, chains):
+        with suppress(BrokenSample):
+            chain += pairs.captions(index)
     return _pool_of_chains(f"captions of {len(indices)} pictures of {pairs.name}", chains, None)
 
 

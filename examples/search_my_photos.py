@@ -21,21 +21,23 @@ from pathlib import Path
 
 import jinja2
 import torch
-from PIL import Image, ImageOps
 
 from common.base.arguments import Parser
 from common.base.config import load_row
 from common.base.files import printable, shown, write_atomically
 from common.base.places import ROOT, outputs
+from common.data.decoding import read_picture
 from common.data.folder import captions_beside
 from common.data.pairs import open_training_pairs
 from common.data.shard_paths import PICTURE_EXTENSIONS, visible_below
 from common.data.tsv import open_tsv
+from common.reproduce.rows import is_current
 from common.run.folder import only_run_in, run_files
 from common.run.inputs import feature_cache
 from common.run.launch import run_or_explain, start_accelerator
 from common.run.named_models import open_model
 from contrastive_basics.config import Config
+from contrastive_basics.reproduce import CODE
 from contrastive_basics.train import train
 
 PAPER = ROOT / "contrastive_basics"
@@ -80,8 +82,7 @@ def write_tables(pictures: dict[Path, list[str]], folder: Path) -> dict[str, Pat
 def thumbnail(path: Path) -> str:
     """A small JPEG as a data URI, rotated as the camera recorded."""
     stream = io.BytesIO()
-    with Image.open(path) as picture:
-        small = ImageOps.exif_transpose(picture).convert("RGB")
+    small = read_picture(path)
     small.thumbnail((320, 320))
     small.save(stream, "JPEG", quality=85)
     return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
@@ -140,10 +141,10 @@ def main(arguments: list[str] | None = None) -> Path:
         settings += ["data.tokenizer=bert_wordpiece", f"data.vocabulary={BERT}"]
     config = load_row(Config, PAPER, PAPER / "configs" / "table1_ours.yaml", "photos", [*settings, *options.set])
 
-    # the ordinary training of a paper's folder, unless it has finished already
+    # the ordinary training of a paper's folder, unless it has finished already; other test images are only evaluated
     pairs = open_training_pairs(config.data, config.run.seed)
     files = run_files(PAPER.name, "my_photos", "photos", config, pairs.fingerprint, options.output / "runs")
-    if not files.evaluation.is_file():
+    if not is_current(files, CODE.open_tests(config.data)):
         with only_run_in(files):
             train(config, pairs, files, True, start_accelerator(config.run, files.folder), "my photographs")
     evaluation = json.loads(files.evaluation.read_text(encoding="utf-8"))["evaluations"]["test"]

@@ -108,8 +108,10 @@ def check_tasks(tasks: Sequence[str], models: Sequence[Model], data: Any, sets: 
         "zero_shot": (sets.zero_shot, labelled),
         "probe": (probed, f"{labelled}, with the sets {PROBE_TRAIN} and {PROBE_TEST}"),
         "knn": (probed, f"{labelled}, with the sets {PROBE_TRAIN} and {PROBE_TEST}"),
-        "hierarchy": (hierarchy_task(SimpleNamespace(data=data), 1), "data.second_test=<shards with hierarchies>"),
     }
+    if "hierarchy" in tasks:  # opens the test sets once more
+        known = hierarchy_task(SimpleNamespace(data=data), 1)
+        needs["hierarchy"] = known, "data.second_test=<shards with hierarchies>"
     for task in tasks:
         available, setting = needs.get(task, (True, ""))
         if not available:

@@ -1,5 +1,6 @@
 """common/evaluation/embed.py: modules whose output depends on their mode, and the text that goes to the tokenizer."""
 
+import struct
 from dataclasses import replace
 from functools import partial
 
@@ -137,7 +138,10 @@ def test_damaged_exif_data_cost_no_picture(tmp_path, exif, turned):
     if exif == "torn":  # a turn that can be read, beside an entry that cannot be written again
         whole = Image.Exif()
         whole[0x0112], whole[0x010F] = 6, "camera"
-        exif = whole.tobytes().replace(b"\x0f\x01\x02\x00", b"\x0f\x01\x05\x00")
+        exif = whole.tobytes()
+        for order in "<>":  # of the bytes, which Pillow chooses: the type of the second entry, text, becomes a ratio
+            exif = exif.replace(struct.pack(f"{order}HH", 0x010F, 2), struct.pack(f"{order}HH", 0x010F, 5))
+        assert exif != whole.tobytes()
     pixels = np.repeat(np.arange(0, 240, 20, dtype=np.uint8)[None, :, None], 8, axis=0).repeat(3, axis=2)
     Image.fromarray(pixels).save(file := tmp_path / "photo.jpg", quality=100, exif=exif)
     expected = np.rot90(pixels, -1) if turned else pixels

@@ -216,6 +216,16 @@ def test_statements_are_held_out_by_their_pictures_and_dev_is_reported_only(tmp_
         assert not pixels_in(held) & pixels_in(items)
 
 
+def test_a_picture_of_pairs_on_both_sides_is_refused(tmp_path):
+    rows = json.loads((nlvr2_files(tmp_path) / "train.json").read_text())
+    for row in rows:
+        row["images"][1] = "0.png"
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    data = task_data(tmp_path, val_share=0.3)
+    refused((r"nlvr2-train has '0\.png' in several pairs, on both sides; expected data\.val",
+             lambda: open_training_set(data, 0)))  # fmt: skip
+
+
 def test_an_image_without_a_usable_id_stays_in_training():
     class SomeBroken(Named):
         def image_id(self, index):
@@ -249,6 +259,19 @@ def test_lines_of_a_caption_file_are_captions_of_the_share_that_is_ranked(tmp_pa
     data = DataConfig(source="shards", root=str(tmp_path), train="train.tar", val_share=0.3)
     assert open_training_pairs(data, 0).captions(0) == ["a dog\na cat"]
     assert open_validation_pairs(data).captions(0) == ["a dog", "a cat"]
+
+
+def test_a_shard_of_another_folder_moves_no_picture(tmp_path):
+    data, held_out = DataConfig(source="shards", root=str(tmp_path), train="*/*.tar", val_share=0.3), []
+    for place in range(2):
+        (tmp_path / f"{place}").mkdir()
+        samples = {f"{key:02}": pair(0, json=None, txt=f"{place} {key}".encode()) for key in range(40)}
+        write_tar(tmp_path / f"{place}" / f"train-{place}.tar", samples)
+        validation = open_validation_pairs(data)
+        held_out.append([validation.captions(row)[0] for row in range(len(validation))])
+    before, after = held_out
+    assert before == [text for text in after if text.startswith("0")] != after
+    assert before == [f"0 {key}" for key in range(40) if is_held_out(f"train-0/{key:02}", 0.3)]
 
 
 def test_an_image_in_several_samples_of_shards_is_not_ranked_against_itself(tmp_path):

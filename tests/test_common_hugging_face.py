@@ -259,14 +259,34 @@ def test_one_path_with_two_ids_is_refused_as_in_json_files(tmp_path):
         (broken,) = ranked.broken_at_open
         assert (broken.key, broken.reason) == ("row 1", f"duplicate path: {path!r}, first at row 0")
         assert captions_of(ranked) == [["a", "c"]]
+        assert len(ranked.fingerprint) == 64
+
+
+def test_one_id_of_two_pictures_is_no_picture(tmp_path):
+    # else the captions of one would be ranked as those of the other
+    for number in range(2):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
+    names, lines = ["0.jpg", "./0.jpg", "1.jpg"], {"caption": ["a", "b", "c"], "image_id": ["7"] * 3}
+    datasets.Dataset.from_dict({"image": names, **lines}).to_parquet(tmp_path / "paths.parquet")
+    contents = [(tmp_path / name).read_bytes() for name in names]
+    datasets.Dataset.from_dict({"image": contents, **lines}).to_parquet(tmp_path / "bytes.parquet")
+    sizes = len(jpeg(1)), len(jpeg(0))
+    for name, reason in (
+        ("paths", "path differs: '1.jpg', the same image has '0.jpg' at row 0"),
+        ("bytes", "size differs: {}, the same image has {} at row 0".format(*sizes)),
+    ):
+        ranked = open_hugging_face(f"{name}.parquet", root=tmp_path, role="test")
+        assert captions_of(ranked) == [["a", "b"]]
+        assert [(broken.key, broken.reason) for broken in ranked.broken_at_open] == [("row 2", reason)]
+    assert sizes[0] != sizes[1]
 
 
 def test_rows_without_an_id_are_known_by_their_bytes(tmp_path):
     ids = [hashlib.blake2b(jpeg(number), digest_size=16).hexdigest() for number in range(3)]
-    rows([0, 1, 0, 2, 0, 2], image_id=[None, "7", "", "7", "8", ""]).save_to_disk(tmp_path / "some")
+    rows([0, 1, 0, 1, 0, 2], image_id=[None, "7", "", "7", "8", ""]).save_to_disk(tmp_path / "some")
     rows([0, 1, 0, 2]).remove_columns("image_id").save_to_disk(tmp_path / "none")
     for name, of_rows, groups in (
-        ("some", [ids[0], "7", ids[0], "7", "8", ids[2]], [[0, 0], [1, 2], [0], [2]]),
+        ("some", [ids[0], "7", ids[0], "7", "8", ids[2]], [[0, 0], [1, 1], [0], [2]]),
         ("none", [ids[0], ids[1], ids[0], ids[2]], [[0, 0], [1], [2]]),
     ):
         ranked, trained = (open_hugging_face(name, root=tmp_path, role=role) for role in ("test", "train"))

@@ -96,6 +96,7 @@ def folder(tmp_path):
             put(tmp_path / "set" / name / f"{number}.JPEG", number)
     put(tmp_path / "set" / "n01" / "deeper" / "5.png", 5, "PNG")
     (tmp_path / "set" / "n01" / ".hidden").write_bytes(b"x")
+    put(tmp_path / "set" / "n02" / ".ipynb_checkpoints" / "2-checkpoint.JPEG", 2)
     (tmp_path / "set" / "n01" / "Thumbs.db").write_bytes(b"x")
     return tmp_path / "set"
 

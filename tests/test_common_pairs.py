@@ -182,6 +182,12 @@ def write_hugging_face(root, size=SIZE):
     return "hugging_face", {"train": "saved"}
 
 
+def write_parquet(root):
+    for role, count in COUNTS.items():
+        datasets.Dataset.from_dict(columns_of(range(count))).to_parquet(root / f"{role}.parquet")
+    return "hugging_face", {}
+
+
 WRITERS = [write_shards, write_karpathy, write_tables, write_folder, write_hugging_face]
 
 
@@ -355,7 +361,10 @@ def test_folders_of_training_and_test_that_hold_one_another_are_refused(tmp_path
         (write_tables, "train.tsv", "test.tsv", False),
         (write_karpathy, "dataset.json#test", "dataset.json#test", True),
         (write_karpathy, "dataset.json#train", "dataset.json#test", False),
+        (write_karpathy, "dataset.json#train+val", "dataset.json#val+test", True),
         (write_karpathy, "dataset.json", "dataset.json", False),  # each has its split
+        (write_parquet, "*.parquet", "test.parquet", True),
+        (write_parquet, "train.parquet", "test.parquet", False),
         (write_shards, "*-test-*.tar", "*-test-*.tar", True),
     ],
 )
@@ -366,6 +375,17 @@ def test_a_test_set_that_is_a_training_set_is_named(tmp_path, write, train, test
         with warnings.catch_warnings(record=True) as caught:
             open_retrieval_sets(config)
         assert ["is what data.train names" in str(warning.message) for warning in caught] == [True] * is_named
+
+
+def test_one_pattern_in_two_folders_is_no_training_set(tmp_path):
+    for name in ("evaluated", "trained"):
+        (tmp_path / name).mkdir()
+        write_shards(tmp_path / name)
+    mixture = (MixedSet(root=str(tmp_path / "trained"), train="*-test-*.tar"), MixedSet(source="scenes"))
+    data = config_of("shards", tmp_path / "evaluated", test="*-test-*.tar", mixture=mixture)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(open_retrieval_sets(data)["test"]) == 4
 
 
 def test_an_evaluation_needs_no_pictures_of_the_training_set(tmp_path):
@@ -557,13 +577,15 @@ def test_a_broken_sample_of_a_mixture_is_replaced_by_one_of_its_set_and_ids_of_t
     assert len(open_training_pairs(mixture, 0)) == 2 * NUM_SAMPLES + 40
 
 
-def test_the_words_of_a_mixture_are_those_of_all_its_sets_and_its_fingerprint_knows_the_weights(mixture):
+def test_the_words_of_a_mixture_are_those_of_all_its_sets_and_its_fingerprint_knows_weights_and_buffers(mixture):
     pairs = open_training_pairs(mixture, 0)
     tokenizer = build_tokenizer(mixture, pairs)
     assert tokenizer.unknown_id not in tokenizer.encode(["picture view of", "circle square triangle"], 8)
     half = replace(mixture, mixture=(replace(mixture.mixture[0], weight=1.5), *mixture.mixture[1:]))
-    others = (open_training_pairs(half, 0), open_training_pairs(mixture, 1))
-    assert len({mixed.fingerprint for mixed in (pairs, *others)}) == 3
+    table, stream, scenes = mixture.mixture
+    buffer = replace(mixture, mixture=(table, replace(stream, stream_buffer=6), scenes))
+    others = (open_training_pairs(half, 0), open_training_pairs(buffer, 0), open_training_pairs(mixture, 1))
+    assert len({mixed.fingerprint for mixed in (pairs, *others)}) == 4
     assert pairs.name.startswith("60 % train + 20 % ")
 
 

@@ -209,7 +209,8 @@ def photos(folder):
     return ["data.source=tsv", f"data.root={folder}", "data.test=photos.tsv"]
 
 
-def test_without_labelled_sets_the_table_holds_retrieval_alone(stranger, tmp_path):
+def test_without_labelled_sets_the_table_holds_retrieval_alone(stranger, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate_table, "hierarchy_task", lambda *_: pytest.fail("opened for another task"))
     evaluated(stranger, "--csv", tmp_path / "table.csv", *photos(tmp_path))
     metrics = [line.split(",")[2] for line in (tmp_path / "table.csv").read_text().splitlines()[1:]]
     assert metrics
@@ -223,6 +224,7 @@ def test_without_labelled_sets_the_table_holds_retrieval_alone(stranger, tmp_pat
         (["run", "data.num_test=4"], False),
         (["run", "--output", "a.json"], False),
         (["run", "other"], True),
+        (["runs/lr=1e-3/seed0", "other=2/seed0"], True),
         (["run", "--tasks", "knn"], True),
         (["run", "--csv=a.csv"], True),
     ],

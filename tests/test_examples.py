@@ -259,12 +259,28 @@ def test_user_photographs_are_searched_with_captions_and_without(weights, tmp_pa
     with pytest.raises(ValueError, match=r"1 of 1 pictures cannot be read; the first: .*31\.gif: image cannot be"):
         example("embed_pictures").main([*embed, str(photos / "31.gif")])
 
-    monkeypatch.setattr(search, "train", lambda *arguments: pytest.fail("trained again"))
-    assert search.main(arguments).read_text(encoding="utf-8") == text
+    with monkeypatch.context() as patched:
+        patched.setattr(search, "train", lambda *arguments: pytest.fail("trained again"))
+        assert search.main(arguments).read_text(encoding="utf-8") == text
+    # another caption of a test image: the same weights are evaluated again
+    first = min(photos.glob("*.txt"))
+    weights = {path: path.stat().st_mtime_ns for path in run.rglob("model.safetensors")}
+    first.write_text(f"{first.read_text()}one caption more\n")
+    assert "Of 7 captions" in search.main(arguments).read_text(encoding="utf-8")
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("model.safetensors")} == weights
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "a.png").write_bytes(painted(0)[1])
     with pytest.raises(ValueError, match=r"0 of 1 pictures have a caption; expected: a table"):
         search.main([str(tmp_path / "bare"), "red", "--output", str(tmp_path / "out")])
+
+
+def test_damaged_exif_data_cost_no_thumbnail(tmp_path):
+    # a width that is a text, which Pillow cannot write again, beside a turn
+    entries = b"\x00\x01\x02\x00\x04\x00\x00\x00abc\x00", b"\x12\x01\x03\x00\x01\x00\x00\x00\x06\x00\x00\x00"
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x02\0" + b"".join(entries) + bytes(4)
+    Image.new("RGB", (12, 8)).save(file := tmp_path / "photo.jpg", exif=exif)
+    content = base64.b64decode(example("search_my_photos").thumbnail(file).partition(",")[2])
+    assert Image.open(io.BytesIO(content)).size == (8, 12)
 
 
 def test_a_table_that_loses_rows_says_so(tmp_path, capsys):

@@ -219,15 +219,18 @@ class AnnotatedPictures:
     def row(self, index: int) -> dict[str, Any]:
         return json.loads(unpacked(self._rows, row_of(index, self)))[1]
 
+    def pictures(self, index: int) -> list[str]:
+        return json.loads(unpacked(self._rows, row_of(index, self)))[0]
+
     def image_id(self, index: int) -> str:
-        return " ".join(json.loads(unpacked(self._rows, row_of(index, self)))[0])
+        return " ".join(self.pictures(index))
 
     @cached_property
     def fingerprint(self) -> str:
         digest = hashlib.sha256(json.dumps(self._sizes).encode())
         digest.update(repr(self._rows.to_pylist()).encode())
         for place in sampled_places(len(self)):
-            for picture in json.loads(unpacked(self._rows, place))[0]:
+            for picture in self.pictures(place):
                 digest.update(content_hash(self.images / picture))
         return digest.hexdigest()
 

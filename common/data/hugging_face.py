@@ -193,22 +193,23 @@ def open_hugging_face(
 
 
 def _rows_to_group(rows: datasets.Dataset, reader: RowReader) -> Iterator[dict[str, Any]]:
-    # the rows; the bytes of an image, which take long to read, only where a row has no id
+    # the rows; where a row has an id, the number of the image's bytes instead of these, which take long to read
     for batch in rows.with_format("arrow").iter(100):
         columns = {name: batch[name].to_pylist() for name in reader.text_columns}
         ids, images = columns.get(reader.image_id, [None] * len(batch)), batch[reader.image]
         _, content = _paths_and_bytes(images)
-        is_path = [True] * len(batch) if content is None else content.is_null().to_pylist()
+        sizes = [None] * len(batch) if content is None else pc.binary_length(content).to_pylist()
         needed = (
-            image.as_py() if by_path or image_id in (None, "") else None
-            for image, by_path, image_id in zip(images, is_path, ids)
+            image.as_py() if size is None or image_id in (None, "") else size
+            for image, size, image_id in zip(images, sizes, ids)
         )
         yield from rows_of_batch({**columns, reader.image: needed})
 
 
 def _paths_and_bytes(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray | None, pa.ChunkedArray | None]:
     if pa.types.is_struct(column.type):
-        return pc.struct_field(column, "path"), pc.struct_field(column, "bytes")
+        content = pc.struct_field(column, "bytes")
+        return pc.struct_field(column, "path"), None if pa.types.is_null(content.type) else content
     return (column, None) if _is_text(column.type) else (None, column)
 
 

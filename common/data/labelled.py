@@ -23,7 +23,7 @@ from common.data.class_names import in_label_order, label_order, read_class_name
 from common.data.decoding import row_of
 from common.data.picture_files import missing_picture
 from common.data.pictures import Pictures, table_of
-from common.data.shard_paths import PICTURE_EXTENSIONS, check_opens, files_below
+from common.data.shard_paths import PICTURE_EXTENSIONS, check_opens, visible_below
 from common.data.shards import open_shards
 
 _PARTS = {"test", "val", "train"}  # folders of a set that are no classes
@@ -159,8 +159,8 @@ def open_image_folder(
     paths, labels, spans, broken = [], [], [], []
     for folder, label in label_of.items():
         before = len(paths)
-        for path in files_below(root / folder):
-            if path.name.startswith(".") or path.name.lower() in _OF_THE_SYSTEM:
+        for path in visible_below(root / folder):
+            if path.name.lower() in _OF_THE_SYSTEM:
                 continue
             size = path.stat().st_size if path.is_file() else None
             if path.suffix.lower() not in PICTURE_EXTENSIONS:

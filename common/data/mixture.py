@@ -22,7 +22,10 @@ class Mixture:
         self.parts, self.weights = list(parts), list(weights)
         shares = shares_of(self.weights)
         self.name = " + ".join(f"{100 * share:.3g} % {part.name}" for share, part in zip(shares, self.parts))
-        self.fingerprint = hash_of([[share, part.fingerprint] for share, part in zip(shares, self.parts)])
+        # another buffer of a stream is another order, and the run's key has no settings of parts
+        orders = [[part.buffer_size] if hasattr(part, "buffer_size") else [] for part in self.parts]
+        content = zip(shares, self.parts, orders)
+        self.fingerprint = hash_of([[share, part.fingerprint, *order] for share, part, order in content])
         lost = [getattr(part, "broken_at_open", []) for part in self.parts]
         self.broken_at_open: list[BrokenSample] = [sample for samples in lost for sample in samples]
 

@@ -16,6 +16,7 @@ from common.data.order import seed_of
 from common.data.part import some_of
 from common.data.pictures import Pictures
 from common.data.scenes import ReferringScenes, SceneDataset, classification_task
+from common.data.shard_paths import expand_shards
 from common.data.transforms import ImageTransform
 
 ZERO_SHOT_SETS = ("imagenet", "imagenet_v2", "imagenet_a", "imagenet_r")
@@ -182,7 +183,7 @@ def _open_photographs(
     opened = _reader(data.source)(name if data.source == "hugging_face" else root / name, **options)
     for trained in [] if role == "train" else _training_sets(data):
         if trained.source == data.source and trained.train:  # "" where an evaluation needs no training set
-            _check_apart(opened, trained, root / name, split, f"data.{role}", getattr(data, role))
+            _check_apart(opened, trained, data, role)
     return opened
 
 
@@ -190,15 +191,22 @@ def _training_sets(data: DataConfig) -> list[DataConfig]:
     return [part.as_data(data) for part in data.mixture] or [data]
 
 
-def _check_apart(opened: Pairs, trained: DataConfig, place: Path, split: str | None, key: str, value: str) -> None:
-    # whether a set that is ranked is a training set of the same source
-    root = Path(trained.root).expanduser()
-    name, of_training = _name_and_split(trained, "train", root)
-    training, other = (root / name).resolve(), place.resolve()
+def _check_apart(opened: Pairs, trained: DataConfig, data: DataConfig, role: str) -> None:
+    # whether a set that is ranked is a training set of the same source, or shares a file or a split with it
+    key, value = f"data.{role}", getattr(data, role)
+    root, root_of_training = Path(data.root).expanduser(), Path(trained.root).expanduser()
+    name, split = _name_and_split(data, role, root)
+    name_of_training, split_of_training = _name_and_split(trained, "train", root_of_training)
+    other, training = (root / name).resolve(), (root_of_training / name_of_training).resolve()
     if trained.source == "folder":
         check_folders_apart(training, other, f"{key} = {value!r}")
-    both = split and of_training
-    if training != other or (both and set(split.split("+")).isdisjoint(of_training.split("+"))):
+    if training != other:
+        if data.source == "hugging_face" and (files := _files(name, root) & _files(name_of_training, root_of_training)):
+            _warn_of_training_data(f"{key} = {value!r}: its file {min(files)} is what data.train names")
+        return
+    if split and split_of_training:
+        if splits := set(split.split("+")) & set(split_of_training.split("+")):
+            _warn_of_training_data(f"{key} = {value!r}: its split {min(splits)!r} is what data.train names")
         return
     try:
         beside = _open_photographs(replace(trained, stream_buffer=0), "train")
@@ -214,6 +222,12 @@ def _check_apart(opened: Pairs, trained: DataConfig, place: Path, split: str | N
             f"itself; expected: {CAPTION_FILES[trained.source]}"
         )
     _warn_of_training_data(f"{key} = {value!r} is what data.train names")
+
+
+def _files(pattern: str, root: str | Path | None) -> set[Path]:
+    with suppress(FileNotFoundError, ValueError):  # a folder, a name on the hub; an evaluation needs no training set
+        return set(expand_shards(pattern, root))
+    return set()
 
 
 def check_folders_apart(training: Path, other: Path, key: str) -> None:
@@ -257,7 +271,7 @@ def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> Pairs:
         raise FileNotFoundError(
             f"data.source = shards needs a folder: set data.root (make: DATA=<folder>) or a full path in data.{role}"
         )
-    from common.data.shards import expand_shards, open_shards
+    from common.data.shards import open_shards
 
     opened = open_shards(
         pattern,
@@ -268,13 +282,10 @@ def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> Pairs:
     of_shards = [trained for trained in _training_sets(data) if trained.source == "shards"]
     for trained in [] if role == "train" else of_shards:
         of_training = trained.train or "*train*.tar"
-        if pattern == of_training:
+        shared = _files(of_training, trained.root or None) & {shard.path for shard in opened.shards}
+        if shared and pattern == of_training:
             _warn_of_training_data(f"data.{role} = {pattern!r} is what data.train names")
-            continue
-        shared: set[Path] = set()
-        with suppress(FileNotFoundError, ValueError):  # an evaluation needs no training set
-            shared = set(expand_shards(of_training, trained.root or None)) & {shard.path for shard in opened.shards}
-        if shared:  # as with a wide pattern, data.train=*.tar
+        elif shared:  # as with a wide pattern, data.train=*.tar
             raise ValueError(
                 f"data.{role} = {pattern!r} and the training set {of_training!r} both name {min(shared)}; expected: "
                 "different shards"

@@ -10,7 +10,7 @@ import numpy as np
 from common.base.provenance import hash_of
 from common.data.broken import BrokenSample
 
-_BY_INDEX = ("captions", "image_id", "caption_ids", "label", "row")
+_BY_INDEX = ("captions", "image_id", "lasting_id", "caption_ids", "label", "row", "pictures")
 
 
 class Part:

@@ -1,7 +1,7 @@
 """Images on disk in one form: an Arrow table, and the class that reads, checks and hashes what it lists.
 
 A reader (karpathy.py, tsv.py, shards.py, labelled.py) turns its format into such a table. A broken sample raises only
-when read; equal content has an equal fingerprint wherever it lies; forked workers share the table.
+when read; equal content has an equal fingerprint wherever it lies.
 """
 
 import hashlib
@@ -158,6 +158,13 @@ class Pictures:
             return self._name(row)
         return f"{self.path(row).relative_to(self.images).as_posix().removesuffix('.tar')}/{self._name(row)}"
 
+    def lasting_id(self, index: int) -> str:
+        """`image_id` without the folders of shards."""
+        row = row_of(index, self)  # a shard in another folder makes the others' ids longer
+        if not self.shards or self._value("image_id", row) is not None:
+            return self.image_id(row)
+        return f"{self.path(row).name.removesuffix('.tar')}/{self._name(row)}"
+
     def caption_ids(self, index: int) -> list[int | None] | None:
         """In order, None for an unknown one; None where the file gives none.
 
@@ -248,7 +255,7 @@ class Pictures:
         return named(self.path(row), self.key(row))
 
     def read(self, row: int, member: str) -> bytes | None:
-        """Bytes of an image, or of another member in a shard; None where there is none. Raises: Unusable."""
+        """Bytes of an image, or another member in a shard; None where there is none. Raises: Unusable."""
         if not self.shards:
             return file_bytes(self.path(row)) if member == "image" else None
         span = self._value(member, row)

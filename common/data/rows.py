@@ -37,6 +37,7 @@ class Row(NamedTuple):
     caption_ids: Any = None
     inside: bool = False
     fault: str = ""
+    size: int | None = None  # bytes of an image inside; None = not known
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Entry:
     image_id: str
     caption_ids: list[int | None] | None = None
     rows: list[int] = field(default_factory=list)
+    size: int | None = None
 
 
 def pictures_of(
@@ -92,12 +94,14 @@ def _checked(row: Row, number: int, allow_empty: bool) -> Entry:
     caption_ids = _id_list(row.caption_ids, len(captions))
     path = "" if row.inside else picture_path(row.path)
     image_id = (path or row.place) if row.image_id in (None, "") else id_text(row.image_id)
-    return Entry(path, captions, image_id, caption_ids, [number])
+    return Entry(path, captions, image_id, caption_ids, [number], row.size)
 
 
 def _add(place: str, entry: Entry, more: Entry) -> None:
-    if more.image_id != entry.image_id:
-        raise Unusable(f"image_id differs: {more.image_id!r}, the same image has {entry.image_id!r} at {place}")
+    for key in ("image_id", "path", "size"):
+        here, there = getattr(more, key), getattr(entry, key)
+        if here and there and here != there:
+            raise Unusable(f"{key} differs: {here!r}, the same image has {there!r} at {place}")
     both = entry.caption_ids is not None and more.caption_ids is not None
     entry.caption_ids = entry.caption_ids + more.caption_ids if both else None
     entry.captions += more.captions
@@ -204,8 +208,10 @@ class RowReader:
         """For `pictures_of`; a fault of the image shows when it is read, that of a path at once."""
         content = picture_bytes(row[self.image])
         path = content if isinstance(content, str) and content else None
+        size = content if isinstance(content, int) else None  # instead of bytes, where the row has an id
         try:
-            return Row(f"row {index}", path, self._cells(row), self.identity(row, index), inside=path is None)
+            image_id = self.identity(row, index)
+            return Row(f"row {index}", path, self._cells(row), image_id, inside=path is None, size=size)
         except BrokenSample as error:
             return Row(error.key, fault=error.reason)
 

@@ -339,10 +339,8 @@ def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFi
         if is_validated(files, paper.open_validation(config)):
             return "current"
     elif is_current(files, paper.open_tests(config.data)):
-        validated = not files.validation.is_file() or not validates(config.run)
-        validated = validated or is_validated(files, paper.open_validation(config))
         # read last, as its sums take time; with its last step a run only validates and evaluates again
-        if not validated and last_checkpoint(files.checkpoints) is not None:
+        if _lacks_validation(paper, config, files) and last_checkpoint(files.checkpoints) is not None:
             return "unvalidated"
         _check_log(files)
         return "current"
@@ -351,8 +349,14 @@ def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFi
     if checkpoint is not None:
         check_same_run(checkpoint, files, config, data_fingerprint)
         if config.run.test and checkpoint.state["step"] == config.optim.steps:
-            return "trained"
+            return "unvalidated" if _lacks_validation(paper, config, files) else "trained"
     return "unfinished" if _divergence(files) is None else "diverged"
+
+
+def _lacks_validation(paper: PaperCode, config: Any, files: RunFiles) -> bool:
+    if not files.validation.is_file() or not validates(config.run):
+        return False
+    return not is_validated(files, paper.open_validation(config))
 
 
 def _check_log(files: RunFiles) -> None:
