@@ -1,8 +1,7 @@
-"""Numbers in buffers that the host needs: read from the device once, not in every step.
+"""Numbers in buffers that the host needs, such as the fill level of a queue.
 
-The fill level of a queue, for example, is a buffer on the device, and reading it makes the host wait. The host
-remembers what it wrote, and reads only after another write, such as a checkpoint's. On a CPU, which needs no wait,
-it always reads.
+Reading one from a device makes the host wait. So it remembers what it wrote, and reads only after another write, such
+as a checkpoint's; on a CPU always.
 """
 
 from torch import Tensor
@@ -14,8 +13,7 @@ _REMEMBERED = WeakTensorKeyDictionary()  # buffer -> (its version when the numbe
 def host_number(buffer: Tensor) -> int | float | bool:
     """The value of a () buffer; waits for the device only after a write that was not `write_number_`'s.
 
-    A write that leaves the buffer's version as it is (`.data`, a collective) is not seen on a device without
-    `torch.autograd.graph.increment_version`.
+    On a device, a write without a new version (`.data`, a collective) needs `torch.autograd.graph.increment_version`.
     """
     if _is_read(buffer):
         return buffer.item()

@@ -204,7 +204,7 @@ def share_of_angle(angles: np.ndarray | float) -> np.ndarray:
 
 
 def share_interval(low: float, high: float, whole: float) -> tuple[float, float]:
-    """A symmetric interval of a share of `whole`, moved to the scale of `share_angle`: it stays in [0, whole]."""
+    """A symmetric interval of a share of `whole`, on the scale of `share_angle`: it stays in [0, whole]."""
     mean = (low + high) / 2 / whole
     slope = 2 * math.sqrt(mean * (1 - mean))  # of a share by its angle
     half_width = (high - low) / 2 / whole / slope if slope else 0.0
@@ -246,8 +246,7 @@ def interval_of_hits(
 ) -> tuple[tuple[float, float], Literal["bootstrap", "Wilson"]]:
     """95 % interval of a share of hits over the queries of one seed, and its kind.
 
-    Where all queries are hits, or none is, Wilson's interval over the images (0 of 40) takes the place of the
-    bootstrap.
+    Where all queries are hits, or none is, it is Wilson's over the images.
 
     Raises:
         ValueError: as `bootstrap_interval`.
@@ -263,10 +262,10 @@ def interval_of_hits(
 def bootstrap_interval(
     hits_per_query: Sequence[Sequence[float]], level: float = 0.95, num_resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over queries, clustered by image; of width zero if all hits are equal.
+    """Percentile bootstrap interval of the mean over queries, clustered by image; no width if all hits are equal.
 
-    Whole images are drawn with replacement, as the captions of one image have similar hits. The mean is over *queries*,
-    so images with more captions weigh more, as in a recall.
+    Whole images are drawn with replacement, as captions of one image have similar hits. The mean is over *queries*:
+    images with more captions weigh more, as in a recall.
 
     Args:
         hits_per_query: per image the hits (0 or 1, or any score) of its queries; images without queries are left out.
@@ -289,8 +288,7 @@ def bootstrap_interval(
 def bootstrap_means(sums: np.ndarray, counts: np.ndarray, num_resamples: int = 2000, seed: int = 0) -> np.ndarray:
     """The mean over queries in each of `num_resamples` draws of whole images with replacement.
 
-    The draws depend only on `seed` and the number of images, so a difference of two numbers of the same test images can
-    be resampled in pairs.
+    The draws depend only on `seed` and the number of images, so differences can be resampled in pairs.
 
     Args:
         sums: (num_images,) sum over the queries of an image.
@@ -318,7 +316,7 @@ def sign_flip_p_value(differences: np.ndarray, num_draws: int = 10_000) -> float
     signs are drawn at random.
 
     Args:
-        differences: (num_images,) sum over an image's queries, of one model less the other.
+        differences: (num_images,) sums over an image's queries.
         num_draws: of random signs; p is at least 1 / (num_draws + 1).
     Returns:
         p in (0, 1]; 1 if the models agree on every image.
