@@ -248,7 +248,7 @@ def test_a_part_gives_tables_and_draws_curves(tmp_path, part):
         assert str(tmp_path) not in repr(table)
         assert not any(row.paper for row in table.rows)
         # what claims refer to is there at every scale
-        _, path = write_table(table, tmp_path / table.table_id)
+        path, *_ = write_table(table, tmp_path / table.table_id)
         committed = values_of(COMMITTED / part / "demo" / f"{table.table_id}.json")
         assert values_of(path).keys() == committed.keys() != set()
         curves = tmp_path / "results" / "contrastive_basics" / part / "smoke" / f"{table.table_id}_curves.png"

@@ -212,8 +212,8 @@ class InitialWeights:
         # scalars belong to a pair of towers: with two sources none of them fits
         if is_pair:
             facts["scalars"] = []
-            # the same geometry on more spheres sums more cosines, for which the multiplier is another
-            spheres = getattr(config.method, "num_spheres", 1)
+            # a product of more spheres sums more cosines, for which the multiplier is another
+            spheres = config.method.num_spheres if hasattr(model.geometry, "sphere_dim") else weights.num_spheres
             if (weights.geometry, weights.num_spheres) == (model.geometry.name, spheres):
                 parameters = {
                     name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
