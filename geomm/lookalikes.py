@@ -101,7 +101,10 @@ def share_distinguished(true: torch.Tensor, false: torch.Tensor) -> float:
 
 
 def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
-    """Shares of pairs that each distance separates on one run's embeddings; `one_cluster`: pairs with one centre."""
+    """Shares of pairs that each distance separates on one run's embeddings.
+
+    `one_cluster`: of pairs with one centre. `measured`: number of pairs whose picture can be read.
+    """
     checkpoint = last_checkpoint(run.files.checkpoints)
     config, encoder = load_encoder(checkpoint, this_device(), config=run.config)
     keys = keys_of(checkpoint)
@@ -123,7 +126,8 @@ def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
                 parts.append(geodesic_distance(images[some], texts[some], joined, *attached).diagonal())
             distances.append(torch.cat(parts))
         shares[name] = share_distinguished(*distances)
-    return shares | {"one_cluster": 100 * float((clusters[0][0] == clusters[1][0]).float().mean())}
+    one_cluster = 100 * float((clusters[0][0] == clusters[1][0]).float().mean())
+    return shares | {"one_cluster": one_cluster, "measured": len(triples)}
 
 
 def lookalikes(command: Command, code: PaperCode) -> list[Table]:
@@ -136,13 +140,14 @@ def lookalikes(command: Command, code: PaperCode) -> list[Table]:
     measured = {name: [measure(run, pairs) for run in seeds] for name, seeds in runs.items()}
     if not is_main_process():
         return []
-    first = next(iter(runs.values()))[0]
+    first, measured_pairs = next(iter(runs.values()))[0], next(iter(measured.values()))[0]["measured"]
+    unread = len(pairs.triples) - measured_pairs
     findings = Findings(
         name="lookalikes",
         caption="Pictures that are nearer to their caption than to the same with words swapped or one replaced.",
         data=f"{first.training_data}; hard negatives of {pairs.data}",
         measured_on=f"hard negatives of {pairs.data}",
-        protocol="all pairs of the test set",
+        protocol="all pairs of the test set" + (f", {unread} of unreadable pictures left out" if unread else ""),
         settings={"rows": {name: config for name, (config, _) in MODELS.items()}},
         rows={name: label for name, (_, label) in MODELS.items()},
         columns=COLUMNS,

@@ -320,15 +320,17 @@ def _panels(by_seed: Sequence[Mapping[Case, torch.Tensor]], grid: Grid) -> list[
     def points(case: Case, value: Callable[[torch.Tensor, float], float]) -> list[tuple[float, list[float]]]:
         return [(s, [value(cases[case], s) for cases in by_seed]) for s in MULTIPLIERS]
 
-    batches = {size: len(by_seed[0]["drawn", size, 0.0]) for size in SIZES}
+    batches = {(source, size): len(by_seed[0][source, size, 0.0]) for source in SOURCES for size in SIZES}
     return panels_of(batches, max(grid.shares), points)
 
 
-def panels_of(batches: Mapping[str, int], most: float, points: Callable[[Case, Callable], list]) -> list[Curves]:
+def panels_of(
+    batches: Mapping[tuple[str, str], int], most: float, points: Callable[[Case, Callable], list]
+) -> list[Curves]:
     """Three panels for each source, against the multiplier: ratio by batch size and by noise, share of alignment.
 
     Args:
-        batches: size -> B.
+        batches: source and size -> B.
         most: of the shares of shuffled texts; only it is drawn beside none, since all lie upon each other.
         points: case, function of similarities and multiplier -> (multiplier, value of each seed).
     """
@@ -339,9 +341,10 @@ def panels_of(batches: Mapping[str, int], most: float, points: Callable[[Case, C
     balance = ("balance: the ratio is 1", 0.0)
     panels = []
     for source, of_what in SOURCES.items():
-        by_batch = {f"B = {batch}": (source, size, 0.0) for size, batch in batches.items()}
-        by_noise = {f"B = {batches['middle']}, {most:.0%} of texts shuffled": (source, "middle", most)}
-        by_noise = {f"B = {batches['middle']}": (source, "middle", 0.0), **by_noise}
+        by_batch = {f"B = {batches[source, size]}": (source, size, 0.0) for size in SIZES}
+        middle = f"B = {batches[source, 'middle']}"
+        by_noise = {middle: (source, "middle", 0.0)}
+        by_noise[f"{middle}, {most:.0%} of texts shuffled"] = source, "middle", most
         for title, cases, value, y_label, level in (
             (f"{of_what}: by batch size", by_batch, ratio, "ln of the mean ratio exp(A - U)", balance),
             (f"{of_what}: by shuffled texts", by_noise, ratio, "ln of the mean ratio exp(A - U)", balance),

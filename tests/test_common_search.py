@@ -111,27 +111,29 @@ def test_a_diverged_run_is_a_trial_and_never_chosen(scored):
 
 
 @pytest.mark.parametrize(
-    ("values", "end", "new"),
+    ("values", "end", "is_whole", "new"),
     [
-        (("1e-3", "3e-3", "1e-2"), "high", "0.0333"),
-        (("1e-3", "3e-3", "1e-2"), "low", "0.000333"),
-        (("100", "200"), "high", "400"),
-        (("-20", "-10"), "low", "-40"),
+        (("1e-3", "3e-3", "1e-2"), "high", False, "0.0333"),
+        (("1e-3", "3e-3", "1e-2"), "low", False, "0.000333"),
+        (("100", "200"), "high", True, "400"),
+        (("-20", "-10"), "low", True, "-40"),
+        (("3", "4"), "low", True, "2"),
+        (("1", "2"), "low", False, "0.5"),
     ],
 )
-def test_the_new_value_has_the_ratio_of_the_two_at_the_edge(values, end, new):
-    wider = Axis("a.b", values).widened(end)
+def test_the_new_value_has_the_ratio_of_the_two_at_the_edge(values, end, is_whole, new):
+    wider = Axis("a.b", values).widened(end, is_whole)
     assert set(wider.values) == {*values, new}
     assert list(wider.values) == sorted(wider.values, key=float)
 
 
 def test_zero_has_no_ratio_and_words_have_no_edge():
     axis = Axis("a.b", ("0", "0.1"))
-    assert axis.widened("low") == axis
+    assert axis.widened("low", False) == axis
     layers = Axis("a.b", ("1", "3"))  # the ratio leads to 0, another kind of tower
-    assert layers.widened("low") == layers
+    assert layers.widened("low", True) == layers
     close = Axis("a.b", ("0.9990", "0.9995"))  # 0.9985 has three digits as 0.999
-    assert close.widened("low") == close
+    assert close.widened("low", False) == close
     assert Axis("a.b", ("sphere", "oblique")).edges("sphere") == set()
     assert Axis("a.b", ("1e-2", "0.003")).edges("0.003") == {"low"}
 
@@ -185,6 +187,7 @@ def test_a_grid_that_is_none_is_refused(texts, message):
     ("rows", "settings", "message"),
     [
         ("beyond_sigmoid table1_our", f"{RATE}=1,2", "did you mean table1_ours"),
+        ("assigned_albef", f"{RATE}=1,2", "assigned_albef has no validation set, by which a search could choose"),
         ("table1_ours", "run.log_every=1,2", "changes no weights"),
         ("table1_ours", "optim.lr=1,2", "did you mean optim.learning_rate"),
         ("table1_ours", f"{RATE}=-1,1e-3", RATE),
@@ -194,7 +197,8 @@ def test_a_grid_that_is_none_is_refused(texts, message):
     ],
 )
 def test_a_wrong_search_trains_nothing(tmp_path, rows, settings, message):
-    arguments = ["contrastive_basics", "--rows", rows, "--set", settings, "--scale", "smoke", "--output", str(tmp_path)]
+    paper = "geomm" if rows.startswith("assigned") else "contrastive_basics"
+    arguments = [paper, "--rows", rows, "--set", settings, "--scale", "smoke", "--output", str(tmp_path)]
     with pytest.raises(ConfigError, match=message):
         scripts.search.main(arguments)
     assert not (tmp_path / "runs").exists()

@@ -390,7 +390,9 @@ def test_an_evaluation_takes_the_gallery_and_the_local_clusters_of_its_command(g
     monkeypatch.setattr(
         "geomm.lookalikes.geodesic_distance", lambda *given: taken.append(given[5]) or geodesic_distance(*given)
     )
-    measure(SimpleNamespace(files=run, config=changed), open_lookalikes(config.data, SugarCrepeFiles()))
+    pairs = open_lookalikes(config.data, SugarCrepeFiles())
+    shares = measure(SimpleNamespace(files=run, config=changed), pairs)
+    assert shares["measured"] == len(pairs.triples)  # all can be read
     assert set(taken) == {"attached"}
     ranked = evaluate_all(changed, encoder, open_evaluation_sets(config.data))
     assert ranked["test"].protocol["num_images"] == 8

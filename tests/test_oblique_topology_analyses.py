@@ -36,6 +36,7 @@ from oblique_topology.equilibrium import (
     log_ratios,
     loss_minimising,
     measures_of,
+    panels_of,
     pull_and_push,
     shuffled_texts,
     similarity_gradient,
@@ -90,6 +91,15 @@ def small_batch(count=5):
 
 
 # ---- equilibrium ----------------------------------------------------------------------------------------------------
+
+
+def test_curves_are_labelled_by_the_batches_of_their_source():
+    sizes = {("drawn", "small"): 16, ("drawn", "middle"): 40, ("drawn", "large"): 64}
+    sizes |= {("trained", "small"): 16, ("trained", "middle"): 30, ("trained", "large"): 31}
+    panels = panels_of(sizes, 0.2, lambda case, value: [(sizes[case[:2]], [0.0])])
+    points = [(label, curve[0][0]) for panel in panels for label, curve in panel.curves.items()]
+    assert {batch for _, batch in points} == {*sizes.values()}
+    assert all(label.startswith(f"B = {batch}") for label, batch in points)
 
 
 @pytest.mark.parametrize("multiplier", [1.0, 30.0])

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -67,16 +68,12 @@ class Axis:
             return set()
         return {end for end, at in (("low", self.values[0]), ("high", self.values[-1])) if value == at}
 
-    def widened(self, end: str) -> "Axis":
-        """The axis with one value more at an end, by the ratio of the two values there.
-
-        Unchanged where they have no ratio (0, or unlike signs).
-        """
+    def widened(self, end: str, is_whole: bool) -> "Axis":
+        """The axis with one value more at an end, by the ratio of the two there; unchanged if they have none (0)."""
         outer, inner = (self.values[0], self.values[1]) if end == "low" else (self.values[-1], self.values[-2])
         if float(outer) * float(inner) <= 0:
             return self
         number = float(outer) ** 2 / float(inner)
-        is_whole = all(re.fullmatch(r"[+-]?\d+", value) for value in self.values)
         if is_whole and not round(number):  # 0 is often another kind of setting
             return self
         value = f"{round(number)}" if is_whole else f"{number:.3g}"
@@ -148,6 +145,9 @@ def run_search(jobs_of_rows: Mapping[str, Job], axes_at_start: tuple[Axis, ...])
         Stopped, KeyboardInterrupt: as `train_side_by_side`; the same command resumes.
     """
     axes, notes, runs = axes_at_start, [], {}
+    for row, job in jobs_of_rows.items():
+        if not job.paper.open_validation(_jobs(job, grid(axes)[0])[0].config()):
+            raise ConfigError(f"{row} has no validation set, by which a search could choose; expected data.val")
     for widenings in itertools.count():
         settings = grid(axes)
         jobs = {(row, chosen): _jobs(job, chosen) for row, job in jobs_of_rows.items() for chosen in settings}
@@ -197,7 +197,9 @@ def _widened(
     jobs, notes = list(jobs), []
     by_key = {axis.key: axis for axis in axes}
     for axis, end in sorted(ends, key=lambda pair: (pair[0].key, pair[1])):
-        wider = by_key[axis.key].widened(end)
+        # by the setting's type, not by how its values were typed
+        is_whole = isinstance(attrgetter(axis.key)(jobs[0].config()), int)
+        wider = by_key[axis.key].widened(end, is_whole)
         (new,) = {*wider.values} - {*by_key[axis.key].values} or {None}
         chosen = grid([wider if key == axis.key else other for key, other in by_key.items()])
         try:  # in every combination: some settings bound one another
@@ -206,7 +208,11 @@ def _widened(
         except ConfigError as error:
             new = None
             notes.append(f"{axis.key}: the grid could not grow at its {end} edge: {error}")
-        if new is not None:
+        if wider == by_key[axis.key]:
+            notes.append(
+                f"{axis.key}: the grid could not grow at its {end} edge, for want of a ratio or a whole number"
+            )
+        elif new is not None:
             by_key[axis.key] = wider
     return tuple(by_key[axis.key] for axis in axes), notes
 
