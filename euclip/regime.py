@@ -49,6 +49,10 @@ RECALL_BELOW_COSINE = 1.0  # points of R@1 that a row without entailment may los
 CONES = (0.3, 0.8)  # K of the reported shares
 NUM_PICTURES = 1000  # of the training set, drawn; their mean is off by 3 % of the embeddings' spread
 VALIDATIONS = 8  # points of a curve
+FEWER_POINTS = (
+    "Another part trained these first, with fewer validations, so their curves have fewer points (in another OUTPUT "
+    "this part trains them anew): "
+)
 
 COLUMNS = {
     "root_norm": ("norm of the mean embedding", "norm", None),
@@ -267,6 +271,7 @@ def regime(command: Command, code: PaperCode) -> list[Table]:
             missed = misses(means(numbers[cell]), *(means(numbers[other]) for other in others))
             numbers[cell] = [{**of_seed, "in_regime": float(not missed)} for of_seed in numbers[cell]]
             reasons += [f"{cell.label}: {'; '.join(missed)}."] if missed else []
+    sparse = [cell.label for cell, seeds in runs.items() if len(_recall_by_step(seeds)) < min(VALIDATIONS, cell.steps)]
     plot_curves(_panels(runs), command.folder(code.name) / "regime_recall.png", across=2, one_scale=True)
     findings = Findings(
         name="regime",
@@ -281,7 +286,12 @@ def regime(command: Command, code: PaperCode) -> list[Table]:
             for cell, seeds in numbers.items()
             for name in seeds[0]
         },
-        notes=(*NOTES, RECALL_NOTE, *(["Outside the regime: " + " ".join(reasons)] if reasons else [])),
+        notes=(
+            *NOTES,
+            RECALL_NOTE,
+            *(["Outside the regime: " + " ".join(reasons)] if reasons else []),
+            *([f"{FEWER_POINTS}{'; '.join(sparse)}."] if sparse else []),
+        ),
         rows_are_runs=True,
         measured_on=dict.fromkeys(COLUMNS, f"at most {NUM_PICTURES:,} training images")
         | dict.fromkeys(("entailment_start", "entailment_end", "logit_scale"), "the training log")

@@ -18,6 +18,10 @@ from euclip.geometry import Euclidean
 from euclip.regime import Cell, grid, misses, placement
 from euclip.reproduce import CODE
 
+FEW = (
+    "optim.steps=2", "optim.warmup_steps=0", "optim.global_batch_size=16", "data.num_train=24", "data.num_val=8",
+    "data.num_test=8", "data.num_labelled=4", "run.save_every=0", "run.log_every=1",
+)  # fmt: skip
 # the trial of the paper's regime on photographs: a start at 1/0.07, 400 steps
 ENTAILED = {
     "root_norm": 1.18, "image_distance": 2.0, "text_distance": 0.9, "entailment_start": 1.6, "entailment_end": 0.4,
@@ -106,6 +110,23 @@ def test_embeddings_lie_where_loops_over_the_formulas_find_them():
         assert numbers[name] == pytest.approx(inside / 12)
 
 
+def test_curves_of_runs_that_another_part_trained_are_named_where_they_have_fewer_points(tmp_path, monkeypatch):
+    cells = [Cell("clip", "large", 1.0, 4)]
+    monkeypatch.setattr(regime, "grid", lambda *arguments, **options: cells)
+    parts, every = SmokeParts("euclip", tmp_path, FEW), Cell.overrides
+    notes = []
+    for validated in (4, 1):  # the second call finds the runs of the first
+        monkeypatch.setattr(
+            Cell, "overrides", property(lambda cell, n=validated: (*every.fget(cell)[:3], f"run.evaluate_every={n}"))
+        )
+        notes.append(regime.FEWER_POINTS in (parts("regime") / "regime.md").read_text(encoding="utf-8"))
+    monkeypatch.setattr(Cell, "overrides", every)
+    notes.append(
+        regime.FEWER_POINTS in (SmokeParts("euclip", tmp_path / "own", FEW)("regime") / "regime.md").read_text()
+    )
+    assert notes == [True, True, False]
+
+
 def test_the_part_reports_its_cells_leaves_out_what_diverged_and_draws_recall(tmp_path, monkeypatch):
     cells = [Cell(geometry, "large", 1.0, 2) for geometry in ("clip", "lambda_0", "lambda_01", "meru")]
     monkeypatch.setattr(regime, "grid", lambda *arguments, **options: cells)
@@ -116,11 +137,7 @@ def test_the_part_reports_its_cells_leaves_out_what_diverged_and_draws_recall(tm
         return run_row(job)
 
     monkeypatch.setattr(stability, "run_row", meru_diverges)
-    few = (
-        "optim.steps=2", "optim.warmup_steps=0", "optim.global_batch_size=16", "data.num_train=24", "data.num_val=8",
-        "data.num_test=8", "data.num_labelled=4", "run.save_every=0", "run.log_every=1",
-    )  # fmt: skip
-    results = SmokeParts("euclip", tmp_path, few)("regime")
+    results = SmokeParts("euclip", tmp_path, FEW)("regime")
     values = values_of(results / "regime.json")
     clip, lambda_0, lambda_01, meru = (cell.key for cell in cells)
     assert not any(name.startswith(meru) for name in values)
