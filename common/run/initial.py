@@ -213,8 +213,9 @@ class InitialWeights:
         if is_pair:
             facts["scalars"] = []
             # a product of more spheres sums more cosines, for which the multiplier is another
-            spheres = config.method.num_spheres if hasattr(model.geometry, "sphere_dim") else weights.num_spheres
-            if (weights.geometry, weights.num_spheres) == (model.geometry.name, spheres):
+            spheres = getattr(config.method, "num_spheres", 1)
+            as_many = model.geometry.name == "sphere" or spheres == weights.num_spheres
+            if weights.geometry == model.geometry.name and as_many:
                 parameters = {
                     name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
                 }
