@@ -95,6 +95,24 @@ def test_a_widened_value_that_another_setting_forbids_is_noted(scored):
     assert any(note.startswith(f"{RATE}: the grid could not grow at its low edge: ") for note in searched.notes)
 
 
+@pytest.mark.parametrize(
+    ("setting", "sign", "values"),
+    [
+        ("optim.steps=3,4", 1, ("3", "4", "5", "6")),
+        ("optim.weight_decay=1,2", -1, ("0.25", "0.5", "1", "2")),  # a real number, however it is typed
+        ("optim.weight_decay=0,1", -1, ("0", "1")),
+    ],
+)
+def test_a_grid_grows_by_values_of_its_settings_type_or_says_that_it_cannot(scored, setting, sign, values):
+    key, _, typed = setting.partition("=")
+    scored(lambda row, of_trial: sign * of_trial[key])
+    searched = searched_of(("table1_ours",), setting)
+    assert searched.axes[0].values == values
+    assert any("could not grow at its low edge, for want of a ratio" in note for note in searched.notes) == (
+        values == tuple(typed.split(","))
+    )
+
+
 def test_only_the_axis_whose_edge_is_best_grows(scored):
     scored(lambda row, values: values[RATE] - abs(values["optim.weight_decay"] - 0.1))
     searched = searched_of(("table1_ours",), f"{RATE}=1e-3,2e-3", "optim.weight_decay=0.05,0.1,0.2")

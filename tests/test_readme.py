@@ -231,6 +231,8 @@ def test_the_multipliers_of_the_first_page_are_those_of_the_committed_experiment
     sphere, multi = (sum(values[row]) / len(values[row]) for row in ("clip", "multi_32_16"))
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert re.search(rf"sphere('s multiplier climbs to| ends at) {sphere:.0f}, .*? at {multi:.0f}[.,]", text)
+    assert f"({sphere:.0f} and {multi:.0f})" in text
+    assert f"times the range they are {sphere:.0f} and {4 * multi:.0f}." in text  # of Multi(32, 4): four spheres
 
 
 GAIN = 'table4["Multi(64, 8)"]["linear_probe_acc"] > table4["Ob(64, 8)"]["linear_probe_acc"]'

@@ -24,7 +24,7 @@ from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
 from common.report.formats import format_measured, format_value
 from common.report.statistics import interval_over_seeds
-from common.report.table import Measured, Table, read_table
+from common.report.table import SEEDS_INTERVAL, Measured, Table, read_table
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,8 @@ def _paired_difference(one: Measured, other: Measured) -> Measured:
     if one.seeds != other.seeds:
         raise ValueError(f"seeds {one.seeds} and {other.seeds} make no pairs; expected the same ones")
     values = tuple(left - right for left, right in zip(one.values, other.values))
-    return replace(one, values=values, interval=interval_over_seeds(values))
+    interval = interval_over_seeds(values)
+    return replace(one, values=values, interval=interval, interval_kind=SEEDS_INTERVAL, chance=None, hits=None)
 
 
 def _named(key: str, values: Mapping[str, Any]) -> Any:
