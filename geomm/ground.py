@@ -118,9 +118,16 @@ def file_to_ground(path: Path, images: Path | None, **options: Any) -> Grounding
     return GroundingSet(items.name, items.fingerprint[:16], items, expressions)
 
 
-def default_layer(num_layers: int) -> int:
-    """The third of six, as in ALBEF; the second of two, whose boxes are right more often on validation scenes."""
-    return min(num_layers, max(2, num_layers // 2))
+def layer_of(layer: int | None, num_layers: int) -> int:
+    """None = the third of six, as in ALBEF; the second of two, whose boxes are right more often on validation scenes.
+
+    Raises:
+        ConfigError: there is no such layer.
+    """
+    layer = min(num_layers, max(2, num_layers // 2)) if layer is None else layer
+    if not 1 <= layer <= num_layers:
+        raise ConfigError(f"grounding.layer = {layer}; expected: 1 to {num_layers}, the layers of the fusion")
+    return layer
 
 
 @torch.enable_grad()
@@ -132,16 +139,12 @@ def match_heat(
     Args:
         model: in evaluation mode.
         images: (batch, 3, size, size), normalised. token_ids: (batch, length).
-        layer: from 1; None = `default_layer`.
+        layer: from 1, as `layer_of` takes it.
     Returns:
         (batch, rows, columns) heat, not negative, and (batch,) match logits.
-    Raises:
-        ConfigError: there is no such layer.
     """
-    encoders, layers = model.encoders, len(model.encoders.fusion.transformer.blocks)
-    layer = default_layer(layers) if layer is None else layer
-    if not 1 <= layer <= layers:
-        raise ConfigError(f"grounding.layer = {layer}; expected: 1 to {layers}, the layers of the fusion")
+    encoders = model.encoders
+    layer = layer_of(layer, len(encoders.fusion.transformer.blocks))
     mask, recorded = encoders.text_mask(token_ids), []
     with torch.no_grad():  # the gradient goes back to the fusion and no further
         tokens = encoders.text_tower.forward_tokens(token_ids), mask, encoders.image_tower.forward_tokens(images)

@@ -23,6 +23,7 @@ from common.reproduce.tables import train_rows
 from common.run.checkpoint import Checkpoint, last_checkpoint
 from common.run.evaluation import reading_features, this_device
 from geomm.ablations import branching_of
+from geomm.config import Config, full_at
 from geomm.evaluate import load_encoder
 from geomm.geodesic import angles, geodesic_distance, sample_distance
 from geomm.hierarchy import build_graph
@@ -77,16 +78,20 @@ def ways_of(num_rows: int) -> dict[str, tuple[str, dict[str, Any]]]:
     return ways
 
 
-def keys_of(checkpoint: Checkpoint) -> torch.Tensor:
-    """(capacity, dim) keys of the text pool; ConfigError if it is not full, as its empty slots are no keys."""
-    tensors = checkpoint.model_tensors()
-    rows, filled = tensors["text_pool.queue.features"], int(tensors["text_pool.queue.fill_level"])
-    if filled < len(rows):
+def filled_pool(config: Config) -> Config:
+    """The config, whose pools are full at the end of the training, as empty slots are no keys; ConfigError if not."""
+    steps, batch = config.optim.steps, config.optim.global_batch_size
+    if full_at(config) > steps:
         raise ConfigError(
-            f"{checkpoint.path}: its steps leave {filled} keys in a pool of {len(rows)}; expected: enough optim.steps "
-            "to fill it"
+            f"method.queue_size = {config.method.queue_size} with optim.steps = {steps}, which leave {steps * batch} "
+            f"keys in a pool; expected: at least {full_at(config)} steps, or at most {steps * batch} keys"
         )
-    return rows
+    return config
+
+
+def keys_of(checkpoint: Checkpoint) -> torch.Tensor:
+    """(capacity, dim) keys of the text pool."""
+    return checkpoint.model_tensors()["text_pool.queue.features"]
 
 
 def measure(run: RowRun) -> dict[str, dict[str, float]]:
@@ -107,6 +112,7 @@ def measure(run: RowRun) -> dict[str, dict[str, float]]:
 
 def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
     """Distances over centres compared with exact ones, by clusters, layers, neighbours and readings."""
+    filled_pool(code.config(ROW, command.scale, command.overrides))
     runs = train_rows(command, code, {"clip": ROW})["clip"]
     measured = [measure(run) for run in runs]  # on every process, as embedding gathers
     if not is_main_process():

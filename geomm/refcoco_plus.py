@@ -30,7 +30,7 @@ from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import this_device
 from geomm.evaluate import load_encoder
 from geomm.graph_table import graphs_of_runs
-from geomm.ground import Expression, GroundingSet, RefcocoFiles, default_layer, heat_of, measure, open_sets
+from geomm.ground import Expression, GroundingSet, RefcocoFiles, heat_of, layer_of, measure, open_sets
 from geomm.table3 import learnt, without_claims
 
 DECIDES = "evaluation"
@@ -79,9 +79,9 @@ def grounded(command: Command, code: PaperCode) -> Grounded:
     source = with_custom_rows(command, code.printed("refcoco_plus"))
     configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
     config = code.config(next(iter(configs.values())), command.scale, command.overrides)
+    layer = layer_of(options.grounding.layer, config.method.fusion_layers)
     sets = open_sets(command.scale, config.data, options.refcoco)
     runs = train_rows(command, code, configs)
-    layer = options.grounding.layer or default_layer(config.method.fusion_layers)
     return Grounded(command, runs, configs, sets, layer, config.data.source == "scenes")
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -205,6 +206,7 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
         for run in runs
     ]
     # (seed, multiplier, ...): contours are of the first seed, numbers of all
+    pairs = landscapes[0]["pairs"]  # perhaps fewer than the grid's
     planes, lines = ([np.array(one[kind]) for one in landscapes] for kind in ("plane", "line"))
     folder = command.folder(code.name)
     # the two figures, then the table of their numbers
@@ -222,8 +224,8 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
         name="loss_landscape",
         caption="Loss of one batch around the weights of the trained sphere baseline, at temperatures set manually.",
         measured_on="one batch of training pairs",
-        protocol=f"{grid.batch} pairs",
-        settings=asdict(grid),
+        protocol=f"{pairs} pairs",
+        settings=asdict(grid) | {"batch": pairs},
         rows={f"at_{s:g}": f"multiplier {s:g}" for s in LINES},
         columns=COLUMNS,
         values=_values(planes, lines, grid),
@@ -237,8 +239,8 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
     return [findings_table(command, code.name, findings, {"clip": runs})]
 
 
-def _landscape(run: RowRun, grid: Grid) -> dict[str, list]:
-    """Losses on the plane and gradient norms on the line of one run, as lists for JSON."""
+def _landscape(run: RowRun, grid: Grid) -> dict[str, Any]:
+    """Losses on the plane and gradient norms on the line of one run, as lists for JSON, and the pairs of the batch."""
     config, encoder = trained_model(run)
     inputs = training_batch(config, encoder, grid.batch)
     draws = torch.Generator().manual_seed(derive_key("landscape", run.seed))
@@ -246,7 +248,7 @@ def _landscape(run: RowRun, grid: Grid) -> dict[str, list]:
     plane = losses_on_plane(encoder.model, inputs, directions, grid.places, PLANES)
     line = gradient_norms_on_line(encoder.model, inputs, directions[0], grid.stations, LINES)
     print(f"loss_landscape: seed {run.seed} measured", flush=True)
-    return {"plane": plane.tolist(), "line": line.tolist()}
+    return {"plane": plane.tolist(), "line": line.tolist(), "pairs": len(inputs[1])}
 
 
 def _values(

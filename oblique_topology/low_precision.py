@@ -102,8 +102,8 @@ def low_precision(command: Command, code: PaperCode) -> list[Table]:
         name="low_precision",
         caption="A product in bfloat16 at several multipliers: error of the gradient, and loss at the end of training.",
         measured_on="training batches and log",
-        protocol=f"{BATCHES} random training batches; mean loss of the last {END:.0%} of the steps",
-        settings={"trained": TRAINED, "fixed": FIXED, "batches": BATCHES, "end": END},
+        protocol=f"{errors[0]['batches']} random training batches; mean loss of the last {END:.0%} of the steps",
+        settings={"trained": TRAINED, "fixed": FIXED, "batches": errors[0]["batches"], "end": END},
         rows={f"at_{multiplier}": f"multiplier {multiplier}" for multiplier in MULTIPLIERS},
         columns=COLUMNS,
         values=values,
@@ -130,10 +130,10 @@ def low_precision(command: Command, code: PaperCode) -> list[Table]:
 
 
 def errors_of(run: RowRun) -> dict[str, float]:
-    """<product>_<multiplier> -> mean error over random training batches, in percent."""
+    """<product>_<multiplier> -> mean error over random training batches, in percent; their number as "batches"."""
     config, encoder = trained_model(run)
     batches, geometry = random_batches(config, encoder, BATCHES), encoder.model.geometry
-    return {
+    return {"batches": len(batches)} | {
         f"{product}_{multiplier}": 100
         * float(np.mean([gradient_error(*batch, geometry, multiplier, value == "true") for batch in batches]))
         for product, value in PRODUCTS.items()

@@ -28,6 +28,7 @@ from common.report.table import Column, from_json, plan_of, to_json
 from common.reproduce import command as command_module
 from common.reproduce import tables as tables_module
 from common.reproduce.command import reproduce_main
+from common.reproduce.findings import Findings, findings_table
 from common.reproduce.near import near_settings
 from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import table_of, train_rows
@@ -142,6 +143,7 @@ def test_near_trains_rows_at_their_settings_beside_the_table_with_the_same_seeds
     refused(
         ("leave out optim.steps=3", lambda: reproduced("--near", "optim.steps=3")),
         ("make search PAPER=euclip", lambda: reproduced("--near", paper="euclip")),
+        ("NEAR=1 takes rows of a table, and batch_size", lambda: reproduced("--near", part="batch_size")),
     )
 
 
@@ -162,6 +164,13 @@ def test_searched_trains_rows_at_their_best_setting_in_the_folder_of_the_table(t
         run = RowRun(RunFiles(tmp_path / f"{row}-demo-0a1b2c3d4e5f" / "seed0"), 0, {}, {}, "", "", "", "", Config())
         runs = {"A row": [run]}
         noted = table_of(command, "contrastive_basics", "table1", [Column("x", "X")], [], runs).notes
+        assert tuple(note for note in noted if "searched" in note) == notes
+        # an experiment notes the searches of the rows that it measured
+        columns = {"x": ("X", "", None)}
+        findings = Findings(
+            name="x", caption="", protocol="", settings={}, rows={}, columns=columns, values={}, data="d"
+        )
+        noted = findings_table(command, "contrastive_basics", findings, runs).notes
         assert tuple(note for note in noted if "searched" in note) == notes
     whole = replace(command, rows=())
     assert whole.folder("contrastive_basics") == tmp_path / "results" / "contrastive_basics" / "table1" / "demo"
@@ -186,8 +195,17 @@ def test_a_search_that_would_not_count_is_refused(tmp_path, reproduced):
     content, folder = json.loads(SEARCH.read_text()), tmp_path / "results/contrastive_basics/search"
     file = write_json(folder / SEARCH.parent.name / "search.json", content)
     searched()  # the same search again, of another root
-    again = write_json(folder / "demo-again" / "search.json", content)
+    of_row = {"table1_ours": content["rows"]["table1_ours"]}
+    again = write_json(folder / "demo-again" / "search.json", content | {"rows": of_row})
     refused(("two searches choose optim.learning_rate, .*search.json", searched))
+    # an experiment is refused for a row that it trains, not for others
+    experiment = reproduced("--searched", part="batch_size")[-1]
+    code = PaperCode("contrastive_basics", dict, print, print)
+    refused(("two searches choose", lambda: train_rows(experiment, code, {"ours": "table1_ours.yaml"})))
+    assert [*experiment.searched] == ["beyond_sigmoid"]
+    sigmoid = {"sigmoid": "beyond_sigmoid.yaml"}
+    by_hand = replace(experiment, overrides=(RATE + "5e-4",))
+    refused(("leave one of them out", lambda: train_rows(by_hand, code, sigmoid)))
     again.unlink()
     content["rows"]["table1_ours"]["equivalent"] = []
     write_json(file, content)

@@ -23,14 +23,15 @@ from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder
 from common.evaluation.grad_cam import box_coverage
+from common.reproduce.command import Command
 from geomm import ground as module
 from geomm import refcoco_plus
 from geomm.config import Config
 from geomm.ground import (
     RefcocoFiles,
     as_fractions,
-    default_layer,
     file_to_ground,
+    layer_of,
     match_heat,
     measure,
     open_sets,
@@ -224,5 +225,11 @@ def test_an_unreadable_photograph_is_named_and_not_drawn(encoder, tmp_path, monk
 def test_the_committed_numbers_are_of_the_layer_that_is_used():
     committed = Path(__file__).parents[1] / "results" / "geomm" / "refcoco_plus" / "demo" / "grounding.json"
     layers = CODE.config("grounded_albef.yaml", "demo", ()).method.fusion_layers
-    assert json.loads(committed.read_text("utf-8"))["protocol"]["settings"]["layer"] == default_layer(layers) == 2
-    assert default_layer(6) == 3
+    assert json.loads(committed.read_text("utf-8"))["protocol"]["settings"]["layer"] == layer_of(None, layers) == 2
+    assert layer_of(None, 6) == 3
+
+
+def test_a_layer_that_the_fusion_does_not_have_is_refused_before_anything_is_trained(tmp_path):
+    command = Command("refcoco_plus", "smoke", (0,), ("grounding.layer=9",), tmp_path, tmp_path / "results")
+    refused(("grounding.layer = 9; expected: 1 to [1-9], ", lambda: refcoco_plus.grounded(command, CODE)))
+    assert not [*tmp_path.iterdir()]

@@ -27,13 +27,14 @@ from common.reproduce.rows import RowRun, measured_once, paper_tables
 from common.run.checkpoint import SUMS
 from common.run.folder import RunFiles
 from common.run.log import RunLog
-from oblique_topology import class_token_cost, low_precision, noise, temperature_order, temperature_rate
+from oblique_topology import class_token_cost, loss_landscape, low_precision, noise, temperature_order, temperature_rate
 from oblique_topology.class_token_cost import counted
 from oblique_topology.config import Config
 from oblique_topology.distance_distributions import TOPOLOGIES, open_domains
 from oblique_topology.equilibrium import log_ratios
 from oblique_topology.loaded_rows import as_model_inputs, embed_batch, trained_model, training_batch
 from oblique_topology.loss_landscape import (
+    Grid,
     gradient_norms_on_line,
     losses_on_plane,
     movable_weights,
@@ -79,7 +80,7 @@ def output(oblique):
         (class_token_cost, "counted", of_a_block),
         (class_token_cost, "TOKENS", (1, 16)),
         (low_precision, "TRAINED_AT", (1, 100)),
-        (low_precision, "BATCHES", 2),
+        (low_precision, "BATCHES", 17),  # one more than there are
         (noise, "BATCHES", 2),
         (temperature_order, "STARTS", dict(list(STARTS.items())[:2])),
         (temperature_order, "EVERY", {"smoke": 3}),
@@ -272,6 +273,16 @@ def test_the_landscape_is_that_of_the_model_and_its_table_says_at_which_multipli
         corner = [row for row in drawn if (float(row["x"]), float(row["y"])) == (1.0, -1.0)]
         assert float(corner[0]["value"]) == pytest.approx(plane[0, 4], rel=1e-4)
         assert len(drawn) == 25
+
+
+def test_protocols_state_what_a_small_training_set_gave(output, monkeypatch):
+    table = read_table(folder_of(output, "low_precision") / "low_precision.json")
+    assert {cell.protocol.partition(";")[0] for row in table.rows for cell in row.ours.values()} == {
+        "16 random training batches"
+    }
+    for measured in ("losses_on_plane", "gradient_norms_on_line"):
+        monkeypatch.setattr(loss_landscape, measured, lambda *of_model: np.zeros((1, 1)))
+    assert loss_landscape._landscape(only_run(output, "table2_clip"), Grid(batch=1024))["pairs"] == 256
 
 
 def test_the_landscape_is_measured_once_per_run_grid_and_code(output, tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 import yaml
 from accelerate.utils import DistributedType
 from refusals import refused
@@ -45,6 +44,7 @@ from geomm.ablations import settings_of
 from geomm.readings import readings
 from geomm.refcoco_plus import GroundConfig
 from geomm.table3 import _of_public_answers
+from geomm.train import CODE as GEOMM
 from oblique_topology.noise import noise
 from oblique_topology.temperature_order import temperature_order
 from oblique_topology.temperature_rate import RateConfig, temperature_rate
@@ -262,22 +262,25 @@ def test_test_sets_that_are_not_evaluated_are_not_asked_for(monkeypatch):
 
 def test_analyses_of_a_pool_embed_on_every_process_and_write_on_one(monkeypatch):
     options, asked = SimpleNamespace(sugarcrepe=None), []
-    command = SimpleNamespace(scale="smoke", overrides=(), split=lambda _: (options, command))
-    code = SimpleNamespace(config=lambda *_: SimpleNamespace(data=None))
+    alone = SimpleNamespace(scale="smoke", overrides=(), split=lambda _: (options, alone))
+    code = SimpleNamespace(config=lambda *_: row_config("geomm", "clip"))
     monkeypatch.setattr(lookalikes, "open_lookalikes", lambda *_: None)
     for module, part in ((hierarchy_error, hierarchy_error.hierarchy_error), (lookalikes, lookalikes.lookalikes)):
         monkeypatch.setattr(module, "is_main_process", lambda: False)
         monkeypatch.setattr(module, "train_rows", lambda *_: {"clip": ["a", "b"]})
         monkeypatch.setattr(module, "measure", lambda run, *_, module=module: asked.append((module, run)))
-        assert part(command, code) == []
+        assert part(alone, code) == []
         assert asked[-2:] == [(module, "a"), (module, "b")]
 
 
-def test_a_pool_that_is_not_full_has_no_graph_to_compare():
-    tensors = {"text_pool.queue.features": torch.zeros(8, 2), "text_pool.queue.fill_level": torch.tensor(5)}
-    checkpoint = SimpleNamespace(model_tensors=lambda: tensors, path="step-00000002")
-    with pytest.raises(ConfigError, match="step-00000002: its steps leave 5 keys in a pool of 8"):
-        hierarchy_error.keys_of(checkpoint)
+def test_a_pool_that_its_steps_do_not_fill_is_refused_before_anything_is_trained():
+    settings = ("method.queue_size=2048",)
+    command = Command("x", "smoke", (0,), settings, None, None)
+    for part in (hierarchy_error.hierarchy_error, lookalikes.lookalikes):
+        with pytest.raises(
+            ConfigError, match=r"optim.steps = 6, which leave 96 keys .* at least 128 steps, or at most 96"
+        ):
+            part(command, GEOMM)
 
 
 def test_boxes_are_measured_by_the_settings_of_the_command(monkeypatch):

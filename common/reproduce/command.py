@@ -286,6 +286,10 @@ def _near(command: Command, paper: str, known: list[str]) -> list[Command]:
     # the command at each setting near the best of a search
     if command.changes:
         raise ConfigError(f"NEAR takes rows and settings of a search; leave out {', '.join(command.changes)}")
+    if not known:
+        raise ConfigError(
+            f"NEAR=1 takes rows of a table, and {command.part} names its rows only as it trains; leave it out"
+        )
     near = near_settings(paper, command.scale, known, command.roots)
     if not near:
         raise not_searched("NEAR", command, paper, known)
@@ -302,18 +306,29 @@ def _with(command: Command, row: str, settings: tuple[str, ...]) -> tuple[str, .
 
 
 def _best(command: Command, paper: str, known: list[str]) -> dict[str, tuple[str, ...]]:
-    # The best settings of the command's rows; of an experiment, which names its rows only as it trains, of all rows.
-    # A row without a search is an error: it would stand beside rows whose settings were chosen.
+    # The best settings of the command's rows; of an experiment, which names its rows only as it trains, of all rows
+    # that can be chosen for.
     rows = command.rows or known
     best = best_settings(paper, command.scale, rows or None, command.roots)
-    missing = [row for row in rows if row not in best]
-    if missing or not best:
+    if not best:
+        raise not_searched("SEARCHED", command, paper, rows)
+    refuse_unsearched(replace(command, searched=best), paper, rows)
+    return best
+
+
+def refuse_unsearched(command: Command, paper: str, rows: Sequence[str]) -> None:
+    """For rows of a command with SEARCHED: a row without a search would stand beside rows whose settings were chosen.
+
+    Raises:
+        ConfigError: a row has no search or several, or the command sets what a search chose.
+    """
+    if missing := [row for row in rows if row not in command.searched]:
+        best_settings(paper, command.scale, missing, command.roots)  # names the files of several searches
         raise not_searched("SEARCHED", command, paper, missing)
-    chosen = {text.partition("=")[0] for of_row in best.values() for text in of_row}
+    chosen = {text.partition("=")[0] for row in rows for text in command.searched[row]}
     for text in command.overrides:
         if (key := text.partition("=")[0]) in chosen:
             raise ConfigError(f"SET: {text}, but SEARCHED=1 takes {key} from the search; leave one of them out")
-    return best
 
 
 def not_searched(option: str, command: Command, paper: str, rows: Sequence[str]) -> ConfigError:

@@ -82,6 +82,7 @@ def findings_table(command: Command, paper: str, findings: Findings, runs: Mappi
         [Column(key, *texts, None, better, findings.guess) for key, (*texts, better) in findings.columns.items()],
         rows,
         {},
+        measured_on=runs or None,
         paper_version=paper_tables(paper)["paper"]["version"],
         caption=findings.caption,
         data=data,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from common.base.config import ConfigError
@@ -34,9 +35,15 @@ def best_settings(
     """Row -> the best settings of all its searches, otherwise as `near_settings`.
 
     Args:
-        rows: None = all that were searched.
+        rows: None = all that can be chosen for.
     """
-    best: dict[str, tuple[str, ...]] = {}
+    if rows is None:
+        best = {}
+        for row in dict.fromkeys(row for *_, searched in _of_scale(paper, scale, roots) for row in searched):
+            with suppress(ConfigError):  # raised again for a command that trains this row
+                best |= best_settings(paper, scale, [row], roots)
+        return best
+    best = {}
     for row, (chosen, *_), _ in _searched(paper, scale, rows, roots):
         best[row] = (*best.get(row, ()), *chosen)
     return best
@@ -47,19 +54,26 @@ def searched_on(paper: str, scale: str, rows: Iterable[str], roots: Iterable[Pat
     return list(dict.fromkeys(search for *_, search in _searched(paper, scale, rows, roots)))
 
 
-def _searched(
-    paper: str, scale: str, rows: Iterable[str] | None, roots: Iterable[Path]
-) -> Iterator[tuple[str, list[tuple[str, ...]], str]]:
-    # (row, its equivalent settings, training data and name) of each search; of one name the file of the last root
+def _of_scale(
+    paper: str, scale: str, roots: Iterable[Path]
+) -> Iterator[tuple[Path, str, dict[str, list[tuple[str, ...]]]]]:
+    # (file, training data, row -> its equivalent settings) of each search; of one name the file of the last root
     files = {
         file.parent.name: file for root in roots for file in sorted((root / paper / "search").glob("*/search.json"))
     }
-    chosen_in: dict[tuple[str, str], Path] = {}
     for file in files.values():
         of_scale, training_data, searched = _read(file)
-        if of_scale != scale:
-            continue
-        for row in searched if rows is None else [row for row in rows if row in searched]:
+        if of_scale == scale:
+            yield file, training_data, searched
+
+
+def _searched(
+    paper: str, scale: str, rows: Iterable[str], roots: Iterable[Path]
+) -> Iterator[tuple[str, list[tuple[str, ...]], str]]:
+    # (row, its equivalent settings, training data and name) of each search
+    chosen_in: dict[tuple[str, str], Path] = {}
+    for file, training_data, searched in _of_scale(paper, scale, roots):
+        for row in [row for row in rows if row in searched]:
             equivalent = searched[row]
             if not equivalent:
                 raise ConfigError(f"{shown(file)}: no setting of {row} was trained by all seeds; expected another grid")

@@ -29,7 +29,7 @@ from common.report.table import (
     Training,
     measured_over_seeds,
 )
-from common.reproduce.command import Command, not_searched, rows_at
+from common.reproduce.command import Command, refuse_unsearched, rows_at
 from common.reproduce.near import searched_on
 from common.reproduce.rows import Job, PaperCode, RowRun, paper_tables
 from common.reproduce.side_by_side import run_rows
@@ -61,8 +61,8 @@ def train_rows(
         for note in notes_of_row(of_row.config_class, of_row.folder, file, command.scale, of_row.scale_files):
             print(note)
     stems = [Path(config).stem for config in configs.values() if command.trains(config)]
-    if command.takes_best and (missing := [stem for stem in stems if stem not in command.searched]):
-        raise not_searched("SEARCHED", command, code.name, missing)
+    if command.takes_best:
+        refuse_unsearched(command, code.name, stems)
     return run_rows(
         {
             method: [
@@ -317,6 +317,7 @@ def table_of(
     rows: list[Row],
     runs: Runs,
     suffix: str = "",
+    measured_on: Runs | None = None,
     **differs: Any,
 ) -> Table:
     """A table with the provenance that all tables carry.
@@ -324,6 +325,7 @@ def table_of(
     Args:
         table_id: key in paper_tables.yaml; a table that the paper does not print needs a `caption`.
         suffix: of the table's name, if a printed table has a second one of ours.
+        measured_on: runs of whose settings notes speak; None = `runs`.
         differs: fields of `Table` other than those of the runs and of the printed table.
     """
     printed = paper_tables(paper)
@@ -337,7 +339,8 @@ def table_of(
         for row in rows
     ]
     code = {key: files for _, key, files in made.values()}
-    trained = [*dict.fromkeys(RunName.of(run.files.folder).row for run in every_run if run.files is not None)]
+    noted = every_run if measured_on is None else [run for seeds in measured_on.values() for run in seeds]
+    trained = [*dict.fromkeys(RunName.of(run.files.folder).row for run in noted if run.files is not None)]
     fields = {
         "paper_title": printed["paper"]["title"],
         "paper_version": str(source["version"]),
