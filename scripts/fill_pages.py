@@ -200,7 +200,7 @@ def page_table(table: Table) -> str:
             rows.append([f"ours, {method}" if printed and line.kind == "ours" else method, *cells])
     rule = "|" + "---|" * len(rows[0])
     head, *body = (f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in rows)
-    legend = [pair for pair in glossary(table) if pair[0] in ("±", "[low, high]", "units")]
+    legend = [pair for pair in glossary(table) if pair[0] in ("±", "[low, high]", "no interval", "units")]
     legend += [pair for pair in remarks(table) if pair[0] == "settings"]
     words = f"{line_below(table)} {'; '.join(f'{term}: {text}' for term, text in legend)}."
     below = f"\n{markdown_text(words)}\n" if line_below(table) else ""

@@ -17,6 +17,7 @@ from common.base.files import write_atomically
 from common.report.crossed import crossed_half_width, picture_variance
 from common.report.formats import (
     format_measured,
+    glossary,
     lay_out,
     line_below,
     panel_label,
@@ -471,18 +472,28 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_one(tmp_path,
         (-0.001609, 0.001409, "nats", "-0.0016 ± 0.0014"),
         (21.51, 0.151, "multiplier", "21.51 ± 0.15"),
         (353.2, 41.7, "multiplier", "353 ± 42"),
-        (14.2857, 0.0, "multiplier", "14.29 ± 0.00"),
-        (0.09999999, 0.0, "curvature", "0.1000 ± 0.0000"),
+        (14.2857, 1e-4, "multiplier", "14.29 ± 0.00"),
+        (0.09999999, 1e-5, "curvature", "0.1000 ± 0.0000"),
         (123456.0, 20.0, "multiplier", "1.235e+05 ± 20"),
         (51.23, 0.04, "percent", "51.2 ± 0.0"),
         (0.01562, 0.00031, "percent", "0.016 ± 0.00031"),
-        (0.0, 0.0, "percent", "0.0 ± 0.0"),
+        (0.0, 0.0, "percent", "0.0"),
         (0.4567, 0.1234, "fraction", "0.457 ± 0.123"),
     ],
 )
 def test_a_mean_has_the_decimals_that_its_interval_allows(mean, half, unit, text):
     measured = dataclasses.replace(cell(mean, mean), interval=(mean - half, mean + half))
     assert format_measured(measured, unit, with_seeds=False) == text
+
+
+def test_equal_numbers_of_all_seeds_have_no_half_width_and_the_table_says_so():
+    equal = dataclasses.replace(cell(0.3, 0.3), interval=(0.3 - 1e-17, 0.3 + 1e-17))
+    assert format_measured(equal, "percent") == "0.3 (2 seeds, all equal)"
+    for loss, said in ((equal, "sign of equal numbers of all seeds"), (cell(1.0, 2.0), None)):
+        legend = dict(
+            glossary(made_up_table(rows=(Row("a", {}, {"i2t_r1": cell(50.0, 51.0), "loss": loss}, "measured"),)))
+        )
+        assert (legend.get("no interval"), "±" in legend) == (said, True)
 
 
 def test_what_runs_were_trained_on_names_each_set_once():

@@ -272,7 +272,7 @@ def format_measured(cell: Measured | None, unit: str, with_seeds: bool = True) -
     """Mean +- half-width, or mean [low, high] where the interval is not symmetric; a dash without a number.
 
     A mean that is neither percent nor fraction has the decimals that its half-width allows. Percent that would read 0.0
-    has two digits.
+    has two digits. Equal numbers of all seeds have no half-width.
     """
     if cell is None:
         return DASH
@@ -280,8 +280,10 @@ def format_measured(cell: Measured | None, unit: str, with_seeds: bool = True) -
         shown = "{:.2g}".format
     else:
         shown = partial(format_value, unit=unit)
-    text = shown(cell.mean)
-    if cell.interval is not None and _symmetric(cell):
+    text, seeds = shown(cell.mean), count_seeds(len(cell.seeds))
+    if _all_equal(cell):
+        seeds += ", all equal"
+    elif cell.interval is not None and _symmetric(cell):
         half = (cell.interval[1] - cell.interval[0]) / 2
         decimals = None if unit in ("percent", "fraction") else _decimals(cell.mean, half)
         if decimals is None:
@@ -290,7 +292,7 @@ def format_measured(cell: Measured | None, unit: str, with_seeds: bool = True) -
             text = f"{cell.mean:z.{decimals}f} ± {half:.{decimals}f}"
     elif cell.interval is not None:
         text += f" [{shown(cell.interval[0])}, {shown(cell.interval[1])}]"
-    return f"{text} ({count_seeds(len(cell.seeds))})" if with_seeds and not _over_queries(cell) else text
+    return f"{text} ({seeds})" if with_seeds and not _over_queries(cell) else text
 
 
 def _decimals(mean: float, half: float) -> int | None:
@@ -348,9 +350,15 @@ def _interval_kinds(table: Table) -> list[tuple[str, str]]:
     cells = [cell for column in table.columns for cell in table.measured(column.key) if cell.interval is not None]
     kinds: dict[str, dict[str, None]] = {}
     for cell in cells:
-        kinds.setdefault("±" if _symmetric(cell) else "[low, high]", {})[cell.interval_kind] = None
+        if not _all_equal(cell):
+            kinds.setdefault("±" if _symmetric(cell) else "[low, high]", {})[cell.interval_kind] = None
     words = {"±": "half-width", "[low, high]": "interval"}
-    return [(sign, f"{words[sign]}, {' or '.join(of_sign)}") for sign, of_sign in kinds.items()]
+    pairs = [(sign, f"{words[sign]}, {' or '.join(of_sign)}") for sign, of_sign in kinds.items()]
+    return [*pairs, ("no interval", "sign of equal numbers of all seeds")] if any(map(_all_equal, cells)) else pairs
+
+
+def _all_equal(cell: Measured) -> bool:
+    return cell.interval is not None and cell.interval[1] - cell.interval[0] <= 1e-12 * abs(cell.mean)
 
 
 def _over_queries(cell: Measured) -> bool:
