@@ -2,6 +2,7 @@
 
 import importlib
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +11,28 @@ from runs import row_config, rows_of_paper
 
 from common.base.config import SCALES
 from common.base.provenance import ROOT
+from common.encoders import stem
 
 BERT, CLIP = (SimpleNamespace(vocabulary_size=size, end_id=end) for size, end in ((30_522, 102), (49_408, 49_407)))
 TOKENIZERS = {"oblique_topology": BERT, "euclip": CLIP, "contrastive_basics": CLIP}
 ROWS = [(paper, row) for paper in TOKENIZERS for row in rows_of_paper(ROOT / paper) if not row.startswith("vision_")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def networks():
+    """The network of a frozen stem, which is timm's, is made and asked once a size: it would take most of the time."""
+    places, ask, create = {}, stem.Stem._features, cache(stem._create)
+
+    def features(self, images):
+        key = self.name, images.shape
+        if self.trainable or key not in places:
+            places[key] = ask(self, images)
+        return places[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stem.Stem, "_features", features)
+        patch.setattr(stem, "_create", create)
+        yield
 
 
 @pytest.mark.parametrize("scale", SCALES)
