@@ -33,7 +33,7 @@ from common.base.drawing import (
 )
 from common.report.formats import CHANCE, chance_level, heading, named, panel_label, stand_in, title_in_words
 from common.report.statistics import SHARE_OF, bounded_interval, interval_over_seeds
-from common.report.table import CUT, OF_SHARES, Column, Measured, Row, Table, with_columns
+from common.report.table import CUT, LEAST, OF_SHARES, Column, Measured, Row, Table, with_columns
 
 MOST_ROWS = 32  # of the figure of a table; more are a page that nobody compares by eye
 MANY_ROWS = 16  # more stand closer, in one line each
@@ -310,7 +310,7 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int, one_sca
         for label, points in panel.curves.items():
             index = labels.index(label) if label in labels else 0
             points = [*points[: -1 : -(-len(points) // MOST_POINTS)], points[-1]]  # the first and the last always
-            rows = [(x, *_mean_and_interval(values, SHARE_OF.get(panel.y_label), panel.log_y)) for x, values in points]
+            rows = [(x, *_mean_and_interval(values, panel.y_label, panel.log_y)) for x, values in points]
             records += [(panel.title, label, *row) for row in rows]
             line = draw_curve(axis, rows, index, label in panel.behind)
             if label != panel.title:
@@ -332,14 +332,13 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int, one_sca
     return write_figure(figure, path, ("panel", "curve", "x", "mean", "low", "high"), records, colors=64)
 
 
-def _mean_and_interval(
-    values: Sequence[float], whole: float | None, log: bool
-) -> tuple[float, float | None, float | None]:
+def _mean_and_interval(values: Sequence[float], unit: str, log: bool) -> tuple[float, float | None, float | None]:
     # Mean, low, high
     mean = sum(values) / len(values)
     low = high = None
     if len(values) > 1:
-        (low, high), _ = bounded_interval(interval_over_seeds(values), values, whole)
+        (low, high), _ = bounded_interval(interval_over_seeds(values), values, SHARE_OF.get(unit))
+        low = max(low, min(*values, LEAST.get(unit, low)))
     if log and low is not None and mean > 0:
         share = (high - mean) / mean
         low, high = mean * math.exp(-share), mean * math.exp(share)

@@ -38,8 +38,8 @@ CROSSED_INTERVAL = "95 % over seeds and test pictures"
 RUNS_INTERVAL = "95 % exact, of a share of runs"
 OF_SHARES = " on the arcsine scale"  # where ± would leave the range of a share
 CUT = ", cut at the least possible value"
-_LEAST = dict.fromkeys(("components", "centres", "edges"), 1.0)  # of these units
-_LEAST |= dict.fromkeys(("captions", "multiplier", "norm", "radians"), 0.0)  # a distance may be minus an inner product
+LEAST = dict.fromkeys(("components", "centres", "directions", "edges"), 1.0)  # of these units
+LEAST |= dict.fromkeys(("captions", "multiplier", "norm", "radians"), 0.0)  # a distance may be minus an inner product
 QUERIES_INTERVAL = "95 % bootstrap over queries, one seed"
 WILSON_INTERVAL = "95 % Wilson over queries where all or none are hits, one seed"
 INTERVALS_OF_TIES = {
@@ -471,7 +471,7 @@ def _with_intervals_in_range(row: Row, units: Mapping[str, str]) -> Row:
     for key, cell in row.ours.items():
         if cell is not None and units[key] == RUNS and cell.interval_kind == SEEDS_INTERVAL:
             ours[key] = replace(cell, interval=interval_of_runs(cell.values), interval_kind=RUNS_INTERVAL)
-        whole, least = SHARE_OF.get(units[key]), _LEAST.get(units[key])
+        whole, least = SHARE_OF.get(units[key]), LEAST.get(units[key])
         if cell is None or cell.interval is None:
             continue
         if least is not None and cell.interval[0] < least <= min(cell.values) and cell.interval_kind == SEEDS_INTERVAL:
