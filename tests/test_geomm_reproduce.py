@@ -30,6 +30,7 @@ from common.reproduce.tables import ran_as
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
+from geomm import lookalikes
 from geomm.ablations import branching_of, seeds_notes, settings_of
 from geomm.config import Config
 from geomm.cost import Steps, seconds_of_100_steps
@@ -380,6 +381,15 @@ def test_lookalikes_are_those_of_the_test_set_counted_one_by_one(geomm):
     assert row.ours["cosine"].mean == pytest.approx(100 * sum(hits) / len(hits), abs=100 / len(hits))
     true, false = torch.tensor([0.1, 0.4, torch.inf, 2.0]), torch.tensor([0.2, 0.3, torch.inf, torch.inf])
     assert share_distinguished(true, false) == pytest.approx(62.5)
+
+
+def test_lookalikes_state_how_many_pairs_could_not_be_read(geomm, monkeypatch):
+    geomm("lookalikes")
+    shares = dict.fromkeys(lookalikes.COLUMNS, 50.0)
+    monkeypatch.setattr(lookalikes, "measure", lambda _, pairs: shares | {"measured": len(pairs.triples) - 3})
+    command = Command("lookalikes", "smoke", (0,), FEW, geomm.folder, geomm.folder / "results")
+    (table,) = lookalikes.lookalikes(command, CODE_OF_GEOMM)
+    assert table.rows[0].ours["cosine"].protocol == "all pairs of the test set, 3 of unreadable pictures left out"
 
 
 def test_an_evaluation_takes_the_gallery_and_the_local_clusters_of_its_command(geomm, monkeypatch):
