@@ -62,11 +62,7 @@ class Distillation:
 
 
 def info_nce_chance(local_batch: int, queue: QueuedPairs | None = None) -> float:
-    """InfoNCE of a model to which all candidates are equal, ln(candidates), in nats.
-
-    Args:
-        local_batch: pairs of each process.
-    """
+    """InfoNCE of a model to which all candidates are equal, ln(candidates), in nats."""
     return math.log(world_size() * local_batch + (0 if queue is None else len(queue.ids)))
 
 

@@ -456,12 +456,11 @@ def replaceable_words(vocabulary_size: int, no_words: tuple[int, ...], device: t
     """The words that `mask_words` draws from; made once, because its size depends on values on the device.
 
     Args:
-        no_words: ids that are never drawn: padding, class, end and mask token. (BERT's code draws them too; a caption
-            would seem to end early.)
+        no_words: ids that are never drawn: padding, class, end and mask token.
     Returns:
         (num_words,) int64, ascending.
     """
-    left_out = set(no_words)
+    left_out = set(no_words)  # BERT's code draws them, too, and a caption seems to end early
     return torch.tensor([word for word in range(vocabulary_size) if word not in left_out], device=device)
 
 

@@ -317,12 +317,13 @@ def _best(command: Command, paper: str, known: list[str]) -> dict[str, tuple[str
 
 
 def refuse_unsearched(command: Command, paper: str, rows: Sequence[str]) -> None:
-    """For rows of a command with SEARCHED: a row without a search would stand beside rows whose settings were chosen.
+    """For rows that a command with SEARCHED trains.
 
     Raises:
         ConfigError: a row has no search or several, or the command sets what a search chose.
     """
     if missing := [row for row in rows if row not in command.searched]:
+        # such a row would stand beside rows whose settings were chosen
         best_settings(paper, command.scale, missing, command.roots)  # names the files of several searches
         raise not_searched("SEARCHED", command, paper, missing)
     chosen = {text.partition("=")[0] for row in rows for text in command.searched[row]}

@@ -99,10 +99,8 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc, if that is the C library, keep the memory of freed tensors of up to 32 MB.
-
-    Else the system clears many pages anew in every step.
-    """
+    """Makes glibc, if that is the C library, keep the memory of freed tensors of up to 32 MB."""
+    # else the system clears many pages anew in every step
     with suppress(AttributeError, OSError, TypeError):  # no glibc
         set_option = ctypes.CDLL(None).mallopt
         set_option(-3, 2**25)  # M_MMAP_THRESHOLD, at its highest: larger tensors have mappings of their own

@@ -149,8 +149,6 @@ def _fold_colours_(state: dict[str, torch.Tensor], pixels: ImageTransform, num_c
 def lock_(tower: nn.Module, filled: Iterable[str], lowest: int | str) -> None:
     """Removes the gradient of what the weights have filled: all of it, or the embeddings and the lowest blocks.
 
-    Nothing locked changes in train mode: towers have no running statistics, and a locked stem is frozen.
-
     Args:
         filled: from `fill_`; a new projection always trains.
         lowest: "all", or how many blocks.
@@ -159,5 +157,6 @@ def lock_(tower: nn.Module, filled: Iterable[str], lowest: int | str) -> None:
     for name in filled:
         block = re.match(r"transformer\.blocks\.(\d+)\.", name)
         height = int(block[1]) if block else float("inf") if name.startswith(("final_norm", "projection")) else -1
+        # nothing locked changes in train mode: towers have no running statistics, and a locked stem is frozen
         if lowest == "all" or height < lowest:
             parameters[name].requires_grad_(False)
