@@ -18,6 +18,7 @@ Claims refer to these as experiment["hierarchies"]["<model>_<captions, nouns or 
 import csv
 import io
 import itertools
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -112,18 +113,29 @@ def noun_pool(path: str | Path, known: Callable[[list[str]], list[bool]], size: 
         Chains of two words or more; None if none is left. All words of all ancestors hold, also those outside the
         chain. Words are compared in lower case.
     Raises:
-        ValueError: an unreadable file or missing columns; names the file.
+        ValueError: an unreadable file, missing columns or repeated synsets; names the file.
     """
     path = Path(path)
-    rows = list(csv.DictReader(io.StringIO(read_text(path)), delimiter="\t", quoting=csv.QUOTE_NONE))
+    try:
+        rows = list(csv.DictReader(io.StringIO(read_text(path)), delimiter="\t", quoting=csv.QUOTE_NONE))
+    except csv.Error as error:
+        raise ValueError(f"{path} cannot be read: {error}; expected: a table separated by tabs") from None
     missing = [name for name in NOUN_COLUMNS if not rows or name not in rows[0]]
     if missing:
         raise ValueError(f"{path} has no column {missing[0]!r}; expected: a header with {', '.join(NOUN_COLUMNS)}")
     lemmas = {row["synset"]: (row["lemmas"] or "").lower().split("|") for row in rows}
-    parents = {
-        row["synset"]: [hypernym for hypernym in (row["hypernyms"] or "").split("|") if hypernym in lemmas]
-        for row in rows
-    }
+    repeated = [synset for synset, count in Counter(row["synset"] for row in rows).items() if count > 1]
+    if repeated:
+        raise ValueError(f"{path}: {len(repeated)} synsets occur twice, such as {repeated[0]!r}; expected: each once")
+    named = {row["synset"]: [name.strip() for name in (row["hypernyms"] or "").split("|")] for row in rows}
+    parents = {synset: [name for name in names if name in lemmas] for synset, names in named.items()}
+    unknown = [name for names in named.values() for name in names if name and name not in lemmas]
+    if unknown:
+        warnings.warn(
+            f"{path}: {len(unknown)} hypernyms are no synset of the table and end their chains, such as "
+            f'{unknown[0]!r}; expected: ids of its rows, joined by "|"',
+            stacklevel=2,
+        )
     meanings = Counter(text for names in lemmas.values() for text in set(names))
     is_known = dict(zip(meanings, known(list(meanings)))) | {"": False}
     word, starts = {}, []
@@ -249,7 +261,12 @@ def hierarchies(command: Command, code: PaperCode) -> list[Table]:
     options, command = command.split(HierarchyConfig)
     files, config = options.hierarchies, code.config(MODELS["clip"][1], command.scale, command.overrides)
     if files.nouns:
-        noun_pool(files.nouns, lambda words: [True] * len(words))  # an unreadable file fails before training
+        # an unreadable file fails before training
+        if noun_pool(files.nouns, lambda words: [True] * len(words)) is None:
+            raise ConfigError(
+                f"hierarchies.nouns = {files.nouns}: none of its synsets leads to another one with a word; expected: "
+                'hypernyms that are ids of its rows, joined by "|", without a circle'
+            )
     elif hierarchy_task(config, 1) is None:
         raise ConfigError(
             "no test set has hierarchies of captions, and no table of nouns is named; expected one of: "
@@ -311,6 +328,8 @@ def measure(encoder: Encoder, config: Any, nouns: str) -> dict[str, tuple[str, d
         scores |= {name: mean for name, mean in means.items() if mean is not None}
         results["captions"] = f"{len(embedded.rows)} pictures of {task.name}", scores
     pool = noun_pool(nouns, known_words(encoder)) if nouns else None
+    if nouns and pool is None:
+        warnings.warn(f"{nouns}: no chain of nouns consists of words that the model knows; left out", stacklevel=2)
     if pool is not None:
         texts = encoder.texts(list(pool.texts)).to(encoder.device)
         root, _ = model_root(encoder, config, texts)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from common.data.broken import BrokenSample
 from common.data.pairs import ZERO_SHOT_SETS, EvaluationSets, Pairs, open_evaluation_sets
 from common.data.scenes import CLASSIFICATION_TASKS, classification_task
 from common.evaluation.accuracy import (
@@ -214,11 +215,17 @@ def _worst_region(
 
 
 def _group(task: Any, index: int) -> int:
-    """First number of an image's metadata; ValueError if it has none."""
-    metadata = task.metadata(index) if hasattr(task, "metadata") else None
+    """First number of an image's metadata; ValueError if it has none, or no whole number."""
+    try:
+        metadata = task.metadata(index) if hasattr(task, "metadata") else None
+    except BrokenSample as broken:
+        raise ValueError(f"{task.name}: {broken}") from None
     if metadata is None or not np.size(metadata):
         raise ValueError(f"{task.name}, picture {index}: no metadata (.npy member), which its metric needs")
-    return int(np.ravel(metadata)[0])
+    number = np.ravel(metadata)[0]
+    if not np.issubdtype(np.asarray(number).dtype, np.number) or not np.isreal(number) or number % 1:  # NaN, too
+        raise ValueError(f"{task.name}, picture {index}: metadata begins with {number!r}; expected: a whole number")
+    return int(number)
 
 
 def _region(task: Any, index: int) -> str:

@@ -109,10 +109,11 @@ def scenes_pool(scenes: SceneDataset) -> Pool:
 
 
 def has_hierarchy(pairs: Any) -> bool:
-    """Whether the first readable sample of a set of pairs has a chain of captions."""
+    """Whether a readable sample of a set of pairs has a chain of captions."""
     for index in range(len(pairs)) if isinstance(pairs, Pictures) else ():
         with suppress(BrokenSample):
-            return "hierarchy" in pairs.metadata(index)
+            if "hierarchy" in pairs.metadata(index):
+                return True
     return False
 
 

@@ -108,8 +108,14 @@ class RowAssociations:
         self.counts = [len(names) for names in candidates]
         self.gold = []
         for row, (names, chosen) in enumerate(zip(candidates, right)):
+            cue = self.cues[row]
+            if not isinstance(cue, str) or not cue.strip() or not names or not chosen:
+                raise ValueError(
+                    f"{name}, row {row}: cue {cue!r}, candidates {names}, associations {chosen}; expected: a word, "
+                    "names, and one or more of these"
+                )
             strange = [candidate for candidate in chosen if candidate not in names]
-            if strange or not chosen:
+            if strange:
                 raise ValueError(f"{name}, row {row}: associations {chosen}; expected: one or more of {names}")
             self.gold.append([place for place, candidate in enumerate(names) if candidate in chosen])
         try:

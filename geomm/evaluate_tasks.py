@@ -26,11 +26,11 @@ from common.evaluation.annotated import (
     vqa_metrics,
     vqa_score,
 )
-from common.evaluation.embed import Encoder, batches_here, evaluation_mode, in_order, with_bar
+from common.evaluation.embed import Encoder, batches_here, check_readable, evaluation_mode, in_order, with_bar
 from common.evaluation.protocol import Evaluation
 from common.run.evaluation import TrainedModels, evaluate_main
 from common.run.launch import run_or_explain
-from geomm.downstream.build import NUM_CLASSES, build_task_model
+from geomm.downstream.build import build_task_model
 from geomm.downstream.config import NUM_PICTURES, TaskConfig
 from geomm.downstream.data import WORDS, Altered, encoded_answers, open_test_sets, pictures_of
 
@@ -38,7 +38,7 @@ DECIDES = "evaluation"
 
 PAPER = "geomm"
 SCRIPT = Path(__file__).name
-UNREADABLE = -1  # prediction for an item with an unreadable image; counts as wrong
+UNREADABLE = -1  # prediction for an item with an unreadable image
 
 
 def evaluate_all(config: TaskConfig, encoder: Encoder, sets: dict[str, Altered]) -> dict[str, Evaluation]:
@@ -47,27 +47,32 @@ def evaluate_all(config: TaskConfig, encoder: Encoder, sets: dict[str, Altered])
 
 
 def evaluate_task(config: TaskConfig, encoder: Encoder, items: Altered) -> Evaluation:
-    """The task's metrics on one set, "accuracy" among them, and their chance level.
+    """The task's metrics on one set, "accuracy" among them, and their chance level. Unreadable items are left out.
 
     The chance level is that of the most frequent class, or listed answer, of this set.
+
+    Raises:
+        TooManyBroken: see `check_readable`.
     """
     task, k_test = config.data.task, min(config.method.k_test, len(items.answers))
     more = (encoded_answers(encoder.tokenizer, [*items.answers]).to(encoder.device), k_test) if task == "vqa" else ()
-    places, rows = predictions(encoder, items, task, *more), _rows(items)
+    places = predictions(encoder, items, task, *more)
+    check_readable(items, torch.tensor(places) != UNREADABLE, encoder.max_broken_share)
+    lost = places.count(UNREADABLE) + len(items.broken_at_open)
+    rows = [row for row, place in zip(_rows(items), places) if place != UNREADABLE]
+    places = [place for place in places if place != UNREADABLE]
     protocol: dict[str, Any] = {
         "task": task,
         "data": items.name,
         "fingerprint": items.fingerprint,
         "num_images": len(rows),
-        "unreadable_images": places.count(UNREADABLE) + len(items.broken_at_open),
+        "unreadable_images": lost,
         "preprocessing": encoder.preprocessing,
     }
     if task == "vqa":
         protocol |= {"num_answers": len(items.answers), "answers": hash_of(items.answers), "k_test": k_test}
-        return vqa_evaluation([items.answers[place] if place >= 0 else None for place in places], rows, items, protocol)
-    labels, classes = [row["label"] for row in rows], NUM_CLASSES[task]
-    # an unreadable item gets a wrong label
-    places = [(label + 1) % classes if place == UNREADABLE else place for place, label in zip(places, labels)]
+        return vqa_evaluation([items.answers[place] for place in places], rows, items, protocol)
+    labels = [row["label"] for row in rows]
     if task == "nlvr2":
         identifiers = [row["identifier"] for row in rows if "identifier" in row]
         whole = len(identifiers) == len(rows)

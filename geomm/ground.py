@@ -19,7 +19,7 @@ from common.base.config import ConfigError
 from common.base.fields import path_setting
 from common.base.settings import DataConfig
 from common.data.annotated import open_annotated
-from common.data.broken import BrokenSample
+from common.data.broken import BrokenSample, check_whole
 from common.data.pairs import lost_at_open
 from common.data.scenes import ReferringScenes
 from common.evaluation.embed import Encoder, evaluation_mode
@@ -179,6 +179,7 @@ def measure(encoder: Encoder, data: GroundingSet, layer: int | None = None) -> d
 
     Raises:
         ConfigError: no image with expressions for two boxes can be read.
+        TooManyBroken: clearly more than the encoder's `max_broken_share` of the rows cannot be used.
     """
     lost = lost_at_open(data.pictures)
     for broken in lost:
@@ -186,6 +187,7 @@ def measure(encoder: Encoder, data: GroundingSet, layer: int | None = None) -> d
     results: dict[str, list[Grounding]] = {"own": [], "other": [], "flat": [], "oracle": []}
     shares: dict[str, list[float]] = {"own_in_box": [], "other_in_box": [], "area": []}
     chance: list[float] = []
+    unreadable: list[BrokenSample] = []
     for start in range(0, len(data.expressions), encoder.batch_size):
         batch, pictures = [], []
         for expression in data.expressions[start : start + encoder.batch_size]:
@@ -194,6 +196,7 @@ def measure(encoder: Encoder, data: GroundingSet, layer: int | None = None) -> d
                 batch.append(expression)
             except BrokenSample as broken:
                 print(f"left out: {broken}")
+                unreadable.append(broken)
         # the model's heat, with the right words and with those of another object
         for words in ("own", "other"):
             texts = [expression.text if words == "own" else expression.other for expression in batch]
@@ -218,6 +221,7 @@ def measure(encoder: Encoder, data: GroundingSet, layer: int | None = None) -> d
             f"{data.name}: none of its {len(data.expressions)} expressions has an image that can be read and words for "
             "another box of it; expected: at least one"
         )
+    check_whole(len(chance), unreadable, encoder.max_broken_share)
     metrics = {
         f"{words}_{name}": value
         for words, groundings in results.items()

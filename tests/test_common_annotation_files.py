@@ -175,6 +175,30 @@ def test_boxes_outside_of_the_picture_are_named_when_it_is_read(tmp_path):
     )
 
 
+def test_a_damaged_line_of_json_lines_is_one_row_wherever_it_stands(tmp_path):
+    picture(tmp_path / "a.png")
+    good = json.dumps({"image": "a.png", "hypothesis": "it is red", "label": "neutral"})
+    for lines in (["{", good, good], [good, "{", good]):
+        path = tmp_path / "rows.JSONL"
+        path.write_text("\n".join(lines))
+        (tmp_path / "rows.json").write_text("\n".join(lines))
+        for file in (path, tmp_path / "rows.json"):
+            items = open_annotated("visual_entailment", file, tmp_path, max_broken_share=1)
+            assert (len(items), len(items.broken_at_open)) == (2, 1)
+    (tmp_path / "rows.json").write_text(f"[\n{good},\n{good}\n{good}]")  # a list that lacks a comma
+    refused(
+        ("rows.json: not valid JSON: .* line 4", lambda: open_annotated("visual_entailment", tmp_path / "rows.json"))
+    )
+
+
+def test_a_box_of_one_pixel_is_no_fraction(tmp_path):
+    picture(tmp_path / "a.png")
+    rows = [{**BOX, "proposals": [BOX["box"], [0, 0, 1, 1]]}, {**BOX, "box": [0, 0.5, 1, 0.5]}]
+    items = open_annotated("grounding", written(tmp_path, rows), tmp_path, max_broken_share=1)
+    assert items[0]["proposals"][1] == [0, 0, 1, 1]
+    assert "box in fractions of the image" in str(items.broken_at_open)
+
+
 def test_a_row_without_one_of_its_pictures_is_counted(tmp_path):
     picture(tmp_path / "images" / "left.png")
     picture(tmp_path / "images" / "right.png")

@@ -185,6 +185,7 @@ def test_pointing_asks_for_the_hottest_pixel():
     heat[3, 6] = 1
     assert points_inside(heat, [6, 3, 1, 1])
     assert not points_inside(heat, [0, 0, 6, 5])
+    assert not points_inside(np.zeros((4, 4)), [0, 0, 2, 2])  # without heat nowhere
     assert not points_inside(heat, [3, 6, 1, 1])  # row and column exchanged
     assert points_inside(np.zeros((5, 8)), [0, 0, 1, 1])  # the first of equal pixels
 

@@ -46,6 +46,12 @@ def test_coco_trains_on_train_and_restval_and_takes_ids_and_folders_from_the_fil
     refused((f"{path} has no split 'val'; expected one of: {known}", lambda: open_karpathy(path, role="val")))
 
 
+def test_the_folder_of_pictures_is_known_by_any_of_the_file(tmp_path):
+    entries = [image(number, "test", cocoid=number) for number in range(60)]
+    path = write(tmp_path, {"dataset": "coco", "images": entries[::-1]})  # its last six are there
+    assert len(open_karpathy(path, role="test", max_broken_share=1)) == 6
+
+
 def test_retrieval_lists_put_the_captions_of_a_picture_together(tmp_path):
     rows = [
         {"image": "pictures/1.jpg", "caption": "one", "image_id": "coco_7"},

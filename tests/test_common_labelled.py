@@ -326,6 +326,8 @@ def test_class_folders_that_do_not_fit_the_names_say_what_is_accepted(tmp_path):
 def test_the_shards_of_a_training_part_are_validation_images(tmp_path):
     folder = write_task(tmp_path / "wds_zoo_test")
     assert open_labelled_validation(tmp_path) is None
+    put(with_names(tmp_path / ".ipynb_checkpoints", "cat") / "train" / "cat" / "0.jpg")  # hidden
+    assert open_labelled_validation(tmp_path) is None
     (folder / "train").mkdir()
     (folder / "train" / "nshards.txt").write_text("1")
     write_tar(folder / "train" / "0.tar", {"a": {"jpg": jpeg(9), "cls": b"1"}})

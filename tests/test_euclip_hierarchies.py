@@ -14,6 +14,7 @@ from common.base.config import ConfigError, override
 from common.data.scenes import SceneDataset
 from common.geometry import unit
 from common.report.table import from_json
+from common.reproduce.command import Command
 from common.run.checkpoint import open_checkpoint
 from common.run.folder import RunFiles
 from euclip import hierarchies
@@ -21,7 +22,7 @@ from euclip.evaluate import load_encoder
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 from euclip.hierarchies import cone_scores, measure, noun_pool, text_scores
 from euclip.loaded_rows import load_run
-from euclip.reproduce import main
+from euclip.reproduce import CODE, main
 from euclip.traversal import Hierarchy, nearest_on_walk
 
 TABLE = """synset\tlexname\tlemmas\thypernyms
@@ -93,6 +94,22 @@ def test_a_table_that_does_not_serve_is_named_and_a_vocabulary_without_nouns_has
     for text, message in (("synset\tlemmas\n1\ta\n", "'hypernyms'; expected: a header with synset"), ("", "'synset'")):
         table.write_text(text, encoding="utf-8")
         refused((f"nouns.tsv has no column {message}", lambda: noun_pool(table, all_but())))
+
+
+def test_hypernyms_that_lead_nowhere_are_named_and_synsets_occur_once(table):
+    head = "synset\tlemmas\thypernyms\n"
+    table.write_text(head + "1\tcat\t2;3\n2\tpet\t 3\n3\tthing\t\n", encoding="utf-8")
+    with pytest.warns(UserWarning, match="1 hypernyms are no synset of the table and end their chains, such as '2;3'"):
+        assert words_of(noun_pool(table, all_but())) == [["pet", "thing"]]
+    table.write_text(head + "1\tcat\t\n1\tdog\t\n", encoding="utf-8")
+    refused(("nouns.tsv: 1 synsets occur twice, such as '1'", lambda: noun_pool(table, all_but())))
+    table.write_text(head + f"1\t{'x' * 200_000}\t\n", encoding="utf-8")
+    refused(("nouns.tsv cannot be read: field larger than", lambda: noun_pool(table, all_but())))
+    table.write_text(head + "1\tcat\t2\n2\tpet\t1\n", encoding="utf-8")  # a circle has no top
+    command = Command("hierarchies", "smoke", (0,), (f"hierarchies.nouns={table}",), table, table)
+    refused(
+        ("none of its synsets leads to another one", lambda: hierarchies.hierarchies(command, CODE)), error=ConfigError
+    )
 
 
 def test_case_makes_no_other_word(table):

@@ -315,6 +315,39 @@ def test_a_webdataset_with_metadata_is_scored_by_its_worst_group(tmp_path):
     assert evaluation.metrics["acc_wg"] == pytest.approx(min(by_group))
 
 
+@pytest.mark.parametrize(
+    ("stored", "named"),
+    [
+        (array(7), ""),
+        (b"\x93NUMPY garbage", r"geode: .*0.tar \[s5\]: npy cannot be decoded"),
+        (array("africa"), "geode, picture 5: metadata begins with .*africa.*; expected: a whole number"),
+        (array(np.nan), "geode, picture 5: metadata begins with .*nan"),
+        (array(0.5), "geode, picture 5: metadata begins with .*0.5"),
+    ],
+)
+def test_groups_of_pictures_are_whole_numbers(stored, named, tmp_path):
+    folder = tmp_path / "wds_geode_test"
+    (folder / "test").mkdir(parents=True)
+    (folder / "classnames.txt").write_text("red circle\nblue square\n")
+    (folder / "zeroshot_classification_templates.txt").write_text("a {c}\n")
+    (folder / "test" / "nshards.txt").write_text("1")
+    samples = {
+        f"s{number}": {"png": picture((255, 0, 0)), "cls": b"0", "npy": stored if number == 5 else array(1)}
+        for number in range(8)
+    }
+    write_tar(folder / "test" / "0.tar", samples)
+    task = open_webdataset(folder)
+    scores, labels = torch.eye(2)[[0] * 8], torch.zeros(8, dtype=torch.long)
+
+    def measured():
+        return further_metrics("geode", task)(scores, labels, list(range(8)))
+
+    if named:
+        refused((named, measured))
+    else:
+        measured()
+
+
 def test_a_region_that_fmow_does_not_have_is_named(grouped):
     scores, labels, *_ = grouped
 
@@ -426,10 +459,23 @@ def test_an_instance_with_a_damaged_picture_is_left_out_and_counted(tmp_path):
 def test_rows_that_are_no_winogavil_are_refused(tmp_path):
     strange = winogavil_rows((5,)).map(lambda row: {"associations": ["nowhere"]})
     datasets.DatasetDict({"train": winogavil_rows((5,))}).save_to_disk(str(tmp_path / "train"))
+
+    def without(column):
+        rows = winogavil_rows()
+        return datasets.Dataset.from_list([row | {column: None} for row in rows.to_list()], features=rows.features)
+
     refused(
         (
             "other: no column candidate_images; expected: candidate_images, candidates",
             lambda: RowAssociations(datasets.Dataset.from_dict({"image": ["a"]}), "other"),
+        ),
+        (
+            "rows, row 0: cue None, candidates .*; expected: a word",
+            lambda: RowAssociations(without("cue"), "rows"),
+        ),
+        (
+            "rows, row 0: cue .* associations None; expected",
+            lambda: RowAssociations(without("associations"), "rows"),
         ),
         (
             r"rows, row 0: associations \['nowhere'\]; expected: one or more of",

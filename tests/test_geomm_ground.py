@@ -206,7 +206,11 @@ def test_an_unreadable_photograph_is_named_and_not_drawn(encoder, tmp_path, monk
         for text, box in boxes.items()
     ]
     path = tmp_path / "rows.json"
+    path.write_text(json.dumps(rows * 3))
+    with pytest.raises(TooManyBroken, match="image cannot be decoded"):
+        measure(encoder, file_to_ground(path, None), 1)
     path.write_text(json.dumps([*rows, rows[0] | {"image": "missing.png"}, rows[0] | {"proposals": []}]))
+    capsys.readouterr()
     data, drawn = file_to_ground(path, None), []
     assert refcoco_plus._described(data, measure(encoder, data, 1)).endswith("), 2 expressions, 4 left out")
     printed = capsys.readouterr().out

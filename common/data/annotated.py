@@ -257,7 +257,7 @@ def open_annotated(
 def _content(path: str | Path) -> Any:
     # of JSON lines a list, with a line that cannot be read as its text
     path = Path(path).expanduser()
-    if path.suffix in _PICKLE or (path.is_file() and path.open("rb").read(1) == b"\x80"):
+    if path.suffix in _PICKLE or (path.is_file() and _first_byte(path) == b"\x80"):
         raise ValueError(
             f"{path} is a pickle, which can run any program when it is loaded, so it is not; expected: JSON rows "
             "{image, sentence, box, proposals}. docs/annotations.md says how to make them of REFER's file"
@@ -265,10 +265,20 @@ def _content(path: str | Path) -> Any:
     if not path.is_file():
         return read_json(path)  # says so
     text = read_text(path)
-    first, _, rest = text.partition("\n")
-    if ".jsonl" in path.name or (rest.strip() and isinstance(_of_line(first), dict)):
-        return [_of_line(line) for line in text.split("\n") if line.strip()]
-    return parsed_json(text, path)
+    lines = [line for line in text.split("\n") if line.strip()]
+    if ".jsonl" not in path.name.lower():
+        try:
+            return parsed_json(text, path)
+        except ValueError:
+            first = [isinstance(_of_line(line), dict) for line in lines[:10]]
+            if len(first) < 2 or 2 * sum(first) < len(first):  # no lines of JSON of which one may be damaged
+                raise
+    return [_of_line(line) for line in lines]
+
+
+def _first_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(1)
 
 
 def _of_line(line: str) -> Any:
@@ -405,7 +415,7 @@ def _box(key: str, box: Any) -> list[float]:
         raise Unusable(f"not a box: {key} = {str(box)[:60]}; expected: [x, y, width, height] in pixels")
     if min(box[2:]) <= 0:
         raise Unusable(f"box without area: {key} = {box}; expected: width and height above 0")
-    if max(map(abs, box)) <= 1:
+    if max(map(abs, box)) <= 1 and any(value % 1 for value in box):
         raise Unusable(
             f"box in fractions of the image: {key} = {box}; expected [x, y, width, height] in pixels: multiply x and "
             "width by the image's width, y and height by its height"

@@ -201,8 +201,9 @@ def open_cifar10(root: str | Path, part: Literal["train", "test"]) -> LabelledPi
     try:
         images = CIFAR10(str(root), train=part == "train")
     except (RuntimeError, OSError) as error:
+        reason = str(error).partition(" You can use")[0]  # torchvision's download, which no setting asks for
         raise FileNotFoundError(
-            f"{root}: CIFAR-10 cannot be read: {error}; expected: cifar-10-batches-py in this folder, unpacked from "
+            f"{root}: CIFAR-10 cannot be read: {reason}; expected: cifar-10-batches-py in this folder, unpacked from "
             "cifar-10-python.tar.gz (www.cs.toronto.edu/~kriz)"
         ) from error
     return LabelledPictures(f"cifar10-{part}", _Cifar10(images), images.classes, ["{}"], [])
@@ -293,8 +294,9 @@ def open_labelled_validation(root: str | Path, index_dir: str | Path | None = No
 
     It is `train/nshards.txt` with tar shards, or `train` with one folder per class.
     """
-    folders = sorted(_folder_of_sets(root).iterdir(), key=lambda folder: (folder.name != "imagenet", folder.name))
-    for folder in folders:
+    root = _folder_of_sets(root)
+    names = sorted(_visible_folders(root, "data.labelled"), key=lambda name: (name != "imagenet", name))
+    for folder in (root / name for name in names):
         if (folder / CLASS_NAMES_FILE).is_file() and (folder / "train").is_dir():
             if (folder / "train" / "nshards.txt").is_file():
                 return open_webdataset(folder, index_dir, part="train")

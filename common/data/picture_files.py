@@ -52,7 +52,7 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
     """The folder from which the image paths of an annotation file start.
 
     Without `images` it is searched: the folder of the annotation file, `root`, and the folders directly in them. The
-    result is the one that leads to any of the first twenty images; of several that lead to the same files, the first.
+    result is the one that leads to any of some twenty images; of several that lead to the same files, the first.
 
     Raises:
         FileNotFoundError: the folder does not exist, or none fits.
@@ -63,9 +63,10 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
         if not folder.is_dir():
             raise FileNotFoundError(f"{folder}: no such folder of images (data.images) for {annotations}")
         return folder
-    probed = [path for path in paths if not Path(path).is_absolute()][:_PROBED]
-    if not probed:
+    relative = [path for path in paths if not Path(path).is_absolute()]
+    if not relative:
         return annotations.parent  # absolute paths need none
+    probed = relative[:: -(-len(relative) // _PROBED)]
     places: dict[Path, None] = {}
     for folder in (annotations.parent, root or annotations.parent):
         places[folder.resolve()] = None

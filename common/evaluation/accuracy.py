@@ -84,8 +84,8 @@ def f1_macro_hits(predictions: Any, labels: Any) -> np.ndarray:
 def group_accuracies(hits: Any, groups: Sequence[Any]) -> dict[Any, float]:
     """Accuracy of each group, in order of first appearance."""
     hits = array_of(hits).astype(np.float64)
-    if len(hits) != len(groups) or not len(hits):
-        raise ValueError(f"{len(hits)} hits and {len(groups)} groups; expected: equal counts, at least one")
+    if len(hits) != len(groups) or not len(hits) or not np.isfinite(hits).all():
+        raise ValueError(f"{len(hits)} hits and {len(groups)} groups; expected: equal counts, finite hits")
     keys = [group.item() if hasattr(group, "item") else group for group in groups]
     members_of = {key: [] for key in keys}
     for key, hit in zip(keys, hits):

@@ -113,14 +113,7 @@ class Encoder:
             TooManyBroken: clearly more than `max_broken_share` of them.
         """
         embeddings, readable = self._images(data_set)
-        name, unreadable = getattr(data_set, "name", "pictures"), _unreadable(data_set, readable)
-        check_whole(int(readable.sum()), unreadable, self.max_broken_share)
-        pictures = f"{len(unreadable)} of {len(readable)} pictures cannot be read and are left out"
-        opened = lost_at_open(data_set)
-        for text, lost in ((pictures, unreadable), (f"left out when opened, {len(opened)} in all", opened)):
-            if lost and is_main_process():
-                more = "; ..." if len(lost) > 3 else ""
-                warnings.warn(f"{name}: {text}: {'; '.join(map(str, lost[:3]))}{more}", stacklevel=2)
+        check_readable(data_set, readable, self.max_broken_share)
         return embeddings, readable
 
     @torch.no_grad()
@@ -192,6 +185,22 @@ class CaptionRule:
 
     def apply(self, caption: str) -> str:
         return self.prefix + caption
+
+
+def check_readable(items: Any, readable: torch.Tensor, max_broken_share: float) -> None:
+    """Names what a whole evaluation leaves out, in a warning of the main process; `readable`: (num_items,) bool.
+
+    Raises:
+        TooManyBroken: see `BrokenSamples.check`.
+    """
+    name, unreadable = getattr(items, "name", "pictures"), _unreadable(items, readable)
+    check_whole(int(readable.sum()), unreadable, max_broken_share)
+    pictures = f"{len(unreadable)} of {len(readable)} pictures cannot be read and are left out"
+    opened = lost_at_open(items)
+    for text, lost in ((pictures, unreadable), (f"left out when opened, {len(opened)} in all", opened)):
+        if lost and is_main_process():
+            more = "; ..." if len(lost) > 3 else ""
+            warnings.warn(f"{name}: {text}: {'; '.join(map(str, lost[:3]))}{more}", stacklevel=3)
 
 
 def _unreadable(pictures: Any, readable: torch.Tensor) -> list[BrokenSample]:

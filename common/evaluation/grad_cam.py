@@ -159,8 +159,13 @@ def inclusive_iou(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def points_inside(heat: Any, box: Sequence[float]) -> bool:
-    """Pointing game: whether the centre of the hottest pixel (the first of equals, row by row) lies in the box."""
+    """Pointing game: whether the centre of the hottest pixel (the first of equals, row by row) lies in the box.
+
+    A map without heat points nowhere.
+    """
     heat = array_of(heat)
+    if heat.max() <= 0:
+        return False
     row, column = np.unravel_index(int(heat.argmax()), heat.shape)
     ((x, y, width, height),) = _pixels(array_of(box)[None])
     return bool(x <= column + 0.5 < x + width and y <= row + 0.5 < y + height)

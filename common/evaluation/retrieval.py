@@ -216,6 +216,8 @@ def recall_at_k(ranks: torch.Tensor, k: int) -> float:
     """Share of queries whose best positive is among the first k candidates, in [0, 1]."""
     if k < 1 or k % 1:
         raise ValueError(f"k must be a whole number of at least 1, got {k}")
+    if not len(ranks):
+        raise ValueError("ranks are empty; expected: those of at least one query")
     return float((tensor_of(ranks, "ranks") < k).double().mean())
 
 
