@@ -187,7 +187,7 @@ def test_pointing_asks_for_the_hottest_pixel():
     assert not points_inside(heat, [0, 0, 6, 5])
     assert not points_inside(np.zeros((4, 4)), [0, 0, 2, 2])  # without heat nowhere
     assert not points_inside(heat, [3, 6, 1, 1])  # row and column exchanged
-    assert points_inside(np.zeros((5, 8)), [0, 0, 1, 1])  # the first of equal pixels
+    assert points_inside(np.ones((5, 8)), [0, 0, 1, 1])  # the first of equal pixels
 
 
 def test_metrics_count_expressions():
