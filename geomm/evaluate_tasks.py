@@ -53,6 +53,7 @@ def evaluate_task(config: TaskConfig, encoder: Encoder, items: Altered) -> Evalu
 
     Raises:
         TooManyBroken: see `check_readable`.
+        ValueError: no item can be read.
     """
     task, k_test = config.data.task, min(config.method.k_test, len(items.answers))
     more = (encoded_answers(encoder.tokenizer, [*items.answers]).to(encoder.device), k_test) if task == "vqa" else ()
@@ -61,6 +62,8 @@ def evaluate_task(config: TaskConfig, encoder: Encoder, items: Altered) -> Evalu
     lost = places.count(UNREADABLE) + len(items.broken_at_open)
     rows = [row for row, place in zip(_rows(items), places) if place != UNREADABLE]
     places = [place for place in places if place != UNREADABLE]
+    if not rows:
+        raise ValueError(f"{items.name}: none of its {len(items)} items can be read; expected: at least one")
     protocol: dict[str, Any] = {
         "task": task,
         "data": items.name,

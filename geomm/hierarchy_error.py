@@ -78,15 +78,14 @@ def ways_of(num_rows: int) -> dict[str, tuple[str, dict[str, Any]]]:
     return ways
 
 
-def filled_pool(config: Config) -> Config:
-    """The config, whose pools are full at the end of the training, as empty slots are no keys; ConfigError if not."""
+def check_filled(config: Config) -> None:
+    """ConfigError unless the steps of a run fill its pools, as empty slots are no keys."""
     steps, batch = config.optim.steps, config.optim.global_batch_size
     if full_at(config) > steps:
         raise ConfigError(
             f"method.queue_size = {config.method.queue_size} with optim.steps = {steps}, which leave {steps * batch} "
             f"keys in a pool; expected: at least {full_at(config)} steps, or at most {steps * batch} keys"
         )
-    return config
 
 
 def keys_of(checkpoint: Checkpoint) -> torch.Tensor:
@@ -112,7 +111,7 @@ def measure(run: RowRun) -> dict[str, dict[str, float]]:
 
 def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
     """Distances over centres compared with exact ones, by clusters, layers, neighbours and readings."""
-    filled_pool(code.config(ROW, command.scale, command.overrides))
+    check_filled(code.config(ROW, command.scale, command.overrides))
     runs = train_rows(command, code, {"clip": ROW})["clip"]
     measured = [measure(run) for run in runs]  # on every process, as embedding gathers
     if not is_main_process():

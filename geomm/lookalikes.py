@@ -30,7 +30,7 @@ from common.run.evaluation import reading_features, this_device
 from geomm.evaluate import load_encoder
 from geomm.geodesic import geodesic_distance, nearest_centers
 from geomm.hierarchy import build_graph
-from geomm.hierarchy_error import filled_pool, keys_of
+from geomm.hierarchy_error import check_filled, keys_of
 
 DECIDES = "evaluation"
 
@@ -133,8 +133,9 @@ def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
 def lookalikes(command: Command, code: PaperCode) -> list[Table]:
     """True against false captions, by the cosine and by geodesic distances, for models trained with either."""
     options, command = command.split(LookalikesConfig)
-    data = filled_pool(code.config(MODELS["cosine"][0], command.scale, command.overrides)).data
-    pairs = open_lookalikes(data, options.sugarcrepe)
+    config = code.config(MODELS["cosine"][0], command.scale, command.overrides)
+    check_filled(config)  # a row with a graph refuses too few steps itself
+    pairs = open_lookalikes(config.data, options.sugarcrepe)
     runs = train_rows(command, code, {name: config for name, (config, _) in MODELS.items()})
     # on every process, as embedding gathers
     measured = {name: [measure(run, pairs) for run in seeds] for name, seeds in runs.items()}

@@ -44,6 +44,7 @@ def test_worst_group_is_the_least_accuracy_over_groups_with_items():
     hits, groups = [1, 1, 0, 0, 1, 1], ["a", "a", "a", "b", "b", "c"]
     assert group_accuracies(hits, groups) == pytest.approx({"a": 2 / 3, "b": 1 / 2, "c": 1})
     assert worst_group_accuracy(hits, groups) == 0.5
+    refused(("2 hits and 2 groups; .* finite hits", lambda: worst_group_accuracy([1, math.nan], ["a", "b"])))
 
 
 def test_both_readings_of_the_worst_region_are_labelled():

@@ -489,11 +489,11 @@ def test_a_mean_has_the_decimals_that_its_interval_allows(mean, half, unit, text
 def test_equal_numbers_of_all_seeds_have_no_half_width_and_the_table_says_so():
     equal = dataclasses.replace(cell(0.3, 0.3), interval=(0.3 - 1e-17, 0.3 + 1e-17))
     assert format_measured(equal, "percent") == "0.3 (2 seeds, all equal)"
-    for loss, said in ((equal, "sign of equal numbers of all seeds"), (cell(1.0, 2.0), None)):
+    for loss, meaning in ((equal, "sign of equal numbers of all seeds"), (cell(1.0, 2.0), None)):
         legend = dict(
             glossary(made_up_table(rows=(Row("a", {}, {"i2t_r1": cell(50.0, 51.0), "loss": loss}, "measured"),)))
         )
-        assert (legend.get("no interval"), "±" in legend) == (said, True)
+        assert (legend.get("no interval"), "±" in legend) == (meaning, True)
 
 
 def test_what_runs_were_trained_on_names_each_set_once():

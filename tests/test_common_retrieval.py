@@ -49,6 +49,7 @@ def test_what_cannot_be_ranked_is_refused():
     whole_k = "k must be a whole number of at least 1, got"
     refused(
         *((f"{whole_k} {k}", partial(recall_at_k, np.zeros(2), k)) for k in (0, 1.5)),
+        ("ranks are empty", partial(recall_at_k, np.zeros(0), 1)),
         ("bfloat16", lambda: retrieval_ranks(scores.bfloat16(), whole)),
         (r"\[0, 2\)", lambda: retrieval_ranks(scores, torch.tensor([0, 2]))),
         (r"\(2, 2\), the positives are those of 2 images here and 1 texts",

@@ -112,6 +112,14 @@ def test_hypernyms_that_lead_nowhere_are_named_and_synsets_occur_once(table):
     )
 
 
+def test_a_model_that_knows_no_noun_of_the_table_is_warned_of(table, monkeypatch):
+    monkeypatch.setattr(hierarchies, "hierarchy_task", lambda *_: None)
+    monkeypatch.setattr(hierarchies, "known_words", lambda _: lambda words: [False] * len(words))
+    encoder = SimpleNamespace(model=SimpleNamespace(geometry=None))
+    with pytest.warns(UserWarning, match="nouns.tsv: no chain of nouns consists of words that the model knows"):
+        assert measure(encoder, SimpleNamespace(method=SimpleNamespace(min_radius=0.1)), str(table)) == {}
+
+
 def test_case_makes_no_other_word(table):
     table.write_text(
         "synset\tlemmas\thypernyms\n1\tmetal\t\n2\tMercury|quicksilver\t1\n3\tmercury\t\n", encoding="utf-8"

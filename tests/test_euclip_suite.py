@@ -292,12 +292,18 @@ def picture(colour, size=32):
     return content.getvalue()
 
 
-def test_a_webdataset_with_metadata_is_scored_by_its_worst_group(tmp_path):
-    folder = tmp_path / "wds_geode_test"
+def geode(folder, samples):
+    """A folder of a set whose metric needs metadata."""
+    folder = folder / "wds_geode_test"
     (folder / "test").mkdir(parents=True)
     (folder / "classnames.txt").write_text("red circle\nblue square\n")
     (folder / "zeroshot_classification_templates.txt").write_text("a {c}\na picture of a {c}\n")
     (folder / "test" / "nshards.txt").write_text("1")
+    write_tar(folder / "test" / "0.tar", samples)
+    return open_webdataset(folder)
+
+
+def test_a_webdataset_with_metadata_is_scored_by_its_worst_group(tmp_path):
     samples = {
         f"s{number}": {
             "png": picture((255, 0, 0) if number % 2 else (0, 0, 255)),
@@ -306,8 +312,7 @@ def test_a_webdataset_with_metadata_is_scored_by_its_worst_group(tmp_path):
         }
         for number in range(12)
     }
-    write_tar(folder / "test" / "0.tar", samples)
-    task = open_webdataset(folder)
+    task = geode(tmp_path, samples)
     assert task.name == "geode"
     evaluation = evaluate_zero_shot(encoder_of("euclidean_squared"), task, "embeddings", further_metrics("geode", task))
     hits = [value for (value,) in evaluation.hits["acc1"]]
@@ -326,17 +331,11 @@ def test_a_webdataset_with_metadata_is_scored_by_its_worst_group(tmp_path):
     ],
 )
 def test_groups_of_pictures_are_whole_numbers(stored, named, tmp_path):
-    folder = tmp_path / "wds_geode_test"
-    (folder / "test").mkdir(parents=True)
-    (folder / "classnames.txt").write_text("red circle\nblue square\n")
-    (folder / "zeroshot_classification_templates.txt").write_text("a {c}\n")
-    (folder / "test" / "nshards.txt").write_text("1")
     samples = {
         f"s{number}": {"png": picture((255, 0, 0)), "cls": b"0", "npy": stored if number == 5 else array(1)}
         for number in range(8)
     }
-    write_tar(folder / "test" / "0.tar", samples)
-    task = open_webdataset(folder)
+    task = geode(tmp_path, samples)
     scores, labels = torch.eye(2)[[0] * 8], torch.zeros(8, dtype=torch.long)
 
     def measured():

@@ -339,6 +339,8 @@ def test_a_sample_that_cannot_be_read_has_no_chain_and_no_walk(tmp_path, key):
     samples = {f"{row}": pair(row, json=content) for row, content in enumerate(contents)}
     shards = open_shards(write_tar(tmp_path / "x-test.tar", samples), role="test")
     assert has_hierarchy(shards) is (key == "hierarchy")
+    first = {"a": pair(3, json=b'{"captions": ["a"]}'), **samples}  # nor is the first one all of them
+    assert has_hierarchy(open_shards(write_tar(tmp_path / "y-test.tar", first))) is (key == "hierarchy")
     task = pairs_task(shards, 4, None if has_hierarchy(shards) else captions_pool(shards, range(4)))
     embedded = embed_task(encoder_of(Euclidean(True)), task)
     assert embedded.rows == [1, 2, 3]

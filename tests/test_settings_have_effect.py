@@ -262,14 +262,14 @@ def test_test_sets_that_are_not_evaluated_are_not_asked_for(monkeypatch):
 
 def test_analyses_of_a_pool_embed_on_every_process_and_write_on_one(monkeypatch):
     options, asked = SimpleNamespace(sugarcrepe=None), []
-    alone = SimpleNamespace(scale="smoke", overrides=(), split=lambda _: (options, alone))
+    on_smoke = SimpleNamespace(scale="smoke", overrides=(), split=lambda _: (options, on_smoke))
     code = SimpleNamespace(config=lambda *_: row_config("geomm", "clip"))
     monkeypatch.setattr(lookalikes, "open_lookalikes", lambda *_: None)
     for module, part in ((hierarchy_error, hierarchy_error.hierarchy_error), (lookalikes, lookalikes.lookalikes)):
         monkeypatch.setattr(module, "is_main_process", lambda: False)
         monkeypatch.setattr(module, "train_rows", lambda *_: {"clip": ["a", "b"]})
         monkeypatch.setattr(module, "measure", lambda run, *_, module=module: asked.append((module, run)))
-        assert part(alone, code) == []
+        assert part(on_smoke, code) == []
         assert asked[-2:] == [(module, "a"), (module, "b")]
 
 

@@ -110,7 +110,7 @@ class Encoder:
             (num_images, ...) on the CPU, and (num_images,) bool: False where an image is unreadable (its embedding is
             zero and must not be ranked). A warning names some, and some of what opening the set has left out.
         Raises:
-            TooManyBroken: clearly more than `max_broken_share` of them.
+            TooManyBroken: see `check_whole`.
         """
         embeddings, readable = self._images(data_set)
         check_readable(data_set, readable, self.max_broken_share)
@@ -188,10 +188,10 @@ class CaptionRule:
 
 
 def check_readable(items: Any, readable: torch.Tensor, max_broken_share: float) -> None:
-    """Names what a whole evaluation leaves out, in a warning of the main process; `readable`: (num_items,) bool.
+    """Warns of what an evaluation leaves out; `readable`: (num_items,) bool.
 
     Raises:
-        TooManyBroken: see `BrokenSamples.check`.
+        TooManyBroken: see `check_whole`.
     """
     name, unreadable = getattr(items, "name", "pictures"), _unreadable(items, readable)
     check_whole(int(readable.sum()), unreadable, max_broken_share)

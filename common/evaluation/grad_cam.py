@@ -159,12 +159,9 @@ def inclusive_iou(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def points_inside(heat: Any, box: Sequence[float]) -> bool:
-    """Pointing game: whether the centre of the hottest pixel (the first of equals, row by row) lies in the box.
-
-    A map without heat points nowhere.
-    """
+    """Pointing game: whether the centre of the hottest pixel (the first of equals, row by row) lies in the box."""
     heat = array_of(heat)
-    if heat.max() <= 0:
+    if heat.max() <= 0:  # without heat it points nowhere
         return False
     row, column = np.unravel_index(int(heat.argmax()), heat.shape)
     ((x, y, width, height),) = _pixels(array_of(box)[None])

@@ -320,7 +320,7 @@ def refuse_unsearched(command: Command, paper: str, rows: Sequence[str]) -> None
     """For rows that a command with SEARCHED trains.
 
     Raises:
-        ConfigError: a row has no search or several, or the command sets what a search chose.
+        ConfigError: no search or several, or the command sets what one chose.
     """
     if missing := [row for row in rows if row not in command.searched]:
         # such a row would stand beside rows whose settings were chosen

@@ -325,7 +325,7 @@ def table_of(
     Args:
         table_id: key in paper_tables.yaml; a table that the paper does not print needs a `caption`.
         suffix: of the table's name, if a printed table has a second one of ours.
-        measured_on: runs of whose settings notes speak; None = `runs`.
+        measured_on: whose settings notes name; None = `runs`.
         differs: fields of `Table` other than those of the runs and of the printed table.
     """
     printed = paper_tables(paper)
