@@ -185,6 +185,8 @@ def test_a_damaged_line_of_json_lines_is_one_row_wherever_it_stands(tmp_path):
         for file in (path, tmp_path / "rows.json"):
             items = open_annotated("visual_entailment", file, tmp_path, max_broken_share=1)
             assert (len(items), len(items.broken_at_open)) == (2, 1)
+    path.write_text(good)  # one line, whatever the case of the ending
+    assert len(open_annotated("visual_entailment", path, tmp_path)) == 1
     (tmp_path / "rows.json").write_text(f"[\n{good},\n{good}\n{good}]")  # a list that lacks a comma
     refused(
         ("rows.json: not valid JSON: .* line 4", lambda: open_annotated("visual_entailment", tmp_path / "rows.json"))
