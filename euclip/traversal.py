@@ -218,6 +218,8 @@ def met(places: Sequence[int], tags: Sequence[str]) -> list[int]:
 
 def kendall_tau(levels: Sequence[float]) -> float | None:
     """Kendall's tau-b of levels with their order: 1 ascending, -1 descending; None if all are equal."""
+    if any(map(math.isnan, levels)):
+        raise ValueError(f"levels {list(levels)[:6]}; expected: no NaN, which has no order")
     pairs = [(levels[i], levels[j]) for i in range(len(levels)) for j in range(i + 1, len(levels))]
     untied = sum(a != b for a, b in pairs)
     if not untied:
@@ -316,6 +318,8 @@ def generic_nearer(distances: torch.Tensor, chains: Sequence[Sequence[int]]) -> 
     Returns:
         In [0, 1], 0.5 by chance; ties count half. None where no chain has two captions.
     """
+    if distances.isnan().any():
+        raise ValueError("distances from the root with NaN; expected: none, as it is neither nearer nor farther")
     nearer = pairs = 0.0
     for chain in chains:
         values = distances[list(chain)].tolist()

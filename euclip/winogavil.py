@@ -147,6 +147,8 @@ class RowAssociations:
         """
         content, (row, place) = self._content(index), self._places[index]
         with named(self.name, f"row {row}, candidate {place}"):
+            if len(self._last[1]) > self.counts[row]:
+                raise Unusable(f"{len(self._last[1])} pictures for {self.counts[row]} candidates")
             if isinstance(content, str):
                 return {"image": read_picture(Path(content))}
             if not isinstance(content, bytes):

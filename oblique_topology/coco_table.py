@@ -15,7 +15,7 @@ from common.base.provenance import hash_of
 from common.base.settings import DataConfig
 from common.data.pairs import Pairs, open_retrieval_sets
 from common.distributed import gather_objects, wait_for_everyone
-from common.evaluation.coco import Relation, evaluate_coco, read_cxc, read_eccv
+from common.evaluation.coco import Relation, check_coco, evaluate_coco, read_cxc, read_eccv
 from common.reproduce.rows import RowRun, is_current, read_run
 from common.run.checkpoint import last_checkpoint, saved_weights
 from common.run.evaluation_files import save_evaluations
@@ -76,7 +76,9 @@ def open_coco(files: CocoFiles) -> CocoTest:
     data = DataConfig(source="karpathy", root=files.root, test=files.test, images=files.images)
     relations = [read_cxc(Path(files.cxc))] if files.cxc else []
     relations += [read_eccv(Path(files.eccv))] if files.eccv else []
-    return CocoTest(open_retrieval_sets(data)["test"], relations)
+    pairs = open_retrieval_sets(data)["test"]
+    check_coco(pairs, relations)
+    return CocoTest(pairs, relations)
 
 
 def coco_run(run: RowRun, test: CocoTest) -> RowRun:

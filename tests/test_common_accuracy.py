@@ -125,4 +125,5 @@ def test_bad_input_is_refused_by_name():
         ("2 hits and 1 groups", lambda: worst_group_accuracy([1, 0], ["a"])),
         ("finite", lambda: winogavil_jaccard([float("nan"), 1.0], [0])),
         ("distinct indices", lambda: winogavil_jaccard([0.1, 0.2], [2])),
+        ("distinct indices", lambda: winogavil_jaccard([0.1, 0.2], [0.5])),
     )

@@ -54,7 +54,8 @@ def test_vqa_questions_and_annotations_are_joined_by_their_ids(tmp_path):
         "q.json",
     )
     again = {**ANSWERS, "answers": [{"answer": "dog"}]}
-    answers = written(tmp_path, {"annotations": [ANSWERS, {**ANSWERS, "question_id": 9}, again]}, "a.json")
+    as_text = {**ANSWERS, "question_id": "7"}
+    answers = written(tmp_path, {"annotations": [as_text, {**ANSWERS, "question_id": 9}, again]}, "a.json")
     annotations = read_vqa(questions, answers)
     assert annotations.rows == [
         (
@@ -151,6 +152,7 @@ def test_a_cut_line_is_one_broken_row(tmp_path):
     refused(
         (r"rows\.json: not valid JSON", lambda: read_entailment(written(tmp_path, "[1, 2"))),
         (nothing, lambda: read_entailment(written(tmp_path, ["text"]))),
+        ("unknown label: gold_label or label = None", lambda: read_entailment(written(tmp_path, [{"image": "b"}]))),
     )
 
 

@@ -91,6 +91,7 @@ def test_a_template_has_one_placeholder(write, template, words):
         ("a.txt", "", "", "a.txt has no classes"),
         ("a.txt", "near\n\nfar\n", "", "a.txt: the name of class 1 is blank; expected: a name, or no such line"),
         ("a.txt", "cat\n", "pets", "is a text file for one data set; data set 'pets' can be chosen in JSON only"),
+        ("a.txt", "near\n'far off',\n", "", "a.txt, line 2: 'far off', of a list in Python; expected: the text"),
         ("a.json", "{", "", "a.json: not valid JSON"),
         ("a.json", ["cat"], "", "holds a list; expected: a mapping"),
         ("a.json", {"cifar10": ["cat"]}, "CIFAR10", "has no data set 'CIFAR10'; expected one of: cifar10"),

@@ -10,7 +10,7 @@ import torch
 from refusals import refused
 from toys import ListedPictures, colour_encoder, plain_picture
 
-from common.evaluation.coco import Relation, coco_results, evaluate_coco, read_cxc, read_eccv, read_id_lists
+from common.evaluation.coco import Relation, check_coco, coco_results, evaluate_coco, read_cxc, read_eccv, read_id_lists
 from common.evaluation.embed import CaptionRule
 from common.evaluation.protocol import first_difference
 from common.evaluation.retrieval import retrieval_metrics, retrieval_ranks
@@ -242,10 +242,21 @@ def test_a_model_is_evaluated_by_ids_in_all_protocols():
     without = numbered(without_ids=3)
     refused(
         (
-            "coco: image 4997 has 5 captions and the ids None; expected: an id of each",
+            "coco: image 4997 has 5 captions and the ids None; expected: 5 captions or more, and an id of each",
             lambda: evaluate_coco(encoder, without, [eccv]),
         )
     )
+
+
+def test_files_of_another_split_are_refused_before_a_model_is_trained(monkeypatch):
+    pictures = numbered()
+    refused((r"coco: 1000 images; expected: the 5000 of Karpathy's test split", lambda: check_coco(pictures, [])))
+    monkeypatch.setattr("common.evaluation.coco.NUM_IMAGES", 1000)
+    check_coco(pictures, [Relation("cxc", "CxC", "recall", {5000: [4]}, {4: [5000]})])
+    other = Relation("cxc", "CxC", "recall", {77: [4]}, {4: [77]})
+    refused((r"CxC names image 77, which is not among the 1000 images", lambda: check_coco(pictures, [other])))
+    pictures.image_id = lambda row: f"a{row}"
+    refused((r"coco: image 'a0'; expected: COCO's number of each image", lambda: check_coco(pictures, [])))
 
 
 @pytest.fixture(scope="module")

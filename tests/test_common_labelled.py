@@ -267,17 +267,17 @@ def test_a_sample_of_a_task_that_cannot_be_used_is_named(tmp_path, changes, reas
 
 
 def test_files_that_a_task_lacks_are_named(tmp_path):
-    shard, count, names = (write_task(tmp_path / name) for name in ("shard", "count", "names"))
+    shard, count, names, prompts = (write_task(tmp_path / name) for name in ("shard", "count", "names", "prompts"))
     (shard / "test" / "1.tar").unlink()
     (count / "test" / "nshards.txt").write_text("many")
     (names / "classnames.txt").unlink()
-    refused(
-        ("nshards.txt holds 'many'; expected: the number of shards", lambda: open_webdataset(count)),
-        ("classnames.txt cannot be read", lambda: open_webdataset(names)),
-    )
+    (prompts / "zeroshot_classification_templates.txt").unlink()
+    refused(("nshards.txt holds 'many'; expected: the number of shards", lambda: open_webdataset(count)))
     expected = "nshards.txt: no such file; expected: a task folder with classnames"
     refused(
-        (r"1\.tar", lambda: open_webdataset(shard)),
+        (r"nshards\.txt names 2 shards, of which 1\.tar is not there", lambda: open_webdataset(shard)),
+        (r"classnames\.txt: no such file; expected: as scripts/label_files\.py", lambda: open_webdataset(names)),
+        (r"templates\.txt: no such file; expected: as scripts/label_files\.py", lambda: open_webdataset(prompts)),
         (expected, lambda: open_webdataset(tmp_path)),
         error=FileNotFoundError,
     )

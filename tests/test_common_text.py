@@ -84,6 +84,7 @@ def test_a_file_is_read_by_path_folder_and_cached_hub_name(tmp_path, monkeypatch
             "{tmp}/none",
             "no such file; expected: a file or a folder that holds one of vocab.txt, or the name of a model",
         ),
+        ("docs/nowhere", "no such file"),
         ("vocab.txt.gz", "no such file"),
         ("odd..name/model", "Cannot have -- or .. in repo_id"),
         ("not-cached/model", "no vocab.txt of a model of that name could be had from the Hugging Face hub"),

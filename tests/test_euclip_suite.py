@@ -446,6 +446,13 @@ def test_a_right_name_that_occurs_twice_is_right_at_both_places_as_in_datacomps_
     assert winogavil_jaccard(scores, opened.gold[0]) == jaccard_score(y_true, y_pred) == 0.5
 
 
+def test_an_instance_of_more_pictures_than_names_cannot_be_read():
+    rows = winogavil_rows().to_list()
+    rows[0]["candidate_images"] = rows[1]["candidate_images"]
+    opened = RowAssociations(datasets.Dataset.from_list(rows, features=winogavil_rows().features), "rows")
+    refused((r"row 0, candidate 0\W+6 pictures for 5 candidates", lambda: opened[0]), error=BrokenSample)
+
+
 def test_an_instance_with_a_damaged_picture_is_left_out_and_counted(tmp_path):
     winogavil_rows((5, 6, 10, 12, 12), damaged=[(4, 7)]).save_to_disk(str(tmp_path / "saved"))
     opened = open_winogavil("saved", tmp_path)

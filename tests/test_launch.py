@@ -22,7 +22,9 @@ from two_processes import trained_and_checked
 
 from common.base.config import ConfigError, _check_script
 from common.base.places import ROOT
+from common.reproduce.rows import Job, run_row
 from common.run import training
+from common.run.folder import only_run_in
 from common.run.launch import command_to_resume, run_or_explain
 from contrastive_basics import pretrain
 from euclip import evaluate as euclip_evaluate
@@ -30,6 +32,7 @@ from euclip import train as euclip_train
 from geomm import finetune
 from geomm import train as geomm_train
 from oblique_topology import train
+from oblique_topology.reproduce import CODE as OBLIQUE
 from scripts import evaluate, reproduce
 
 TRAIN = "oblique_topology/train.py"
@@ -240,6 +243,30 @@ def test_launched_processes_share_an_evaluation_and_one_of_them_answers(options,
     assert (shared, second) == (single, "")
 
 
+def answer_refused(number, folder, *words):
+    return message_of(evaluate.main, *words)
+
+
+def row_refused(number, folder):
+    return message_of(lambda: run_row(Job(OBLIQUE, "table2_clip.yaml", "smoke", 0, (), folder)))
+
+
+def test_what_the_main_process_cannot_write_or_lock_ends_the_others_with_its_message(by_path, tmp_path):
+    (tmp_path / "notes").touch()
+    output = str(tmp_path / "notes/answer.json")
+    messages = of_two_launched(answer_refused, tmp_path, str(by_path), "--output", output, LABELLED, "data.num_test=6")
+    assert len(set(messages)) == 1
+    assert messages[0].startswith(f"error: process 0 of 2: --output {output}: [Errno ")
+    files = Job(OBLIQUE, "table2_clip.yaml", "smoke", 0, (), tmp_path).opened()[2]
+    with only_run_in(files):
+        messages = of_two_launched(row_refused, tmp_path)
+    assert (
+        messages
+        == [f"error: process 0 of 2: another process trains in {files.folder}; wait for it or choose another folder"]
+        * 2
+    )
+
+
 def message_of(main, *arguments):
     """What a script called with these arguments prints before it ends with status 1."""
     with pytest.raises(SystemExit) as ended:
@@ -377,6 +404,11 @@ def test_a_file_where_the_output_folder_must_be_is_named_with_the_setting(tmp_pa
             "data.root /disk: [Errno 13] No: '/disk/a.tar'; ",
         ),
         (["--output", "x/y"], FileExistsError(17, "No", "x"), "--output x/y: [Errno 17] No: 'x'; a file lies where"),
+        (
+            ["--checkpoint", "x", "--output", "x/y", "data.root=/"],
+            PermissionError(13, "No", "x/y/a"),
+            "--output x/y: [Errno 13] No",
+        ),
         (["--scale", "smoke"], OSError(28, "No space", "/elsewhere"), "[Errno 28] No space: '/elsewhere'"),
         ([], OSError(30, "Read-only", "outputs"), "[Errno 30] Read-only: 'outputs': outputs go to {outputs}; "),
         (["--name", ""], OSError("a message for the user"), "a message for the user"),

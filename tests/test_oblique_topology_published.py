@@ -58,6 +58,7 @@ def test_mscocos_files_make_it_table_7(tmp_path, monkeypatch, vocabulary, releas
         images.append({**picture, "sentences": sentences})
     (tmp_path / "coco.json").write_text(json.dumps({"dataset": "coco", "images": images}), encoding="utf-8")
     files = [f"coco.root={tmp_path}", "coco.test=coco.json#test", "coco.images=."]
+    monkeypatch.setattr(coco, "NUM_IMAGES", 4)
     monkeypatch.setattr(coco, "results_of_parts", partial(coco.results_of_parts, fold_size=2))
     results = evaluated(tmp_path, monkeypatch, "--checkpoint", released, vocabulary, *files)
     assert results["evaluations"].keys() == {"coco_5k", "coco_1k"}

@@ -308,13 +308,15 @@ def coco(tmp_path_factory):
     eccv.mkdir()
     (eccv / "eccv_image_to_caption.json").write_text(json.dumps({str(k): [5 * k, 5 * k + 6] for k in range(900)}))
     (eccv / "eccv_caption_to_image.json").write_text(json.dumps({str(5 * k): [k, k + 1] for k in range(900)}))
-    return CocoFiles(
-        root=str(tmp_path),
-        test="dataset_coco.json#test",
-        images="images",
-        cxc=str(tmp_path / "sits_test.csv"),
-        eccv=str(eccv),
-    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("common.evaluation.coco.NUM_IMAGES", len(entries))
+        yield CocoFiles(
+            root=str(tmp_path),
+            test="dataset_coco.json#test",
+            images="images",
+            cxc=str(tmp_path / "sits_test.csv"),
+            eccv=str(eccv),
+        )
 
 
 def test_table_7_ranks_a_trained_row_on_the_users_files_and_finds_it_again(coco, tmp_path, oblique, monkeypatch):

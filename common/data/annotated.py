@@ -296,11 +296,11 @@ def _listed(path: str | Path, content: Any) -> Raw:
 
 def _joined(questions: list[Any], annotations: list[Any]) -> Raw:
     # the questions with the first answers of the same question_id; answers without a question come last
-    def question_of(row: Any, otherwise: str) -> int | str:
+    def question_of(row: Any, otherwise: str) -> str:
         question = row.get("question_id") if isinstance(row, dict) else None
-        return question if isinstance(question, int | str) else otherwise
+        return str(question) if isinstance(question, int | str) else otherwise  # 7 and "7" are one question
 
-    answers: dict[int | str, Any] = {}
+    answers: dict[str, Any] = {}
     for number, row in enumerate(annotations, 1):
         question = question_of(row, f"annotation {number}")
         answers[f"{question}, once more in annotation {number}" if question in answers else question] = row
@@ -397,7 +397,7 @@ def _text(row: dict[str, Any], *keys: str) -> str:
 
 
 def _choice(row: dict[str, Any], labels: Sequence[str], *keys: str) -> int:
-    key = next((key for key in keys if key in row), keys[0])
+    key = next((key for key in keys if key in row), " or ".join(keys))
     small = [label.lower() for label in labels]
     if str(row.get(key)).lower() not in small:
         raise Unusable(f"unknown label: {key} = {row.get(key)!r}; expected one of: {', '.join(labels)}")

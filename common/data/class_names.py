@@ -135,6 +135,9 @@ def _read_list(path: Path, dataset: str, key: str) -> tuple[list[Any], str]:
         if dataset:
             raise ValueError(f"{path} is a text file for one data set; data set {dataset!r} can be chosen in JSON only")
         entries, where = [line.strip() for line in read_lines(path)], str(path)
+        for number, line in enumerate(entries, 1):
+            if regex.fullmatch(r"(['\"]).*\1,", line):
+                raise ValueError(f"{path}, line {number}: {line} of a list in Python; expected: the text alone")
     else:
         content = read_json_object(path)  # from data sets to lists
         if dataset not in content:

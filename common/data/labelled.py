@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from common.base.arguments import some
 from common.base.files import printable
 from common.data.broken import BrokenSample, check_opened
 from common.data.class_names import in_label_order, label_order, read_class_names, read_templates
@@ -231,8 +232,11 @@ def open_webdataset(
     text = count_file.read_text(encoding="utf-8", errors="replace").strip()
     if not re.fullmatch("[1-9][0-9]{0,6}", text):
         raise ValueError(f"{count_file} holds {text[:40]!r}; expected: the number of shards")
+    paths = [folder / part / f"{number}.tar" for number in range(int(text))]
+    if missing := [path.name for path in paths if not path.exists()]:
+        raise FileNotFoundError(f"{count_file} names {text} shards, of which {some(missing)} is not there")
     shards = open_shards(
-        [str(folder / part / f"{number}.tar") for number in range(int(text))],
+        [str(path) for path in paths],
         role="test",
         index_dir=index_dir,
         allow_missing_captions=True,
@@ -305,7 +309,11 @@ def open_labelled_validation(root: str | Path, index_dir: str | Path | None = No
 
 
 def _words_of(folder: Path) -> tuple[list[str], list[str]]:
-    return read_class_names(folder / CLASS_NAMES_FILE), read_templates(folder / TEMPLATES_FILE)
+    names, templates = folder / CLASS_NAMES_FILE, folder / TEMPLATES_FILE
+    for path in (names, templates):
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file; expected: as scripts/label_files.py writes it")
+    return read_class_names(names), read_templates(templates)
 
 
 def _folder_of_classes(folder: Path, num_classes: int) -> Path:

@@ -62,7 +62,7 @@ def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
     if not hasattr(training_pairs, "all_captions"):
         raise ValueError(
             f"data.tokenizer = words takes its words from captions, {training_pairs.name} has none; expected: the "
-            f"tokens of a run that it starts from, or one of: {', '.join(_KIND_OF)}"
+            f"tokens of a run that it starts from (start.run, model.init), or one of: {', '.join(_KIND_OF)}"
         )
     return WordTokenizer.from_captions(training_pairs.all_captions(), data.min_word_count, data.max_words)
 

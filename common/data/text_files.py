@@ -106,7 +106,9 @@ def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
                 return path / file_name
         names = ", ".join(sorted(item.name for item in path.iterdir())[:10])
         raise ValueError(f"{key} = {name!r} is a folder without any of {accepted}; it has: {names or 'nothing'}")
-    if not _HUB_NAME.fullmatch(name) or name.endswith(_FILE_SUFFIXES):
+    # a mistyped path in a folder that is here is not sought on the hub
+    is_here = "/" in name and path.parent.is_dir()
+    if is_here or not _HUB_NAME.fullmatch(name) or name.endswith(_FILE_SUFFIXES):
         raise ValueError(
             f"{key} = {name!r}: no such file; expected: a file or a folder that holds one of {accepted}, "
             "or the name of a model on the Hugging Face hub"

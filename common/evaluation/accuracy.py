@@ -149,11 +149,12 @@ def winogavil_jaccard(scores: Any, gold: Sequence[int]) -> float:
     Raises:
         ValueError: non-finite scores, or gold indices that are missing, repeated or out of range.
     """
-    scores, gold = array_of(scores), array_of(gold).tolist()
+    scores, gold = array_of(scores), array_of(gold)
+    whole, gold = gold.dtype.kind in "iu", gold.tolist()
     if scores.ndim != 1 or not np.isfinite(scores).all():
         raise ValueError(f"WinoGAViL scores of shape {scores.shape}; expected: one finite score per candidate")
     k = len(set(gold))
-    if not k or k != len(gold) or min(gold) < 0 or max(gold) >= len(scores):
+    if not whole or not k or k != len(gold) or min(gold) < 0 or max(gold) >= len(scores):
         raise ValueError(f"gold = {list(gold)} of {len(scores)} candidates; expected: distinct indices, at least one")
     chosen = np.argsort(scores, kind="stable")[-k:]
     common = len(set(chosen.tolist()) & set(gold))

@@ -42,6 +42,7 @@ from common.evaluation.retrieval import (
 
 CXC_SCORE = 3.0  # a pair is positive from here on
 CAPTIONS = 5  # per image, in all protocols but 5K
+NUM_IMAGES = 5000  # of the Karpathy test split
 FOLD_SIZE = 1000
 # ECCV Caption names these two, which are sixth captions and not among its 25,000; its package lets them count in R
 _SIXTH_CAPTIONS = frozenset({144675, 467259})
@@ -82,7 +83,7 @@ def read_cxc(path: Path, score: float = CXC_SCORE) -> Relation:
             value = float(text)
         except ValueError as error:
             raise ValueError(
-                f"{path}, line {number}: {','.join(line)}; expected: COCO_val2014:sentid:<id>,"
+                f"{path}, line {number}: {','.join(line)[:200]}; expected: COCO_val2014:sentid:<id>,"
                 "COCO_val2014_<id>.jpg,<score>,<method>"
             ) from error
         if value >= score and image_id not in images_of_caption.setdefault(caption_id, []):
@@ -115,6 +116,33 @@ def read_id_lists(path: Path) -> dict[int, list[int]]:
     return {int(key): values for key, values in content.items()}
 
 
+def check_coco(pairs: Pairs, relations: Sequence[Relation]) -> None:
+    """Before training: ValueError where `evaluate_coco` has no protocol."""
+    if len(pairs) != NUM_IMAGES:
+        raise ValueError(f"{pairs.name}: {len(pairs)} images; expected: the {NUM_IMAGES} of Karpathy's test split")
+    images, captions = _ids_of(pairs)
+    five = np.array([number for numbers in captions for number in numbers[:CAPTIONS]])
+    for relation in relations:
+        _positives(relation, np.array(images), five)
+
+
+def _ids_of(pairs: Pairs) -> tuple[list[int], list[list[int]]]:
+    # COCO's number of each image, and those of its captions
+    images, captions = [], []
+    for index in range(len(pairs)):
+        image, ids, count = pairs.image_id(index), pairs.caption_ids(index), len(pairs.captions(index))
+        if not image.isdecimal():
+            raise ValueError(f"{pairs.name}: image {image!r}; expected: COCO's number of each image")
+        if ids is None or len(ids) != count or None in ids or count < CAPTIONS:
+            raise ValueError(
+                f"{pairs.name}: image {image} has {count} captions and the ids {ids}; expected: {CAPTIONS} captions or "
+                "more, and an id of each"
+            )
+        images.append(int(image))
+        captions.append([int(number) for number in ids])
+    return images, captions
+
+
 def evaluate_coco(
     encoder: Encoder,
     pairs: Pairs,
@@ -129,19 +157,13 @@ def evaluate_coco(
     Returns:
         "coco_5k", "coco_1k" and the key of each relation -> Evaluation.
     Raises:
-        ValueError: missing ids or unreadable images: the protocols are defined on all.
+        ValueError: missing ids or unreadable images.
     """
+    images, captions = _ids_of(pairs)
     embedded = embed_pairs(encoder, pairs, rule)
-    image_ids = [int(pairs.image_id(index)) for index in embedded.indices]
-    caption_ids: list[int] = []
-    for index, captions in zip(embedded.indices, embedded.captions_of):
-        ids = pairs.caption_ids(index)
-        if ids is None or len(ids) != len(pairs.captions(index)) or None in ids[: len(captions)]:
-            raise ValueError(
-                f"{pairs.name}: image {pairs.image_id(index)} has {len(pairs.captions(index))} captions and the ids "
-                f"{ids}; expected: an id of each"
-            )
-        caption_ids += [int(one) for one in ids[: len(captions)]]
+    image_ids = [images[index] for index in embedded.indices]
+    used = zip(embedded.indices, embedded.captions_of)
+    caption_ids = [number for index, texts in used for number in captions[index][: len(texts)]]
     parts = ScoreParts(encoder, embedded.images, embedded.texts)
     results = results_of_parts(
         parts, parts.dtype, image_ids, caption_ids, embedded.text_to_image, relations, shared=True
@@ -195,7 +217,7 @@ def results_of_parts(
     *,
     shared: bool,
 ) -> dict[str, Evaluation]:
-    """`coco_results` of scores in parts; parts and shared as in `ranks_of_parts`."""
+    """`coco_results` of parts; shared as in `ranks_of_parts`."""
     images, captions = np.asarray(image_ids, np.int64), np.asarray(caption_ids, np.int64)
     text_to_image = labels_of(text_to_image, "text_to_image").cpu()
     owners = text_to_image.numpy()

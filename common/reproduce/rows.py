@@ -8,7 +8,7 @@ changed, the checkpoint is evaluated again.
 import argparse
 import dataclasses
 from collections.abc import Callable, Collection, Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -217,7 +217,11 @@ def run_row(job: Job) -> RowRun:
     state = state_for_all()
     # finished runs are only read, by several processes if need be
     needs_lock = accelerator.is_main_process and state != "current"
-    with only_run_in(files, config.run.lock) if needs_lock else nullcontext(), interrupted_with_saved_step(files):
+    with ExitStack() as stack:
+        with ending_together():
+            if needs_lock:
+                stack.enter_context(only_run_in(files, config.run.lock))
+        stack.enter_context(interrupted_with_saved_step(files))
         state = state if state == "current" else state_for_all()  # another process may have finished it meanwhile
         if state == "stale":
             with ending_together():  # the others must not see its checkpoints any more

@@ -30,7 +30,7 @@ from common.run.checkpoint import Checkpoint, CheckpointError, last_checkpoint, 
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
 from common.run.inputs import feature_cache, keep_captions
-from common.run.launch import join_processes
+from common.run.launch import ending_together, join_processes
 from common.run.sources import run_checkpoint
 
 DECIDES = "evaluation"
@@ -257,8 +257,12 @@ def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpo
     Args:
         output: JSON file; None = one in outputs/evaluations, "-" = print the JSON and write nothing.
     """
-    if not is_main_process():
-        return
+    with ending_together():
+        if is_main_process():
+            _save_answer(content, results, checkpoint, output)
+
+
+def _save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpoint: str, output: Path | None) -> None:
     if output == Path("-"):
         print(json.dumps(content, indent=1))
         return

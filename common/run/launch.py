@@ -259,7 +259,7 @@ def run_or_explain(main) -> None:
             raise
         sys.exit(
             f"error: another process of this run has ended or cannot be reached ({str(error).splitlines()[0]}); the "
-            "output of the others has the reason. Resume from the last checkpoint with --resume"
+            "output of the others has the reason. Training goes on from its last checkpoint: train.py with --resume"
         )
     except KeyboardInterrupt as stopped:
         if is_main_process():
@@ -288,14 +288,17 @@ def _text(error: OSError | ValueError) -> str:
     way_on = next((text for kind, text in _WAYS_ON.items() if isinstance(error, kind)), "expected another path")
     # --name value, --name=value, section.key=value
     words = [piece for word in sys.argv[1:] for piece in word.split("=", 1)]
+    named = {}
     for name, value in itertools.pairwise(words):
         place = Path(expanded(value)).absolute()
         if (
             value
             and (name.startswith("--") or "." in name)
-            and (path.is_relative_to(place) or place.is_relative_to(path))
+            and (path in place.parents or place in (path, *path.parents))
         ):
-            return f"{name} {value}: {error}; {way_on}"
+            named[len(place.parts)] = f"{name} {value}: {error}; {way_on}"
+    if named:  # the longest: --output may lie in the folder of --checkpoint
+        return named[max(named)]
     if path.is_relative_to(outputs()) or outputs().is_relative_to(path):
         return f"{error}: outputs go to {outputs()}; {way_on}: --output-dir (train.py) or --output names one"
     return str(error)
