@@ -14,13 +14,12 @@ from test_oblique_topology_train import run
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from common.base.config import ConfigError, load_config, override
+from common.base.config import ConfigError, load_config
 from common.data.caption_cache import CaptionCache
 from common.data.pairs import open_evaluation_sets
 from common.evaluation.embed import evaluate_retrieval
 from common.run.checkpoint import ONLINE, last_checkpoint, open_checkpoint, write_published
 from common.run.ema import averaged
-from common.run.folder import run_key
 from oblique_topology.config import Config
 from oblique_topology.evaluate import load_encoder
 
@@ -126,11 +125,6 @@ def test_batch_normalisation_that_trains_sharded_weights_and_impossible_decays_a
     )
     model[1].requires_grad_(False)
     assert averaged(model, config, None) is not None
-
-
-def test_a_run_without_an_average_keeps_the_key_that_it_had_before_the_setting():
-    keys = [run_key("oblique_topology", override(Config(), change), "data") for change in ([], ["optim.ema=0.9"])]
-    assert keys[0] == "6038e49ed784" != keys[1]  # of Config() before it
 
 
 def test_a_copy_of_a_model_reads_the_same_cached_captions(tmp_path):

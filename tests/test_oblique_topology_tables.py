@@ -28,7 +28,7 @@ from oblique_topology.coco_table import CocoFiles, open_coco
 from oblique_topology.config import Config, MethodConfig
 from oblique_topology.evaluate import CACHED_PROBE, _fingerprint_of_probe, evaluate_all, evaluated_sets, probe_sets
 from oblique_topology.model import build_model
-from oblique_topology.reproduce import main
+from oblique_topology.reproduce import CODE, main
 from oblique_topology.temperature import (
     converged_step,
     final_logit_scales,
@@ -104,6 +104,16 @@ def test_a_cell_of_none_hit_has_an_interval_and_says_of_what_kind(tmp_path):
     evaluation["metrics"]["acc1"] = 7.5
     with pytest.raises(ValueError, match=r"seed 0, knn: acc1 = 7.5; expected a share in \[0, 1\]"):
         measured_cell([run], "knn", "acc1", "smoke")
+    with pytest.raises(ValueError, match=r"measure: \[knn, acc2\] of a column: knn has no such metric; .* acc1\?$"):
+        measured_cell([run], "knn", "acc2", "smoke")
+
+
+def test_a_printed_row_of_too_few_values_is_refused_before_a_row_is_trained(monkeypatch):
+    rows = [{"method": "CLIP", "values": [1.0]}]
+    tables = {"tables": {"table2": {"columns": [{"key": "a"}, {"key": "b"}], "rows": rows}}}
+    monkeypatch.setattr("common.reproduce.rows.paper_tables", lambda paper: tables)
+    with pytest.raises(ValueError, match=r"paper_tables\.yaml, table2, row CLIP: 1 values for 2 columns; expected"):
+        CODE.printed("table2")
 
 
 def test_runs_made_with_unlike_versions_are_named_and_others_are_not(tmp_path):

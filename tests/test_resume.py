@@ -321,6 +321,7 @@ def test_a_launcher_that_is_asked_to_stop_passes_it_on_and_one_process_goes_on(t
     assert step < STEPS, "the run was over before the signal came"
     assert f"received a stop signal; saved at step {step} of {STEPS}" in output
     assert run(tmp_path, *SAME_DRAWS) == 0
+    assert "# processes: 2, then 1\n" in (tmp_path / "config.yaml").read_text()
     resumed, expected = records(tmp_path), records(unbroken(*SAME_DRAWS))
     assert [record["image_ids"] for record in resumed] == [record["image_ids"] for record in expected]
     assert logged(RunFiles(tmp_path)) == pytest.approx([record["loss"] for record in expected], rel=1e-6)

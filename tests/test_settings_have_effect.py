@@ -307,3 +307,4 @@ def test_a_run_that_went_on_in_another_precision_says_both():
     before = SimpleNamespace(state={"precision": "bf16"})
     assert [_in_turn("precision", now, before) for now in ("bf16", "no")] == ["bf16", "bf16, then no"]
     assert _in_turn("precision", "no", None) == "no"
+    assert _in_turn("processes", "2", SimpleNamespace(state={"processes": "12"})) == "12, then 2"

@@ -24,20 +24,16 @@ from common.base.provenance import hash_of
 from common.data.pairs import Pairs
 from common.data.text_files import read_json_object, read_text
 from common.evaluation.arrays import labels_of
-from common.evaluation.embed import CaptionRule, Encoder, ScoreParts, embed_pairs
+from common.evaluation.embed import CaptionRule, Encoder, ScoreParts, embed_pairs, retrieval_evaluation
 from common.evaluation.protocol import TIE_RULE, Evaluation, mean_of_folds
 from common.evaluation.retrieval import (
     Part,
-    PerQuery,
     Positives,
-    chance_level,
     hits_by_image,
     means,
     precision_chance_level,
     precisions_of_parts,
     ranks_of_parts,
-    recalls,
-    retrieval_metrics,
 )
 
 CXC_SCORE = 3.0  # a pair is positive from here on
@@ -281,16 +277,13 @@ def _cut(part: Part, rows: Any, columns: Any) -> Part:
 
 def _by_recall(parts, shared, positives, text_to_image, protocol) -> Evaluation:
     ranks = ranks_of_parts(parts, positives, shared=shared)
-    return _evaluation(
-        retrieval_metrics(ranks), chance_level(positives), recalls(ranks), positives, text_to_image, protocol
-    )
+    return retrieval_evaluation(ranks, positives, text_to_image, protocol | _counts(positives))
 
 
 def _by_precision(parts, shared, positives, text_to_image, protocol) -> Evaluation:
     precisions = precisions_of_parts(parts, positives, shared=shared)
-    return _evaluation(
-        means(precisions), precision_chance_level(positives), precisions, positives, text_to_image, protocol
-    )
+    hits = hits_by_image(precisions, text_to_image, positives.num_images)
+    return Evaluation(means(precisions), protocol | _counts(positives), precision_chance_level(positives), hits)
 
 
 def _by_folds(parts, shared, text_to_image, num_images, fold_size, protocol) -> Evaluation:
@@ -312,21 +305,13 @@ def _by_folds(parts, shared, text_to_image, num_images, fold_size, protocol) -> 
     return mean_of_folds(folds, f"own fold of {fold_size} images")
 
 
-def _evaluation(
-    metrics: dict[str, float],
-    chance: dict[str, float],
-    results: PerQuery,
-    positives: Positives,
-    text_to_image: torch.Tensor,
-    protocol: dict[str, Any],
-) -> Evaluation:
-    counts = {
+def _counts(positives: Positives) -> dict[str, int]:
+    return {
         "num_images": positives.num_images,
         "num_texts": positives.num_texts,
         "num_image_queries": len(positives.query_images),
         "num_text_queries": len(positives.query_texts),
     }
-    return Evaluation(metrics, protocol | counts, chance, hits_by_image(results, text_to_image, positives.num_images))
 
 
 def _first_captions(owners: np.ndarray, image_ids: np.ndarray) -> np.ndarray:

@@ -36,6 +36,7 @@ from common.evaluation.protocol import TIE_RULE, Evaluation, hash_of_captions, m
 from common.evaluation.retrieval import (
     Part,
     Positives,
+    Ranks,
     chance_level,
     hits_by_image,
     ranks_of_parts,
@@ -327,12 +328,15 @@ def _rank(encoder: Encoder, embedded: EmbeddedPairs, pictures: slice, captions: 
     images, owners = embedded.images[pictures], embedded.text_to_image[captions] - pictures.start
     parts, positives = ScoreParts(encoder, images, embedded.texts[captions]), Positives.from_owners(owners, len(images))
     ranks = ranks_of_parts(parts, positives, shared=True)
-    return Evaluation(
-        metrics=retrieval_metrics(ranks),
-        protocol=embedded.protocol(encoder, positives, parts.dtype),
-        chance=chance_level(positives),
-        hits=hits_by_image(recalls(ranks), owners, len(images)),
-    )
+    return retrieval_evaluation(ranks, positives, owners, embedded.protocol(encoder, positives, parts.dtype))
+
+
+def retrieval_evaluation(
+    ranks: Ranks, positives: Positives, text_to_image: torch.Tensor, protocol: dict[str, Any]
+) -> Evaluation:
+    """What ranks are reported as, in every protocol of retrieval."""
+    hits = hits_by_image(recalls(ranks), text_to_image, positives.num_images)
+    return Evaluation(retrieval_metrics(ranks), protocol, chance_level(positives), hits)
 
 
 class ScoreParts:

@@ -13,19 +13,23 @@ import torch
 from common.data.pairs import Pairs
 from common.distributed import rank, world_size
 from common.evaluation.arrays import tensor_of
-from common.evaluation.embed import CaptionRule, EmbeddedPairs, Encoder, ScoreParts, batches_here, embed_pairs
+from common.evaluation.embed import (
+    CaptionRule,
+    EmbeddedPairs,
+    Encoder,
+    ScoreParts,
+    batches_here,
+    embed_pairs,
+    retrieval_evaluation,
+)
 from common.evaluation.protocol import Evaluation
 from common.evaluation.retrieval import (
     RECALL_AT,
     Part,
     Positives,
     Ranks,
-    chance_level,
     combine_over_processes,
-    hits_by_image,
     ranks_of_parts,
-    recalls,
-    retrieval_metrics,
 )
 
 SCORES_AT_ONCE = 1 << 22  # searched for the best candidates; 40 bytes a score
@@ -123,19 +127,14 @@ def evaluate_two_stage(
     positives = Positives.from_owners(embedded.text_to_image, len(embedded.images))
     stages = two_stage_of_parts(parts, positives, build_match(embedded), k_test, pairs_at_once=pairs_at_once)
     matched_at_most = min(k_test, max(positives.num_images, positives.num_texts))
-    kept_shares = {"i2t_kept_share": stages.i2t_kept_share, "t2i_kept_share": stages.t2i_kept_share}
-    return {
-        stage: Evaluation(
-            metrics=retrieval_metrics(ranks) | more,
-            protocol=embedded.protocol(encoder, positives, parts.dtype, ranking=ranking),
-            chance=chance_level(positives),
-            hits=hits_by_image(recalls(ranks), embedded.text_to_image, len(embedded.images)),
-        )
-        for stage, ranks, ranking, more in (
-            ("contrastive", stages.contrastive, "similarity", {}),
-            ("matched", stages.matched, f"matching head on the {matched_at_most} most similar", kept_shares),
-        )
-    }
+
+    def evaluation(ranks: Ranks, ranking: str) -> Evaluation:
+        protocol = embedded.protocol(encoder, positives, parts.dtype, ranking=ranking)
+        return retrieval_evaluation(ranks, positives, embedded.text_to_image, protocol)
+
+    matched = evaluation(stages.matched, f"matching head on the {matched_at_most} most similar")
+    matched.metrics.update(i2t_kept_share=stages.i2t_kept_share, t2i_kept_share=stages.t2i_kept_share)
+    return {"contrastive": evaluation(stages.contrastive, "similarity"), "matched": matched}
 
 
 def _candidates(parts: Iterable[Part], positives: Positives, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -168,7 +168,7 @@ def recalls(ranks: Ranks) -> PerQuery:
 
 def precisions_at_r(
     scores: torch.Tensor,
-    positives: Positives,
+    positives: torch.Tensor | Positives,
     *,
     rows: torch.Tensor | None = None,
     text_scores: torch.Tensor | None = None,
@@ -182,6 +182,8 @@ def precisions_at_r(
     Returns:
         PerQuery of "map_at_r", "r_precision" and "recall_at_1".
     """
+    if not isinstance(positives, Positives):
+        positives = Positives.from_owners(positives, len(scores))
     return precisions_of_parts(
         [Part.of(scores, positives.num_images, rows, text_scores)], positives, shared=rows is not None
     )

@@ -95,7 +95,15 @@ class PaperCode:
         return load_row(self.config_class, self.folder, file, scale, list(overrides), self.scale_files)
 
     def printed(self, table_id: str) -> dict[str, Any]:
-        return paper_tables(self.name)["tables"][table_id]
+        table = paper_tables(self.name)["tables"][table_id]
+        for row in table["rows"]:
+            values, columns = len(row["values"]), len(table["columns"])
+            if values != columns:  # said before anything is trained
+                raise ConfigError(
+                    f"{self.name}/paper_tables.yaml, {table_id}, row {row['method']}: {values} values for {columns} "
+                    "columns; expected: one each, null where the paper prints none"
+                )
+        return table
 
 
 def paper_tables(paper: str) -> dict[str, Any]:

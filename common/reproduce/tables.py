@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from common.base.arguments import accepted
 from common.base.config import ConfigError, notes_of_row
 from common.base.files import read_json
 from common.base.provenance import ROOT, git_revision, hash_of, now
@@ -182,6 +183,9 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
     # seeds under different protocols have no mean
     check_alike({f"seed {run.seed}": evaluation["protocol"] for run, evaluation in zip(runs, evaluations)})
     protocol = evaluations[0]["protocol"]
+    if metric not in evaluations[0]["metrics"]:
+        known = accepted(metric, sorted(evaluations[0]["metrics"]))
+        raise ValueError(f"measure: [{role}, {metric}] of a column: {role} has no such metric; {known}")
     for run, evaluation in zip(runs, evaluations):
         if not 0 <= evaluation["metrics"][metric] <= 1:
             value = f"seed {run.seed}, {role}: {metric} = {evaluation['metrics'][metric]}"

@@ -66,26 +66,10 @@ class RunFiles:
     validation = _file("validation.json")
 
 
-# settings that came after the first runs -> the value that those have
-_LATER_SETTINGS = {
-    "optim.ema": None,
-    "data.resize_with": "pillow",
-    "data.partner_noise": 0.0,
-    "optim.warmup_from": 0.0,
-    "model.text.dropout": 0.0,
-    "method.two_views": False,
-    "method.causal_text": False,
-    "method.embedding": "projection",
-}
-
-
 def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
     """Hash of what decides a training run: resolved config, data, initial weights. For the code see `stale_files`."""
     data, content = config.data, _settings_deciding("weights", config)
-    for name, value in _LATER_SETTINGS.items():  # runs from before the setting keep their key
-        if content.get(name) == value:
-            content.pop(name, None)
-    if "data.partner_noise" not in content:
+    if not content.get("data.partner_noise"):  # without noise no partner is drawn
         content.pop("data.partners_drawn", None)
     # in the key though a run may go on with another one: a launch may say it, and the results are two
     content["precision"] = precision_of(config.run)

@@ -16,7 +16,7 @@ from common.data.loader import usable_cores
 from common.diagnosis import Watch
 from common.distributed import gather_objects
 from common.run.checkpoint import Checkpoint
-from common.run.folder import RunFiles, save_config
+from common.run.folder import RunFiles
 from common.run.inputs import Training, validates
 from common.run.log import RunLog, read_log
 
@@ -159,8 +159,6 @@ class Journal:
         steps: int,
     ) -> None:
         self.config, self.accelerator, self.num_steps = config, accelerator, steps
-        if accelerator.is_main_process:
-            save_config(files, config, training_data=training.description, processes=accelerator.num_processes)
         # log, counts and warnings continue where the checkpoint was written
         before = {} if checkpoint is None else checkpoint.state
         self.first_step = before.get("step", 0)

@@ -41,7 +41,7 @@ from common.run.ema import averaged
 from common.run.ending import agreed, ending
 from common.run.evaluation import TrainedModels, evaluate_and_save
 from common.run.evaluation_files import save_validation
-from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of, save_dependencies
+from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of, save_config, save_dependencies
 from common.run.initial import InitialWeights, start_text
 from common.run.inputs import Training, TrainingData, batches_from, open_training_data, validates
 from common.run.journal import Journal
@@ -307,8 +307,11 @@ def opened(
         "data_fingerprint": data_set.fingerprint,
         "training_data": training.description,
         "precision": _in_turn("precision", accelerator.mixed_precision, checkpoint),
+        "processes": _in_turn("processes", str(accelerator.num_processes), checkpoint),
         "initial_weights": initial_fingerprints(config),
     }
+    if accelerator.is_main_process:
+        save_config(files, config, training_data=training.description, processes=facts["processes"])
     state = facts | _code_facts(provenance, checkpoint) | training.state(bare_model)
     # an evaluation or a cached stem may have left it in evaluation mode
     model.train()
@@ -358,7 +361,7 @@ def _initial_model(
 def _in_turn(key: str, now: str, checkpoint: Checkpoint | None) -> str:
     # what all processes of a run had, in order
     before = now if checkpoint is None else checkpoint.state.get(key, "not known")
-    return before if before.endswith(now) else f"{before}, then {now}"
+    return before if before.rpartition(", then ")[2] == now else f"{before}, then {now}"
 
 
 def _code_facts(provenance: dict[str, str], checkpoint: Checkpoint | None) -> dict[str, str]:
