@@ -14,6 +14,7 @@ beside the weights, or CLIP's.
 
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 if not __package__:
@@ -23,7 +24,6 @@ import torch
 from safetensors.torch import save_file
 
 from common.base.arguments import Parser
-from common.base.config import ConfigError
 from common.base.files import as_any_new_file
 from common.data.clip_tokenizer import FILE_NAMES, NUM_MERGES, ClipTokenizer
 from common.data.text import tokenizer_from_json
@@ -44,6 +44,7 @@ from common.encoders.weights import (
     read_source,
 )
 from common.geometry import unit
+from common.run.checkpoint import new_folder
 from common.run.initial import open_source
 from common.run.launch import run_or_explain
 from common.run.sources import run_checkpoint
@@ -69,7 +70,6 @@ def export_to_open_clip(model: TwoTowers, pixels: ImageTransform, folder: Path):
     """Likewise; without the open_clip package our own reader stands in for it, and the answer says so."""
     state, configuration = clip_to_open_clip(model)
     content = json.dumps({"model_cfg": configuration, "preprocess_cfg": preprocess_of(pixels)}, indent=1)
-    folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / "open_clip_model.safetensors")
     as_any_new_file(folder / "open_clip_model.safetensors")
     (folder / "open_clip_config.json").write_text(content, encoding="utf-8")
@@ -125,9 +125,15 @@ def main() -> None:
     parser.add_argument("--to", required=True, choices=["transformers", "open_clip"])
     parser.add_argument("--output", required=True, type=Path, help="new folder to write")
     arguments = parser.parse_args()
-    if arguments.output.exists():  # of two layouts in one folder a reader takes one, perhaps that of another model
-        raise ConfigError(f"{arguments.output} exists already; expected --output with a new folder")
+    # a new folder: of two layouts in one a reader takes one, perhaps that of another model
+    with new_folder(arguments.output) as folder:
+        differences = export(arguments, folder)
+    if max(differences) > 1e-4:
+        sys.exit("error: that is more than rounding explains (1e-4); do not use the export")
 
+
+def export(arguments: Namespace, folder: Path) -> list[float]:
+    """Writes the weights, and reads them again; the largest difference of an entry, of pictures and of captions."""
     weights = open_source(arguments.model, arguments.activation, heads=arguments.heads)
     model = weights.clip().float()
     agreed_heads(arguments.model, heads_in(model), arguments.heads)
@@ -135,7 +141,7 @@ def main() -> None:
     if pixels is None:
         pixels = ImageTransform(model.image_tower.image_size, "crop")
         note = "; --model does not state how pixels become inputs, CLIP's way is written"
-    export = {"transformers": export_to_transformers, "open_clip": export_to_open_clip}[arguments.to]
+    write = {"transformers": export_to_transformers, "open_clip": export_to_open_clip}[arguments.to]
     generator = torch.Generator().manual_seed(0)
     image, text = model.image_tower, model.text_tower
     images = torch.randn(8, 3, image.image_size, image.image_size, generator=generator)
@@ -143,8 +149,8 @@ def main() -> None:
     token_ids = torch.randint(1, text.vocabulary_size - 1, (8, text.context_length), generator=generator)
     token_ids[token_ids == end_id] = 0
     token_ids[:, -1] = end_id
-    ours = model.encode_image(images), model.encode_text(token_ids)  # first: a model that fails leaves no folder
-    encode, reader = export(model, pixels, arguments.output)
+    ours = model.encode_image(images), model.encode_text(token_ids)
+    encode, reader = write(model, pixels, folder)
     theirs = encode(images, token_ids)
     differences = [float((one - other).abs().max()) for one, other in zip(ours, theirs)]
     print(
@@ -162,14 +168,13 @@ def main() -> None:
             "from captions. Trained with data.tokenizer=clip_bpe a model goes out whole"
         )
     elif arguments.to == "transformers":
-        save_for_transformers(tokenizer, text.context_length, arguments.output)
+        save_for_transformers(tokenizer, text.context_length, folder)
     elif len(tokenizer.merges) != NUM_MERGES:
         print(
             f"Its {len(tokenizer.merges)} merges have no place in this layout, which takes CLIP's {NUM_MERGES}: "
             "open_clip would make other ids; --to transformers holds them"
         )
-    if max(differences) > 1e-4:
-        sys.exit("error: that is more than rounding explains (1e-4); do not use the export")
+    return differences
 
 
 if __name__ == "__main__":

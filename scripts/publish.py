@@ -25,7 +25,7 @@ from common.base.files import read_json, write_atomically
 from common.base.provenance import hash_of
 from common.data.text import tokenizer_from_json
 from common.evaluation.protocol import HEADLINES
-from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint, write_published
+from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint, new_folder, write_published
 from common.run.evaluation_files import read_evaluations
 from common.run.folder import RunFiles, RunName
 from common.run.launch import run_or_explain
@@ -41,17 +41,16 @@ def publish(run: Path, folder: Path, licence: str) -> None:
         raise CheckpointError(
             f"{checkpoint.path} is a model of kind {state['kind']!r}; expected a run of images and captions"
         )
-    if folder.exists():
-        raise ConfigError(f"{folder} exists already; expected --output with a new folder")
-    write_published(replace(checkpoint, state=state), folder)
-    (folder / "config.yaml").write_text(yaml.safe_dump(state["config"], sort_keys=False), encoding="utf-8")
-    words = tokenizer_from_json(state["tokenizer"]).vocabulary
-    (folder / "vocabulary.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
-    saved = read_evaluations(RunFiles(run))
-    measured = saved[0]["evaluations"] if saved and saved[0]["step"] == state["step"] else {}
-    if measured:
-        shutil.copy(run / "evaluation.json", folder)
-    write_atomically(folder / "README.md", card(checkpoint, run, measured, licence, folder.name))
+    with new_folder(folder) as place:
+        write_published(replace(checkpoint, state=state), place)
+        (place / "config.yaml").write_text(yaml.safe_dump(state["config"], sort_keys=False), encoding="utf-8")
+        words = tokenizer_from_json(state["tokenizer"]).vocabulary
+        (place / "vocabulary.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+        saved = read_evaluations(RunFiles(run))
+        measured = saved[0]["evaluations"] if saved and saved[0]["step"] == state["step"] else {}
+        if measured:
+            shutil.copy(run / "evaluation.json", place)
+        write_atomically(place / "README.md", card(checkpoint, run, measured, licence, folder.name))
 
 
 def without_places(settings: Any) -> Any:

@@ -187,6 +187,23 @@ def test_files_have_the_rights_of_any_new_file(tmp_path, umask):
     assert {file.stat().st_mode for file in files} == {(tmp_path / "plain").stat().st_mode}
 
 
+def test_a_checkpoint_that_a_run_removes_while_it_is_read_gives_way_to_the_newer_one(tmp_path, monkeypatch):
+    saved(tmp_path, 1)
+    read = Path.read_bytes
+
+    def gone(path):
+        if path.parent.name == "step-00000001":
+            shutil.rmtree(path.parent)
+            saved(tmp_path, 2)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", gone)
+    last = last_checkpoint(tmp_path)
+    assert last.path.name == "step-00000002"
+    shutil.rmtree(last.path)
+    refused((r"model\.safetensors is gone, as if its run had gone on", last.model_tensors), error=CheckpointError)
+
+
 def test_half_written_folders_and_copies_with_other_names_are_no_checkpoints_and_copies_stay(tmp_path):
     assert saved_step(tmp_path / "nowhere") is None
     (tmp_path / ".writing-step-00000009").mkdir()

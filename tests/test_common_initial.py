@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from common.data.text import build_tokenizer
 from common.data.transforms import CLIP_MEAN, CLIP_STD
 from common.encoders.weights import Weights, WeightsError, clip_from_transformers, clip_to_open_clip, settings_of
 from common.geometry import unit
-from common.run.checkpoint import last_checkpoint, save_checkpoint
+from common.run.checkpoint import CheckpointError, last_checkpoint, save_checkpoint
 from common.run.folder import RunFiles, run_key
 from common.run.initial import InitialWeights, open_source
 from common.run.log import read_log
@@ -505,6 +506,10 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
         ("has no config.yaml; expected the folder of a run", lambda: published("new", run=checkpoint)),
         (r"damaged: the sha256 of state\.json", lambda: open_source(str(folder))),
     )
+    with monkeypatch.context() as full:
+        full.setattr(publish, "card", Mock(side_effect=OSError(28, "No space left on device")))
+        refused((r"cannot write .*new: .*No space left", lambda: published("new")), error=CheckpointError)
+    assert not [*tmp_path.glob("new"), *tmp_path.glob(".writing*")]
     assert "seed 0, after 2 steps.\n" in card
     last = last_checkpoint(run_folder / "checkpoints")
     unfinished = replace(last, state={**last.state, "step": 1})

@@ -10,7 +10,7 @@ from common.base.provenance import git_revision, last_change
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    for name in ("code.py", "results/paper/table.json"):
+    for name in ("code.py", "results/paper/table.json", "common/base/provenance.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("1\n", encoding="utf-8")
@@ -30,6 +30,13 @@ def test_a_clean_checkout_is_named_by_its_commit_and_a_changed_one_says_so(check
     (checkout / "code.py").write_text("2\n", encoding="utf-8")
     assert git_revision() == f"{head[:12]}+changes"
     assert last_change(["code.py"]) == "uncommitted changes"
+
+
+def test_a_copy_inside_another_repository_has_no_revision_of_it(checkout, monkeypatch):
+    (checkout / "third_party/common/base").mkdir(parents=True)
+    (checkout / "third_party/common/base/provenance.py").touch()
+    monkeypatch.setattr(provenance, "ROOT", checkout / "third_party")
+    assert git_revision() == "unknown"
 
 
 def test_without_git_the_revision_is_unknown(tmp_path, monkeypatch):

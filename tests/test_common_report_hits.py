@@ -95,6 +95,12 @@ def test_a_missing_file_of_hits_and_a_torn_table_are_named(tmp_path):
         spoil(tmp_path / "t_hits.npz")
         with pytest.raises(ValueError, match=r"t\.json is broken: its hits in t_hits\.npz cannot be read"):
             read_table(tmp_path / "t.json")
+    other = table_with(Hits.of(runs_of(np.random.default_rng(8), 2, [1] * 4)))  # as many seeds
+    write_table(other, tmp_path / "other")
+    write_table(table_with(Hits.of(runs_of(np.random.default_rng(5), 2, [1] * 4))), tmp_path)
+    (tmp_path / "other/t_hits.npz").replace(tmp_path / "t_hits.npz")
+    with pytest.raises(ValueError, match=r"column x: t_hits\.npz has hits of other seeds or of another run"):
+        read_table(tmp_path / "t.json")
     (tmp_path / "t.json").write_text('{"format": "report')
     with pytest.raises(ValueError, match=r"t\.json is broken"):
         read_table(tmp_path / "t.json")
@@ -114,7 +120,7 @@ def test_a_kill_between_two_files_leaves_a_table_that_is_whole_or_named_as_broke
     with pytest.raises((StopIteration, RuntimeError)):
         write_table(three, tmp_path)
     if files == 1:
-        says = r"t\.json is broken: row a, ViT-B/16, column x has 2 seeds, but t_hits\.npz hits of 3"
+        says = r"t\.json is broken: row a, ViT-B/16, column x: t_hits\.npz has hits of other seeds or of another run"
         with pytest.raises(ValueError, match=says):
             read_table(tmp_path / "t.json")
     else:

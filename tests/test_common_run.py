@@ -20,6 +20,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import yaml
 from accelerate import Accelerator
 from processes import take_terminal_signals
 from refusals import refused
@@ -408,6 +409,12 @@ def test_a_full_disk_is_reported_with_the_file(tmp_path):
         (tmp_path / name).symlink_to("/dev/full")
         with pytest.raises(OSError, match=f"No space left on device: '.*{name}'"):
             write(RunFiles(tmp_path))
+
+
+def test_a_line_break_in_a_name_leaves_config_yaml_a_config(tmp_path):
+    save_config(RunFiles(tmp_path), Config(), training_data="a\nb, 3 images")
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == to_dict(Config())
+    assert "# training_data: a b, 3 images\n" in (tmp_path / "config.yaml").read_text()
 
 
 def test_cache_key_depends_on_what_a_vocabulary_says_and_not_on_how_it_is_named(tmp_path, monkeypatch):

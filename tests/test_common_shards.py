@@ -163,11 +163,19 @@ def test_a_huge_member_is_refused_before_it_is_read(tmp_path, monkeypatch, limit
         pairs[0]
 
 
-def test_a_shard_that_changes_during_a_run_is_an_error(tmp_path):
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda path: good_tar(path, 30), "shard has changed: it had"),
+        (lambda path: path.unlink(), "shard cannot be read: No such file"),
+        (lambda path: (path.unlink(), path.mkdir()), "shard cannot be read: Is a directory"),
+    ],
+)
+def test_samples_of_a_shard_that_changes_or_vanishes_during_a_run_are_broken(tmp_path, spoil, reason):
     path = good_tar(tmp_path / "x.tar", 3)
     pairs = open_shards(str(path))
-    good_tar(path, 30)
-    with pytest.raises(RuntimeError, match=rf"{path} changed"):
+    spoil(path)
+    with pytest.raises(BrokenSample, match=rf"x\.tar \[.*\]: {reason}"):
         pairs[0]
 
 

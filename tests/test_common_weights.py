@@ -17,7 +17,6 @@ from runs import called
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from common.base.config import ConfigError
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.two_towers import TwoTowers
@@ -42,6 +41,7 @@ from common.encoders.weights.single import vit_tower
 from common.encoders.weights.towers import towers_of_sizes
 from common.geometry import Sphere
 from common.logit_scale import LogitBias, LogitScale
+from common.run.checkpoint import CheckpointError
 from scripts import export_weights
 
 open_clip = pytest.importorskip("open_clip")
@@ -578,7 +578,7 @@ def test_the_export_script_prints_the_parity_figure(tmp_path, layout, monkeypatc
     other = {"transformers": "open_clip", "open_clip": "transformers"}[layout]
     arguments = ["--model", tmp_path / "in", "--to", other, "--output", tmp_path / "out"]
     monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
-    refused(("out exists already; expected --output with a new folder", export_weights.main), error=ConfigError)
+    refused(("out exists already; expected --output with a new folder", export_weights.main), error=CheckpointError)
     # what open_clip's configuration cannot state is refused before a file is written
     sizes = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}
     transformers.CLIPImageProcessor(**sizes).save_pretrained(tmp_path / "in")

@@ -24,8 +24,9 @@ from common.base.config import ConfigError, _check_script
 from common.base.places import ROOT
 from common.reproduce.rows import Job, run_row
 from common.run import training
-from common.run.folder import only_run_in
-from common.run.launch import command_to_resume, run_or_explain
+from common.run.checkpoint import CheckpointError
+from common.run.folder import RunFiles, only_run_in
+from common.run.launch import command_to_resume, interrupted_with_saved_step, run_or_explain
 from contrastive_basics import pretrain
 from euclip import evaluate as euclip_evaluate
 from euclip import train as euclip_train
@@ -386,6 +387,17 @@ def test_a_finished_run_is_named_with_the_line_that_resumes_it(by_path, tmp_path
     assert "oblique_topology, step 3" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space", "log.jsonl"), CheckpointError("cannot write step 2")])
+def test_an_error_of_the_disk_names_the_last_checkpoint_and_the_command_that_resumes_it(error, by_path):
+    with pytest.raises(ConfigError) as told, interrupted_with_saved_step(RunFiles(by_path, {}, "python x --resume")):
+        raise error
+    assert str(told.value) == (
+        f"{error}; the last checkpoint is step 3 in {by_path}; to resume, run: python x --resume"
+    )
+    with pytest.raises(CheckpointError, match="damaged"), interrupted_with_saved_step(RunFiles(by_path)):
+        raise CheckpointError("damaged")
+
+
 def test_a_file_where_the_output_folder_must_be_is_named_with_the_setting(tmp_path):
     (tmp_path / "notes").touch()
     folder = tmp_path / "notes" / "my run"
@@ -410,6 +422,7 @@ def test_a_file_where_the_output_folder_must_be_is_named_with_the_setting(tmp_pa
             "--output x/y: [Errno 13] No",
         ),
         (["--scale", "smoke"], OSError(28, "No space", "/elsewhere"), "[Errno 28] No space: '/elsewhere'"),
+        (["--output", "x"], OSError(28, "No", "x/a"), "--output x: [Errno 28] No: 'x/a'; expected free space there"),
         ([], OSError(30, "Read-only", "outputs"), "[Errno 30] Read-only: 'outputs': outputs go to {outputs}; "),
         (["--name", ""], OSError("a message for the user"), "a message for the user"),
     ],
@@ -451,7 +464,8 @@ def test_a_mistyped_flag_or_choice_has_a_nearest(argument, meant, capsys):
 
 @pytest.mark.parametrize(("tracker", "needs"), [("wandb", "wandb"), ("tensorboard", "tensorboard or tensorboardX")])
 def test_a_tracker_whose_package_is_missing_ends_a_run_before_it_trains(tracker, needs, tmp_path, monkeypatch):
-    monkeypatch.setattr("common.run.launch.find_spec", lambda package: None)
+    folder = SimpleNamespace(origin=None)  # of wandb's own runs, which looks like a package
+    monkeypatch.setattr("common.run.launch.find_spec", lambda package: folder if package == "wandb" else None)
     output = message_of(train.main, *FEW, "--output-dir", str(tmp_path), f"run.tracker={tracker}")
     assert f"run.tracker = {tracker} needs the package {needs}, which is not installed; run: pip install" in output
     assert not (tmp_path / "log.jsonl").exists()

@@ -57,7 +57,8 @@ def write_atomically(path: str | Path, content: str | bytes) -> Path:
 
 
 def as_any_new_file(path: Path) -> None:
-    """Gives a file the rights that the process's umask gives new ones: mkstemp and safetensors make private files."""
+    """Gives a file the rights that the process's umask gives new ones."""
+    # mkstemp and safetensors make private files
     umask = os.umask(0)
     os.umask(umask)
     path.chmod(0o666 & ~umask)
@@ -115,10 +116,8 @@ def write_json(path: str | Path, content: Any) -> Path:
 
 
 def read_repository_yaml(path: Path) -> Any:
-    """A YAML file of this repository, read by libyaml where installed, in a twentieth of the time.
-
-    Not for files of users: libyaml ends the process on deep nesting, where Python's loader raises an error.
-    """
+    """A YAML file of this repository, not of a user."""
+    # by libyaml, in a twentieth of the time; on deep nesting it ends the process, where Python's raises an error
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 

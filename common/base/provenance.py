@@ -27,13 +27,14 @@ def now() -> str:
 def git_revision() -> str:
     """Short revision of the checkout, with "+changes" if tracked files differ; "unknown" without git.
 
-    Installed by pip: "version 0.1.0". Changes below results/ do not count: the commands that write them should not
-    change it.
+    Installed by pip: "version 0.1.0". Changes below results/ do not count.
     """
     if is_installed():
         return f"version {importlib.metadata.version(DISTRIBUTION)}"
     try:
+        _git("ls-files", "--error-unmatch", "common/base/provenance.py")  # else a copy inside another repository
         revision = _git("rev-parse", "--short=12", "HEAD")
+        # the commands that write results should not change it
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results")
         return f"{revision}{CHANGED}" if changed else revision
     except (OSError, subprocess.CalledProcessError):

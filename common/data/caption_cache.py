@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from common.base.files import check_room, locked
+from common.base.files import check_room, locked, naming
 from common.caption_lengths import up_to_first
 
 _RECORD = np.dtype([("hash", "<u8"), ("start", "<i8"), ("length", "<i8")])  # start and length in tokens
@@ -79,7 +79,7 @@ class CaptionCache:
             check_room(folder, what, 2 * self.width * new, self.max_bytes, setting, there)
             # an interrupted run may have left more numbers and half a record behind
             tokens = int(self._records["start"][-1] + self._records["length"][-1]) if len(self._records) else 0
-            with self.file.open("ab") as numbers, self._index.open("ab") as index:
+            with naming(self.file), self.file.open("ab") as numbers, self._index.open("ab") as index:
                 numbers.truncate(tokens * 2 * self.width)
                 index.truncate(len(self._records) * _RECORD.itemsize)
                 bar = tqdm(total=len(missing), desc=f"features of the captions of {name}", unit="caption", delay=2)

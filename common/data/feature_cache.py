@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from common.base.files import check_room, locked, write_json
+from common.base.files import check_room, locked, naming, write_json
 from common.base.provenance import hash_of
 from common.data.broken import BrokenSample, readable_items
 from common.data.loader import Loader
@@ -114,7 +114,7 @@ class FeatureCache:
         pixels = _View(pictures, transform, view, done["rows"])
         loader = Loader(pixels, str(pictures.name), self.num_workers, list, batch_size=self.batch_size)
         # written and not mapped: a full disk then is an error, and not a signal that ends the process
-        with part.open("r+b" if done["rows"] else "wb") as stream:
+        with naming(part), part.open("r+b" if done["rows"] else "wb") as stream:
             stream.write(header)
             stream.truncate(len(header) + done["rows"] * row_bytes)
             stream.seek(0, 2)

@@ -90,7 +90,7 @@ def _opened(shard: Shard) -> BinaryIO:
     size = os.fstat(file.fileno()).st_size
     if size != shard.file_size:
         file.close()
-        raise RuntimeError(f"{shard.path} changed: it had {shard.file_size} bytes when it was opened, now {size}")
+        raise Unusable(f"shard has changed: it had {shard.file_size} bytes when it was opened, now {size}")
     return file
 
 
@@ -263,10 +263,16 @@ class Pictures:
             return None
         offset, size = span
         check_size(member, size)
-        file, content = _opened(self._shard(row)), b""
-        # leaves the position of the file, which forked processes share; a read may stop early
-        while len(content) < size and (chunk := os.pread(file.fileno(), size - len(content), offset + len(content))):
-            content += chunk
+        content = b""
+        try:
+            file = _opened(self._shard(row))  # held: another thread may evict it
+            # leaves the position of the file, which forked processes share; a read may stop early
+            while len(content) < size and (
+                chunk := os.pread(file.fileno(), size - len(content), offset + len(content))
+            ):
+                content += chunk
+        except OSError as error:
+            raise Unusable(f"shard cannot be read: {error.strerror}") from None
         if len(content) < size:
             raise Unusable(f"{member} cannot be read in full: {len(content)} of {size} bytes")
         return content

@@ -334,7 +334,7 @@ def _rank(encoder: Encoder, embedded: EmbeddedPairs, pictures: slice, captions: 
 def retrieval_evaluation(
     ranks: Ranks, positives: Positives, text_to_image: torch.Tensor, protocol: dict[str, Any]
 ) -> Evaluation:
-    """What ranks are reported as, in every protocol of retrieval."""
+    """What every protocol of retrieval reports."""
     hits = hits_by_image(recalls(ranks), text_to_image, positives.num_images)
     return Evaluation(retrieval_metrics(ranks), protocol, chance_level(positives), hits)
 

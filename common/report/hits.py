@@ -51,6 +51,11 @@ class Hits:
         """Each picture's results, as fractions, averaged over seeds."""
         return np.split(self.levels[self.codes].mean(axis=0) / 100, np.cumsum(self.queries)[:-1])
 
+    def have_means(self, values: Sequence[float]) -> bool:
+        """Whether these are the means of the seeds."""
+        means = self.levels[self.codes].mean(axis=1)
+        return len(means) == len(values) and np.allclose(means, values, rtol=0, atol=1e-6)
+
     def by_picture(self) -> np.ndarray:
         """z, (seeds, pictures): what a picture with all its queries adds to the number, in the column's unit.
 

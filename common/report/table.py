@@ -450,10 +450,9 @@ def read_table(path: str | Path, with_hits: bool = True) -> Table:
         ours = row.ours.items()
         cells = {key: cell and replace(cell, hits=hits.get(f"{row.method}/{key}")) for key, cell in ours}
         for key, cell in cells.items():
-            if cell and cell.hits and len(cell.hits.codes) != len(cell.values):
-                counts = f"{len(cell.values)} seeds, but {table.hits_file} hits of {len(cell.hits.codes)}"
-                where = f"row {row.method}, column {key}"
-                raise ValueError(f"{path} is broken: {where} has {counts}; expected equally many: make the table again")
+            if cell and cell.hits and not cell.hits.have_means(cell.values):
+                where = f"row {row.method}, column {key}: {table.hits_file} has hits of other seeds or of another run"
+                raise ValueError(f"{path} is broken: {where}; expected: those of {cell.values}: make the table again")
         rows.append(replace(row, ours=cells))
     return replace(table, rows=rows)
 

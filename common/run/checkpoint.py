@@ -20,7 +20,8 @@ import re
 import shutil
 import textwrap
 import warnings
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,8 @@ class Checkpoint:
 
 def _load(path: Path) -> dict[str, torch.Tensor]:
     # safetensors writes a file whose path is not UTF-8 but does not open it; such a file is read as bytes.
+    if not path.exists():
+        raise CheckpointError(f"{path} is gone, as if its run had gone on and removed it; read the run once more")
     return load_file(path) if str(path) == printable(str(path)) else load(path.read_bytes())
 
 
@@ -207,9 +210,26 @@ def _write(
     return None
 
 
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A hidden folder that takes its name at the end; an error removes it. CheckpointError: it exists, a full disk."""
+    if folder.exists():
+        raise CheckpointError(f"{folder} exists already; expected --output with a new folder")
+    hidden = folder.with_name(f".writing-{folder.name}")
+    shutil.rmtree(hidden, ignore_errors=True)
+    try:
+        hidden.mkdir(parents=True)
+        yield hidden
+        hidden.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write {folder}: {error}") from error
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
 def write_published(checkpoint: Checkpoint, folder: Path) -> None:
     """Writes a model folder, which opens as a checkpoint but trains no further."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     save_file(checkpoint.model_tensors(), folder / "model.safetensors")
     as_any_new_file(folder / "model.safetensors")
     content = {**checkpoint.state, "optimizer_groups": []}
@@ -286,7 +306,9 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
     for path in reversed(paths):
         try:
             return open_checkpoint(path)
-        except CheckpointError as error:
+        except (CheckpointError, FileNotFoundError) as error:
+            if not path.exists():  # the run trains: it has removed this one after it wrote a newer one
+                return last_checkpoint(folder)
             last = error
             if is_main_process():
                 warnings.warn(f"{error}; trying the checkpoint before it", stacklevel=2)

@@ -198,7 +198,7 @@ def save_config(files: RunFiles, config: Any, **provenance: Any) -> None:
     files.folder.mkdir(parents=True, exist_ok=True)
     header = {"git_revision": git_revision(), "hardware": hardware(), **provenance}
     # comments, so that the file can be used as a config again
-    lines = "".join(f"# {key}: {value}\n" for key, value in header.items())
+    lines = "".join(f"# {key}: {' '.join(str(value).splitlines())}\n" for key, value in header.items())
     with naming(files.config):
         files.config.write_bytes(utf8(lines + yaml.safe_dump(to_dict(config), sort_keys=False)))
 

@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import errno
 import io
 import itertools
 import json
@@ -42,7 +43,7 @@ from common.distributed import (
     world_size,
 )
 from common.evaluation.protocol import evaluation_text
-from common.run.checkpoint import saved_step
+from common.run.checkpoint import CheckpointError, saved_step
 from common.run.compilation import without_accelerate
 from common.run.dry_run import dry_run, report_text
 from common.run.folder import (
@@ -82,7 +83,8 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
         torch.use_deterministic_algorithms(True)
     tracked = run.tracker != "none"
     packages = _PACKAGES_OF_TRACKERS.get(run.tracker, (run.tracker,))
-    if tracked and not any(find_spec(package) for package in packages):  # Accelerate would warn, and track nothing
+    # Accelerate would warn, and track nothing; a folder wandb/ of runs is a package without origin
+    if tracked and not any(getattr(find_spec(package), "origin", None) for package in packages):
         raise ConfigError(
             f"run.tracker = {run.tracker} needs the package {' or '.join(packages)}, which is not installed; run: pip "
             f"install {packages[0]}, or set run.tracker=none"
@@ -193,15 +195,20 @@ def seed_step(seed: int, step: int) -> None:
 
 @contextmanager
 def interrupted_with_saved_step(files: RunFiles) -> Iterator[None]:
-    """Within it, a KeyboardInterrupt reports the last checkpoint of the run."""
+    """Within it, a KeyboardInterrupt or an error of the disk reports the last checkpoint of the run."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OSError, CheckpointError) as error:
         step = saved_step(files.checkpoints)
         saved = what_is_saved(0, 0, files.folder)
         if step is not None:
             saved = f"the last checkpoint is step {step} in {files.folder}; {how_to_resume(files.command)}"
-        raise KeyboardInterrupt(saved) from None
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(saved) from None
+        is_of_disk = isinstance(error, OSError) or str(error).startswith("cannot write")
+        if step is None or not is_of_disk:
+            raise
+        raise ConfigError(f"{_text(error)}; {saved}") from error
 
 
 def command_to_resume(option: str = "--resume") -> str:
@@ -286,6 +293,8 @@ def _text(error: OSError | ValueError) -> str:
         return str(error)
     path = Path(error.filename).absolute()
     way_on = next((text for kind, text in _WAYS_ON.items() if isinstance(error, kind)), "expected another path")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        way_on = "expected free space there"
     # --name value, --name=value, section.key=value
     words = [piece for word in sys.argv[1:] for piece in word.split("=", 1)]
     named = {}

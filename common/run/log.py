@@ -28,7 +28,8 @@ class RunLog:
         if resume_step is not None and path.is_file():
             kept = [record for record in read_log(path) if record.get("step", 0) <= resume_step]
         temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(b"".join(_line(record) for record in kept))
+        with naming(temporary):
+            temporary.write_bytes(b"".join(_line(record) for record in kept))
         temporary.replace(path)
 
     def write(self, event: str, **values: Any) -> None:
