@@ -1,4 +1,4 @@
-"""The seam: how an image embedding and a text embedding are compared.
+"""How an image embedding and a text embedding are compared.
 
 Conventions, for every geometry:
     features     tower output after the projection, before any geometry, (batch, dim)

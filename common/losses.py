@@ -1,4 +1,4 @@
-"""The losses of matched pairs that a row can name, each with its chance level."""
+"""The losses of paired images and texts that a row can name, each with its chance level."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,10 +11,10 @@ from common.tiled import geometry_loss
 
 
 class Loss(NamedTuple):
-    """A loss of matched pairs.
+    """A loss of a batch of pairs.
 
     of: (image_embeddings, text_embeddings, geometry, *scalars of the model, **options) -> scalar, of this process.
-    chance: (local_batch, ...) -> value for a model to which all pairs are alike.
+    chance: (local_batch, ...) -> lowest value of a model that gives all pairs one score.
     """
 
     of: Callable[..., torch.Tensor]

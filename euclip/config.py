@@ -46,7 +46,7 @@ class MethodConfig:
     """
 
     geometry: GeometryName = "sphere"  # the sphere with the cosine is CLIP
-    loss: LossName = "info_nce"  # of matched pairs
+    loss: LossName = "info_nce"  # of paired images and texts
     entailment_weight: float = setting(0.0, at_least=0.0)  # lambda
     min_radius: float | None = setting(None, at_least=0.0)  # K, in units of the (lifted) embeddings
     logit_scale_init: float = setting(1 / 0.07, above=0.0)  # beta; paper: 1 / 0.07, for squared distances 1 or exp(-1)

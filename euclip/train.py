@@ -65,7 +65,7 @@ def train(
             norms = {"image_norm": norm(image_embeddings).mean(), "text_norm": norm(text_embeddings).mean()}
 
             step.backward(loss, parts, **norms)
-            multiply_scalar_gradients_(model, method.scalar_gradient_factor)  # as the published code
+            multiply_scalar_gradients_(model, method.scalar_gradient_factor)  # by 1, or by 2 as the published code
             chance = contrast.chance(len(image_embeddings))
             step.diagnose(image_embeddings, text_embeddings, chance, loss="contrastive_loss")
             step.update()

@@ -2,15 +2,16 @@
 
 python -m examples.own_embeddings
 
-No picture: three numbers.
+No picture: three numbers, one with its interval.
 """
 
 import torch
 
 from common.evaluation.accuracy import accuracy_at_k
-from common.evaluation.retrieval import retrieval_metrics, retrieval_ranks
+from common.evaluation.retrieval import hits_by_image, recalls, retrieval_metrics, retrieval_ranks
 from common.evaluation.zero_shot import class_scores
 from common.geometry import Sphere
+from common.report.statistics import bootstrap_interval
 
 
 def main() -> dict[str, float]:
@@ -22,8 +23,12 @@ def main() -> dict[str, float]:
     text_to_image = torch.arange(100).repeat_interleave(5)
     text_features = image_features[text_to_image] + 1.5 * torch.randn(500, 32)
     similarity = geometry.similarity(geometry.embed_image(image_features), geometry.embed_text(text_features))
-    metrics = retrieval_metrics(retrieval_ranks(similarity, text_to_image))  # ties go to the lower index
-    print(f"R@1 {100 * metrics['i2t_recall_at_1']:.1f} i2t, {100 * metrics['t2i_recall_at_1']:.1f} t2i")
+    ranks = retrieval_ranks(similarity, text_to_image)  # ties go to the lower index
+    metrics = retrieval_metrics(ranks)
+    hits = hits_by_image(recalls(ranks), text_to_image, len(image_features))  # of the queries of each image
+    low, high = bootstrap_interval(hits["t2i_recall_at_1"])  # 95 %, over images
+    print(f"R@1 {100 * metrics['i2t_recall_at_1']:.1f} i2t, {100 * metrics['t2i_recall_at_1']:.1f} t2i", end=" ")
+    print(f"[{100 * low:.1f}, {100 * high:.1f}]")
 
     # 10 classes, 3 prompt templates: (num_templates, num_classes, dim)
     classes, labels = torch.randn(10, 32), torch.arange(100) % 10
