@@ -112,10 +112,10 @@ def test_a_band_of_shares_stays_in_their_range_and_another_one_need_not(tmp_path
         picture, _ = plot_curves([Curves("t", "x", unit, {"a": curve})], tmp_path / "band.png", across=1)
         ends = [float(row[end]) for row in read_plotted(picture) for end in ("low", "high")]
         assert (min(ends) >= 0 and max(ends) <= 100) is inside
-    # counts have a least value
-    curve = {"a": [(1.0, [1.0, 1.1, 9.0])]}
-    picture, _ = plot_curves([Curves("t", "x", "directions", curve)], tmp_path / "band.png", across=1)
-    assert [float(row["low"]) for row in read_plotted(picture)] == [1.0]
+    # counts have a least value, cosines a greatest
+    for unit, end, values in (("directions", "low", [1.0, 1.1, 9.0]), ("cosine", "high", [1.0, 0.9, 0.1])):
+        picture, _ = plot_curves([Curves("t", "x", unit, {"a": [(1.0, values)]})], tmp_path / "band.png", across=1)
+        assert [float(row[end]) for row in read_plotted(picture)] == [1.0]
 
 
 def test_curves_that_lie_upon_each_other_are_all_seen_and_long_names_are_wrapped(tmp_path, drawn):

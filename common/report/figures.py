@@ -33,7 +33,7 @@ from common.base.drawing import (
 )
 from common.report.formats import CHANCE, chance_level, heading, named, panel_label, stand_in, title_in_words
 from common.report.statistics import SHARE_OF, bounded_interval, interval_over_seeds
-from common.report.table import CUT, LEAST, OF_SHARES, Column, Measured, Row, Table, with_columns
+from common.report.table import CUT, LEAST, MOST, OF_SHARES, Column, Measured, Row, Table, with_columns
 
 MOST_ROWS = 32  # of the figure of a table; more are a page that nobody compares by eye
 MANY_ROWS = 16  # more stand closer, in one line each
@@ -329,7 +329,7 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int, one_sca
         if panel.log_y:
             axis.set_yscale("log")
     legend_below(figure, drawn, columns)
-    return write_figure(figure, path, ("panel", "curve", "x", "mean", "low", "high"), records, colors=64)
+    return write_figure(figure, path, ("panel", "curve", "x", "mean", "low", "high"), records, colors=128)
 
 
 def _mean_and_interval(values: Sequence[float], unit: str, log: bool) -> tuple[float, float | None, float | None]:
@@ -338,7 +338,7 @@ def _mean_and_interval(values: Sequence[float], unit: str, log: bool) -> tuple[f
     low = high = None
     if len(values) > 1:
         (low, high), _ = bounded_interval(interval_over_seeds(values), values, SHARE_OF.get(unit))
-        low = max(low, min(*values, LEAST.get(unit, low)))
+        low, high = max(low, min(*values, LEAST.get(unit, low))), min(high, max(*values, MOST.get(unit, high)))
     if log and low is not None and mean > 0:
         share = (high - mean) / mean
         low, high = mean * math.exp(-share), mean * math.exp(share)

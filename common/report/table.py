@@ -40,6 +40,7 @@ OF_SHARES = " on the arcsine scale"  # where ± would leave the range of a share
 CUT = ", cut at the least possible value"
 LEAST = dict.fromkeys(("components", "centres", "directions", "edges"), 1.0)  # of these units
 LEAST |= dict.fromkeys(("captions", "multiplier", "norm", "radians"), 0.0)  # a distance may be minus an inner product
+MOST = {"cosine": 1.0}
 QUERIES_INTERVAL = "95 % bootstrap over queries, one seed"
 WILSON_INTERVAL = "95 % Wilson over queries where all or none are hits, one seed"
 INTERVALS_OF_TIES = {
