@@ -59,7 +59,7 @@ def stubs(monkeypatch):
     monkeypatch.setattr(
         accelerate.tracking, "_available_trackers", [*map(LoggerType, ("tensorboard", "wandb", "trackio"))]
     )
-    monkeypatch.setattr("common.run.launch.find_spec", lambda package: True)
+    monkeypatch.setattr("common.run.launch.find_spec", lambda package: SimpleNamespace(origin="installed"))
     return server
 
 

@@ -249,7 +249,8 @@ def test_our_cells_come_from_the_runs_and_stand_beside_what_was_trained_and_prin
         ("CLIP [Multi(32, 16)], ViT-B/16", "multi", "Multi(2, 16)", "coco_t2i_r1", 42.9),
     ):
         row = rows.pop(method)
-        runs = sorted((output / "runs" / "oblique_topology").glob(f"table2_{name}-*/seed*/evaluation.json"))
+        files = (output / "runs" / "oblique_topology").glob(f"table2_{name}-*/seed*/evaluation.json")
+        runs = sorted(files, key=lambda file: file.parent.name)  # each seed has a hash of its own
         assert len(runs) == 2
         results = [json.loads(run.read_text())["evaluations"]["test"]["metrics"] for run in runs]
         cell = row.ours["flickr_i2t_r1"]
