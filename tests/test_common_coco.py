@@ -242,7 +242,7 @@ def test_a_model_is_evaluated_by_ids_in_all_protocols():
     without = numbered(without_ids=3)
     refused(
         (
-            "coco: image 4997 has 5 captions and the ids None; expected: 5 captions or more, and an id of each",
+            "coco: image 4997 has 5 captions and the ids None; expected: 5 captions or more, and COCO's number of each",
             lambda: evaluate_coco(encoder, without, [eccv]),
         )
     )
@@ -255,7 +255,11 @@ def test_files_of_another_split_are_refused_before_a_model_is_trained(monkeypatc
     check_coco(pictures, [Relation("cxc", "CxC", "recall", {5000: [4]}, {4: [5000]})])
     other = Relation("cxc", "CxC", "recall", {77: [4]}, {4: [77]})
     refused((r"CxC names image 77, which is not among the 1000 images", lambda: check_coco(pictures, [other])))
-    pictures.image_id = lambda row: f"a{row}"
+    ids, pictures.caption_ids = pictures.caption_ids, lambda row: ["a"] * 5
+    refused(
+        (r"coco: image 5000 has 5 captions and the ids \['a', .*expected: 5 captions", lambda: check_coco(pictures, []))
+    )
+    pictures.caption_ids, pictures.image_id = ids, lambda row: f"a{row}"
     refused((r"coco: image 'a0'; expected: COCO's number of each image", lambda: check_coco(pictures, [])))
 
 

@@ -461,6 +461,7 @@ def test_cache_key_depends_on_config_data_and_code(monkeypatch):
     key = run_key(PAPER, config, "data")
     assert run_key(PAPER, override(config, ["run.num_workers=2", "run.log_every=3"]), "data") == key
     changes = ("optim.learning_rate=2.0e-3", "optim.ema=0.9", "run.seed=1", "run.mixed_precision=bf16")
+    changes += ("data.resize_with=torchvision",)
     others = [(PAPER, override(config, [change]), "data") for change in changes]
     for other in (*others, (PAPER, config, "other data"), ("contrastive_basics", config, "data")):
         assert run_key(*other) != key

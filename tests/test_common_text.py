@@ -74,6 +74,9 @@ def test_a_file_is_read_by_path_folder_and_cached_hub_name(tmp_path, monkeypatch
         (model / name).write_text(content)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     assert find_file("some/model", ("merges.txt", "vocab.txt"), "key") == model / "snapshots/0123/vocab.txt"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some").mkdir()  # no other name in it is downloaded
+    assert find_file("some/model", ("vocab.txt",), "key") == model / "snapshots/0123/vocab.txt"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_a_file_is_read_by_path_folder_and_cached_hub_name(tmp_path, monkeypatch
             "{tmp}/none",
             "no such file; expected: a file or a folder that holds one of vocab.txt, or the name of a model",
         ),
-        ("docs/nowhere", "no such file"),
+        ("docs/nowhere", "(nothing is downloaded, as the folder docs is here)"),
         ("vocab.txt.gz", "no such file"),
         ("odd..name/model", "Cannot have -- or .. in repo_id"),
         ("not-cached/model", "no vocab.txt of a model of that name could be had from the Hugging Face hub"),

@@ -106,9 +106,7 @@ def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
                 return path / file_name
         names = ", ".join(sorted(item.name for item in path.iterdir())[:10])
         raise ValueError(f"{key} = {name!r} is a folder without any of {accepted}; it has: {names or 'nothing'}")
-    # a mistyped path in a folder that is here is not sought on the hub
-    is_here = "/" in name and path.parent.is_dir()
-    if is_here or not _HUB_NAME.fullmatch(name) or name.endswith(_FILE_SUFFIXES):
+    if not _HUB_NAME.fullmatch(name) or name.endswith(_FILE_SUFFIXES):
         raise ValueError(
             f"{key} = {name!r}: no such file; expected: a file or a folder that holds one of {accepted}, "
             "or the name of a model on the Hugging Face hub"
@@ -141,8 +139,10 @@ def _hub_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    reason, kind = "", _NotReachedError
-    for load in (try_to_load_from_cache, hf_hub_download):
+    reason, kind, loads = "", _NotReachedError, (try_to_load_from_cache, hf_hub_download)
+    if "/" in name and (folder := Path(name).parent).is_dir():  # a mistyped path need not wait for a network
+        reason, loads = f"nothing is downloaded, as the folder {folder} is here", loads[:1]
+    for load in loads:
         for file_name in file_names:
             try:
                 path = load(name, file_name)

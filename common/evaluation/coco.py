@@ -129,10 +129,11 @@ def _ids_of(pairs: Pairs) -> tuple[list[int], list[list[int]]]:
         image, ids, count = pairs.image_id(index), pairs.caption_ids(index), len(pairs.captions(index))
         if not image.isdecimal():
             raise ValueError(f"{pairs.name}: image {image!r}; expected: COCO's number of each image")
-        if ids is None or len(ids) != count or None in ids or count < CAPTIONS:
+        are_numbers = ids is not None and all(str(number).isdecimal() for number in ids)
+        if not are_numbers or len(ids) != count or count < CAPTIONS:
             raise ValueError(
                 f"{pairs.name}: image {image} has {count} captions and the ids {ids}; expected: {CAPTIONS} captions or "
-                "more, and an id of each"
+                "more, and COCO's number of each"
             )
         images.append(int(image))
         captions.append([int(number) for number in ids])

@@ -303,7 +303,7 @@ def _text(error: OSError | ValueError) -> str:
         if (
             value
             and (name.startswith("--") or "." in name)
-            and (path in place.parents or place in (path, *path.parents))
+            and (path.is_relative_to(place) or place.is_relative_to(path))
         ):
             named[len(place.parts)] = f"{name} {value}: {error}; {way_on}"
     if named:  # the longest: --output may lie in the folder of --checkpoint
