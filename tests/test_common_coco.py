@@ -255,10 +255,18 @@ def test_files_of_another_split_are_refused_before_a_model_is_trained(monkeypatc
     check_coco(pictures, [Relation("cxc", "CxC", "recall", {5000: [4]}, {4: [5000]})])
     other = Relation("cxc", "CxC", "recall", {77: [4]}, {4: [77]})
     refused((r"CxC names image 77, which is not among the 1000 images", lambda: check_coco(pictures, [other])))
-    ids, pictures.caption_ids = pictures.caption_ids, lambda row: ["a"] * 5
-    refused(
-        (r"coco: image 5000 has 5 captions and the ids \['a', .*expected: 5 captions", lambda: check_coco(pictures, []))
-    )
+    captions, ids = pictures.captions, pictures.caption_ids
+    for texts, numbers, said in (
+        (
+            lambda row: ["else"] * 4,
+            lambda row: [4 * row + place for place in range(4)],
+            r"4 captions and the ids \[0, 1",
+        ),
+        (captions, lambda row: ["a"] * 5, r"5 captions and the ids \['a'"),
+    ):
+        pictures.captions, pictures.caption_ids = texts, numbers
+        refused((rf"coco: image 5000 has {said}.*; expected: 5 captions", lambda: check_coco(pictures, [])))
+    pictures.captions = captions
     pictures.caption_ids, pictures.image_id = ids, lambda row: f"a{row}"
     refused((r"coco: image 'a0'; expected: COCO's number of each image", lambda: check_coco(pictures, [])))
 

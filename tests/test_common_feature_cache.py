@@ -6,6 +6,7 @@ import pickle
 import resource
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -123,6 +124,12 @@ def test_what_is_interrupted_goes_on_and_a_torn_end_is_written_again(tmp_path):
     pictures.drawn.clear()
     check(tmp_path, 0, 5, 9, pictures=pictures)
     assert min(pictures.drawn) == 4  # the first chunk is not computed again
+
+
+def test_a_disk_that_fills_up_meanwhile_is_reported_with_the_file(tmp_path):
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}.*\.part'"):
+        cache(tmp_path, full).of(Pictures(), TRANSFORM, training=False)
 
 
 @pytest.mark.parametrize("in_reader", [False, True])  # as a Hugging Face set

@@ -188,6 +188,8 @@ def test_hits_by_image_average_to_the_metrics():
         assert len(lists) == 12
         assert np.mean([value for values in lists for value in values]) == pytest.approx(metrics[key]), key
     positives = Positives.from_lists([[0, 5], *[[]] * 11], [[], [1], *[[]] * 28, [3], *[[]] * 5])
+    of_owners = (precisions_at_r(scores, given) for given in (owners, Positives.from_owners(owners, 12)))
+    assert len({str(vars(precisions)) for precisions in of_owners}) == 1
     few = hits_by_image(precisions_at_r(scores, positives), owners, 12)
     # of one image, and of two captions of different images
     assert {key: len(lists) for key, lists in few.items()} == {key: 1 + key.startswith("t2i") for key in few}

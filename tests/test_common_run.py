@@ -405,7 +405,9 @@ def test_a_full_disk_is_reported_with_the_file(tmp_path):
     for name, write in (
         ("log.jsonl", lambda files: RunLog.write(SimpleNamespace(path=files.log, enabled=True), "train")),
         ("config.yaml", lambda files: save_config(files, Config())),
+        ("whole.tmp", lambda files: RunLog(files.folder / "whole.jsonl", resume_step=1)),
     ):
+        (tmp_path / "whole.jsonl").write_text('{"step": 1}\n')
         (tmp_path / name).symlink_to("/dev/full")
         with pytest.raises(OSError, match=f"No space left on device: '.*{name}'"):
             write(RunFiles(tmp_path))

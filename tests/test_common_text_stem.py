@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -154,6 +155,12 @@ def test_each_caption_is_computed_once_whatever_set_it_comes_from(tmp_path):
         rows = torch.randperm(700)[:64]
         torch.testing.assert_close(again(ids[rows]), counted(ids[rows]) * words_of(ids[rows]), rtol=0, atol=0)
     assert not calls
+
+
+def test_a_disk_that_fills_up_meanwhile_is_reported_with_the_file(tmp_path):
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/captions\.f16'"):
+        cache_of(tmp_path, compute=full).keep("a", many(9), torch.device("cpu"))
 
 
 def test_what_is_interrupted_goes_on_and_torn_ends_are_cut_off(tmp_path):

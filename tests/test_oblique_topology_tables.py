@@ -369,3 +369,6 @@ def test_other_annotations_are_another_test(coco, tmp_path):
         assert open_coco(replace(coco, eccv=str(folder))).key != before, name
     with pytest.raises(ValueError, match="nowhere"):
         open_coco(replace(coco, cxc=str(tmp_path / "nowhere.csv")))
+    other.write_text(Path(coco.cxc).read_text().replace("sentid:10,", "sentid:9999,"))
+    with pytest.raises(ValueError, match=r"Crisscrossed Captions, score >= 3 names caption 9999, which is not among"):
+        open_coco(replace(coco, cxc=str(other)))  # before a model is trained

@@ -68,7 +68,9 @@ def read_cxc(path: Path, score: float = CXC_SCORE) -> Relation:
     """
     lines = csv.reader(io.StringIO(read_text(path)))
     if (header := next(lines, None)) != _CXC_HEADER:
-        raise ValueError(f"{path}, line 1: {header}; expected: the header {','.join(_CXC_HEADER)} (a sits file of CxC)")
+        raise ValueError(
+            f"{path}, line 1: {str(header)[:200]}; expected: the header {','.join(_CXC_HEADER)} (a sits file of CxC)"
+        )
     captions_of_image: dict[int, list[int]] = {}
     images_of_caption: dict[int, list[int]] = {}
     for number, line in enumerate(lines, start=2):
