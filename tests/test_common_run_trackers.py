@@ -1,4 +1,5 @@
-"""Trackers of a run: after a resume no step is drawn twice, whichever steps the killed process had logged."""
+"""Trackers of a run: they receive its settings, and after a resume no step is drawn twice, whichever steps the killed
+process had logged."""
 
 import sys
 from types import SimpleNamespace
@@ -37,7 +38,10 @@ class Server:
     """A stub of wandb and trackio: runs by id, with the steps of each; `init` records its arguments."""
 
     def __init__(self):
-        self.calls, self.steps = [], {}
+        self.calls, self.steps, self.config = [], {}, {}
+
+    def update(self, values, allow_val_change):
+        self.config |= values
 
     def init(self, project, **options):
         self.calls.append({"project": project, **options})
@@ -52,7 +56,7 @@ def stubs(monkeypatch):
     """Modules in place of packages that are not installed."""
     server = Server()
     for name in ("wandb", "trackio"):
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=server.init))
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=server.init, config=server))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Events))
     monkeypatch.setattr("torch.utils.tensorboard", sys.modules["torch.utils.tensorboard"], raising=False)
     monkeypatch.setattr(Events, "folders", {})
@@ -83,13 +87,16 @@ def test_tensorboard_shows_each_step_once_after_a_resume_and_in_a_folder_that_an
 
 
 @pytest.mark.parametrize(("tracker", "key"), [("wandb", "id"), pytest.param("trackio", "name", marks=pytest.mark.slow)])
-def test_a_resumed_run_is_one_run_of_the_tracker_and_another_run_another(tracker, key, tmp_path, stubs):
+def test_a_resumed_run_is_one_run_of_the_tracker_and_another_run_another(tracker, key, tmp_path, stubs, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
     files = run(tmp_path / "run", tracker)
     saved = last_checkpoint(files.checkpoints).state["tracker_run"]
     run(killed_after(4, files, tmp_path / "killed"), tracker, resume=True)
     run(tmp_path / "other", tracker)
     first, resumed, other = stubs.calls
-    assert first == resumed == {"project": "contrastive-geometry", key: saved, "resume": "allow"}
+    shared = {"project": "mine" if key == "id" else "contrastive-geometry", key: saved, "resume": "allow"}
+    assert [first, resumed] == [{"name": f"{tmp_path.name}/{name}"} | shared for name in ("run", "killed")]
+    assert (stubs.config["optim.steps"], stubs.config["run.tracker"]) == (6, tracker)
     assert other[key] != saved
     # W&B leaves out a step that is not above the last one
     assert stubs.steps == {saved: [1, 2, 3, 4, 5, 6, 5, 6], other[key]: [1, 2, 3, 4, 5, 6]}

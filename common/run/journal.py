@@ -1,6 +1,7 @@
 """Records of a run while it trains: log, curves, progress bar, tracker, broken samples, speed."""
 
 import logging
+import os
 import sys
 import time
 import uuid
@@ -11,6 +12,8 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from common.base.config import to_dict
+from common.base.fields import flattened
 from common.data.broken import BrokenSample, BrokenSamples
 from common.data.loader import usable_cores
 from common.diagnosis import Watch
@@ -335,10 +338,16 @@ class Journal:
         # A tracker continues the curves of the run that is resumed, at the step of the checkpoint.
         options = {
             "tensorboard": {"purge_step": self.first_step + 1},  # hides what an earlier process wrote from there on
-            "wandb": {"id": self.tracker_run, "resume": "allow"},  # takes no step twice
+            # takes no step twice
+            "wandb": {"id": self.tracker_run, "name": "/".join(self.files.folder.parts[-2:]), "resume": "allow"},
             "trackio": {"name": self.tracker_run, "resume": "allow"},
         }
-        self.accelerator.init_trackers("contrastive-geometry", init_kwargs=options)
+        # TensorBoard would show another run for them at each start; config.yaml lies beside its folder
+        settings = None if self.config.run.tracker == "tensorboard" else flattened(to_dict(self.config))
+        project = "contrastive-geometry"
+        if self.config.run.tracker == "wandb":  # a name that is passed would win over W&B's variable
+            project = os.environ.get("WANDB_PROJECT", project)
+        self.accelerator.init_trackers(project, config=settings, init_kwargs=options)
 
     def _print(self, text: str) -> None:
         if self.accelerator.is_main_process:
