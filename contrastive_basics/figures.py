@@ -34,12 +34,10 @@ from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import train_rows
 from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import this_device
-from common.run.picture_evaluation import load_method
-from common.run.pictures import open_test_set, open_training_set, view_recipes
+from common.run.pictures import open_test_set, view_recipes
 from contrastive_basics.evaluate import MODELS
+from contrastive_basics.pretrain import MODELS as PICTURE_MODELS
 from contrastive_basics.vision import tables as vision_tables
-from contrastive_basics.vision.config import VisionConfig
-from contrastive_basics.vision.methods import build_method
 
 DECIDES = "evaluation"
 
@@ -71,8 +69,7 @@ def viewed_pictures(test: Any) -> list[Any]:
 def cosines_of_views(run: RowRun) -> torch.Tensor:
     """(pictures, pictures) cosines of projections (else of features): first view of each row, second of each column."""
     config = run.config
-    classes = open_training_set(config.data).class_names
-    model = load_method(VisionConfig, build_method, last_checkpoint(run.files.checkpoints), len(classes))
+    _, model = PICTURE_MODELS.load(last_checkpoint(run.files.checkpoints))
     encoder = model.encoder.to(this_device()).eval()
     pictures = viewed_pictures(open_test_set(config.data))
     recipes = view_recipes(config)[:2]

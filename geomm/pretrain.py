@@ -8,7 +8,6 @@
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ if not __package__:
 from accelerate import Accelerator
 
 from common.reproduce.image_rows import image_rows
-from common.run import picture_evaluation
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain, train_main
+from common.run.picture_evaluation import PictureModels
 from common.run.pictures import SCALE_FILES, open_training_set
 from common.run.pretraining import train_on_pictures
 from geomm.vision.config import VisionConfig
@@ -37,7 +36,8 @@ def pretrain(
     train_on_pictures(PAPER, build_method, config, training_set, files, resume, accelerator, label)
 
 
-reevaluate = partial(picture_evaluation.reevaluate, PAPER, VisionConfig, build_method)
+MODELS = PictureModels(PAPER, VisionConfig, build_method)
+reevaluate = MODELS.reevaluate  # (checkpoint, config, files, accelerator)
 CODE = image_rows(PAPER, VisionConfig, pretrain, reevaluate)
 
 

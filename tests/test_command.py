@@ -92,6 +92,7 @@ def test_arguments_are_passed_on_with_the_name_of_the_command(capsys, monkeypatc
     [
         ("geomm", "", "geomm.evaluate"),
         ("geomm", "task", "geomm.evaluate_tasks"),
+        ("contrastive_basics", "vision", "contrastive_basics.evaluate_pictures"),
         (None, "", "euclip.published"),
         ("os", "", None),
     ],

@@ -104,7 +104,7 @@ STATE = {
     [
         ({}, ["evaluate.py", "compare.py", "publish.py"]),
         ({"kind": "task"}, ["evaluate.py", "compare.py"]),
-        ({"kind": "vision"}, ["compare.py"]),
+        ({"kind": "vision"}, ["evaluate.py", "compare.py"]),
         ({"paper": "my_geometry"}, ["publish.py"]),
     ],
 )

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from killed_run import assert_same_to_the_last_bit, killed_after, records
 from PIL import Image
 from refusals import refused
-from runs import lines, logged, weights
+from runs import called, lines, logged, weights
 from torch import nn
 
 from common.base.config import ConfigError, load_row
@@ -34,6 +34,7 @@ from common.run.pictures import (
     view_recipes,
 )
 from common.run.schedule import build_sgd, set_sgd_rates
+from contrastive_basics import evaluate_pictures
 from contrastive_basics.figures import NUM_VIEWED, figure1, viewed_pictures
 from contrastive_basics.pretrain import SCALE_FILES, pretrain, reevaluate
 from contrastive_basics.vision.config import VisionConfig
@@ -384,10 +385,28 @@ def test_a_second_call_trains_nothing_and_makes_a_lost_evaluation_again(reproduc
     assert [row.ours for row in again.rows] == [row.ours for row in table.rows]
 
 
+def test_a_command_evaluates_a_checkpoint_as_its_training_did_and_on_pictures_of_other_classes(reproduced, tmp_path):
+    checkpoint, output = run_in(reproduced[0], "supervised").checkpoints, tmp_path / "evaluation.json"
+    trained = json.loads(run_in(reproduced[0], "supervised").evaluation.read_text())["evaluations"]
+
+    def evaluated(*words):
+        called(evaluate_pictures.main, "--checkpoint", last_checkpoint(checkpoint).path, "--output", output, *words)
+        return json.loads(output.read_text())["evaluations"]
+
+    assert evaluated() == trained
+    counted = evaluated("data.task=vtab/count", "evaluation.neighbours=3")["knn"]
+    assert (counted["protocol"]["num_classes"], counted["protocol"]["neighbours"]) == (4, 3)
+    assert trained["knn"]["protocol"]["num_classes"] == 10
+    refused(
+        ("optim.steps=3 would change a trained model; expected data", lambda: evaluated("optim.steps=3")),
+        ("data.views=imagenet would change .* without data.image_size", lambda: evaluated("data.views=imagenet")),
+    )
+
+
 def test_a_checkpoint_of_something_else_is_not_evaluated(reproduced, tmp_path):
     checkpoint = last_checkpoint(run_in(reproduced[0], "simsiam").checkpoints)
     checkpoint.state.pop("kind")
-    with pytest.raises(CheckpointError, match=r"is not from contrastive_basics/pretrain\.py"):
+    with pytest.raises(CheckpointError, match=r"/train\.py, .*; run: python contrastive_basics/evaluate\.py"):
         reevaluate(checkpoint, config_of("simsiam"), RunFiles(tmp_path), Accelerator(cpu=True))
 
 

@@ -156,7 +156,8 @@ def test_codes_and_predictions_are_of_the_same_distance_times_the_factor_from_it
 @pytest.fixture
 def pretrained(monkeypatch):
     """A run of which only the training counts: (config, folder, resume) -> its files."""
-    monkeypatch.setattr("common.run.pretraining.evaluate_and_save", lambda *arguments: None)
+    monkeypatch.setattr("common.run.pretraining.evaluate_all", lambda *arguments: {})
+    monkeypatch.setattr("common.run.pretraining.save_evaluations", lambda *arguments: None)
 
     def run(config, folder, resume=False):
         pretrain(config, open_training_set(config.data), RunFiles(folder), resume, Accelerator(cpu=True))

@@ -41,8 +41,19 @@ DECIDES = "evaluation"
 _WRITTEN_BY = {  # kind of a checkpoint -> what wrote it, and what evaluates it
     "": ("train.py", "evaluate.py --checkpoint {path}"),
     "task": ("finetune.py", "evaluate_tasks.py --checkpoint {path}"),
-    "vision": ("pretrain.py", "pretrain.py --resume, with the row, scale and settings of the run"),
+    "vision": ("pretrain.py", "evaluate_pictures.py --checkpoint {path}"),
 }
+
+
+def check_writer(checkpoint: Checkpoint, paper: str, kind: str, script: str) -> None:
+    """Refuses a checkpoint that another script evaluates: CheckpointError with its command."""
+    writer, written = checkpoint.state["paper"], checkpoint.state.get("kind", "")
+    if (writer, written) != (paper, kind):
+        by, then = _WRITTEN_BY[written]
+        raise CheckpointError(
+            f"{checkpoint.path} was written by {writer}/{by}, which {paper}/{script} does not evaluate; "
+            f"run: python {writer}/{then.format(path=checkpoint.path)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -76,13 +87,7 @@ class TrainedModels:
         """
         loaded_files("weights", "evaluation")  # their hashes are those of now, whatever is edited meanwhile
         state = checkpoint.state
-        paper, kind = state["paper"], state.get("kind", "")
-        if (paper, kind) != (self.paper, self.kind):
-            by, then = _WRITTEN_BY[kind]
-            raise CheckpointError(
-                f"{checkpoint.path} was written by {paper}/{by}, which {self.paper}/{self.script} does not evaluate; "
-                f"run: python {paper}/{then.format(path=checkpoint.path)}"
-            )
+        check_writer(checkpoint, self.paper, self.kind, self.script)
         # weights fit one model only; an override of it would fail later with a message about shapes
         fixed = [text for text in overrides if not text.startswith(("data.", "run."))]
         if fixed:

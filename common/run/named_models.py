@@ -27,8 +27,8 @@ def evaluator_of(name: str) -> str:
     checkpoint = run_checkpoint(name)
     if checkpoint is None:
         return _WEIGHTS
-    kind = checkpoint.state.get("kind", "")
-    return f"{_folder_of(checkpoint)}.evaluate_tasks" if kind == "task" else f"{_folder_of(checkpoint)}.evaluate"
+    script = {"task": "evaluate_tasks", "vision": "evaluate_pictures"}.get(checkpoint.state.get("kind"), "evaluate")
+    return f"{_folder_of(checkpoint)}.{script}"
 
 
 def models_of(checkpoint: Checkpoint) -> TrainedModels:

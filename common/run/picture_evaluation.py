@@ -7,22 +7,26 @@ to 224, not to 256 and cut.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
-from common.base.config import from_dict
+from common.base.config import ConfigError, from_dict, override
+from common.base.dependencies import loaded_files
 from common.data.transforms import ImageTransform
 from common.diagnosis import collapse_statistics
 from common.evaluation.embed import Encoder
 from common.evaluation.knn import evaluate_knn, knn_scores, labelled_features
 from common.evaluation.linear_probe import PROBES, TowerFeatures, evaluate_linear_probe
-from common.evaluation.protocol import Evaluation
+from common.evaluation.protocol import Evaluation, as_json
 from common.methods.self_supervised import Method, share_buffers
-from common.run.checkpoint import Checkpoint, CheckpointError
+from common.run.checkpoint import Checkpoint, named_checkpoint
+from common.run.evaluation import check_writer, command_line, save_answer, this_device
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
+from common.run.launch import join_processes
 from common.run.pictures import SomePictures, open_test_set, open_training_set
 
 DECIDES = "evaluation"
@@ -116,47 +120,61 @@ def evaluate_all(
     }
 
 
-def evaluate_and_save(
-    paper: str,
-    config: Any,
-    model: Method,
-    encoder: Encoder,
-    sets: tuple[Any, Any],
-    files: RunFiles,
-    step: int,
-    training: dict[str, Any],
-    provenance: dict[str, str],
-) -> None:
-    """Evaluates on all processes, on a training and a test set, and saves, see `save_evaluations`."""
-    save_evaluations(paper, evaluate_all(config, model, encoder, *sets), files, step, training, provenance)
+# ------------------------------------------------------------------------------------------------ of a checkpoint
+
+_UNREAD = ("data.image_size", "data.views", "data.smallest_crop")  # a checkpoint keeps what prepares its pictures
 
 
-def load_method(
-    config_class: type, build_method: Callable[[Any, int, int], Method], checkpoint: Checkpoint, num_classes: int
-) -> Method:
-    """The method of a checkpoint with its weights."""
-    trained = from_dict(config_class, checkpoint.state["config"], str(checkpoint.path / "state.json"))
-    model = build_method(trained, num_classes, trained.run.seed)
-    checkpoint.load_model(model)
-    return model
+@dataclass(frozen=True)
+class PictureModels:
+    """What a paper folder brings so that the checkpoints of its pretrain.py can be evaluated.
 
+    build_method: (config, num_classes, seed) -> the method with random weights.
+    """
 
-def reevaluate(
-    paper: str,
-    config_class: type,
-    build_method: Callable[[Any, int, int], Method],
-    checkpoint: Checkpoint,
-    config: Any,
-    files: RunFiles,
-    accelerator: Accelerator,
-) -> None:
-    """Evaluates a trained run again, see `TrainedModels.reevaluate`."""
-    if checkpoint.state.get("kind") != "vision":
-        raise CheckpointError(f"{checkpoint.path} is not from {paper}/pretrain.py")
-    # the model of the trained config, the data of the current one
-    sets = open_training_set(config.data), open_test_set(config.data)
-    model = load_method(config_class, build_method, checkpoint, len(sets[0].class_names)).to(accelerator.device)
-    transform = ImageTransform.from_json(checkpoint.state["transform"])
-    encoder = backbone_features(model, config, transform, accelerator.device)
-    step, provenance = checkpoint.state["step"], provenance_of()
-    evaluate_and_save(paper, config, model, encoder, sets, files, step, checkpoint.state, provenance)
+    paper: str
+    config_class: type
+    build_method: Callable[[Any, int, int], Method]
+
+    def load(self, checkpoint: Checkpoint) -> tuple[Any, Method]:
+        """Config and method of a checkpoint, with its weights."""
+        check_writer(checkpoint, self.paper, "vision", "evaluate_pictures.py")
+        state = checkpoint.state
+        trained = from_dict(self.config_class, state["config"], str(checkpoint.path / "state.json"))
+        model = self.build_method(trained, state["num_classes"], trained.run.seed)
+        checkpoint.load_model(model)
+        return trained, model
+
+    def evaluate(
+        self, checkpoint: Checkpoint, config: Any, model: Method, device: torch.device
+    ) -> dict[str, Evaluation]:
+        """All evaluations of a loaded method, on the pictures of `config`."""
+        transform = ImageTransform.from_json(checkpoint.state["transform"])
+        encoder = backbone_features(model.to(device), config, transform, device)
+        return evaluate_all(config, model, encoder, open_training_set(config.data), open_test_set(config.data))
+
+    def reevaluate(self, checkpoint: Checkpoint, config: Any, files: RunFiles, accelerator: Accelerator) -> None:
+        """Evaluates a trained run again, see `TrainedModels.reevaluate`."""
+        results = self.evaluate(checkpoint, config, self.load(checkpoint)[1], accelerator.device)
+        save_evaluations(self.paper, results, files, checkpoint.state["step"], checkpoint.state, provenance_of())
+
+    def main(self, description: str) -> None:
+        """The command line of an evaluate_pictures.py, see `command_line`.
+
+        Raises:
+            ConfigError: an override of what the model is, or of what the checkpoint keeps.
+        """
+        options = command_line(description, "a run of pretrain.py, or step-XXXXXXXX in it").parse_intermixed_args()
+        join_processes(options.overrides)
+        loaded_files("weights", "evaluation")  # their hashes are those of now, whatever is edited meanwhile
+        checkpoint = named_checkpoint(Path(options.checkpoint))
+        config, model = self.load(checkpoint)
+        for text in options.overrides:
+            if text.partition("=")[0] in _UNREAD or not text.startswith(("data.", "run.", "evaluation.")):
+                raise ConfigError(
+                    f"command line: {text} would change a trained model; expected data.*, run.* or evaluation.*, "
+                    f"without {', '.join(_UNREAD)}"
+                )
+        results = self.evaluate(checkpoint, override(config, options.overrides), model, this_device())
+        content = as_json(self.paper, results, checkpoint.state["step"], checkpoint.state, provenance_of())
+        save_answer(content, results, options.checkpoint, options.output)

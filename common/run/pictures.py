@@ -156,7 +156,11 @@ class VisionTraining:
         return self  # the encoder trains
 
     def state(self, model: nn.Module) -> dict[str, Any]:
-        return {"kind": "vision", "transform": self.transform.to_json()}
+        return {
+            "kind": "vision",
+            "transform": self.transform.to_json(),
+            "num_classes": len(self.pictures.class_names),  # the supervised reference has as many outputs
+        }
 
 
 def open_vision_training(config: Any, pictures: Any, checkpoint: Checkpoint | None) -> VisionTraining:

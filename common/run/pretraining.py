@@ -12,9 +12,10 @@ from common.data.order import seed_of
 from common.data.transforms import normalize
 from common.methods.self_supervised import Method
 from common.momentum import ema_momentum_at
+from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles
 from common.run.launch import prepare
-from common.run.picture_evaluation import backbone_features, evaluate_and_save, monitor, projection_statistics
+from common.run.picture_evaluation import backbone_features, evaluate_all, monitor, projection_statistics
 from common.run.pictures import open_vision_training
 from common.run.schedule import build_sgd, set_sgd_rates
 from common.run.training import Run, Setup, opened
@@ -86,9 +87,8 @@ def train_on_pictures(
             model.insert(keys)  # after the backward pass, which reads a queue in place
         run.save_validation()
         if config.run.test:
-            sets, encoder = (training_set, training.test_set), run.encoder
-            evaluated, steps = run.evaluated_model, run.num_steps
-            evaluate_and_save(paper, config, evaluated, encoder, sets, files, steps, run.state, run.provenance)
+            results = evaluate_all(config, run.evaluated_model, run.encoder, training_set, training.test_set)
+            save_evaluations(paper, results, files, run.num_steps, run.state, run.provenance)
 
 
 def _validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:

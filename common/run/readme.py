@@ -65,9 +65,8 @@ def _commands(files: RunFiles, paper: str, kind: str) -> dict[str, str]:
     # Purpose -> shell line, of the scripts that exist here and take a run of this kind.
     folder, python = shlex.quote(shown(files.folder)), shlex.quote(sys.orig_argv[0])
     lines = {}
-    if kind != "vision" and paper in papers():
-        lines["Evaluate the last checkpoint, on other data if you name them"] = "evaluate", folder
     if paper in papers():
+        lines["Evaluate the last checkpoint, on other data if you name them"] = "evaluate", folder
         lines["Compare it with other runs"] = "compare", f"{folder} OTHER_RUN"
     if not kind:
         name = shlex.quote(files.identity.get("row", files.folder.name))
