@@ -3,7 +3,6 @@
 The products are cuBLAS's. torch operations read and write the tile for every step; a kernel reads the products once:
     sums_kernel         log sum exp of rows and of columns; writes nothing of the size of the tile
     residuals_kernel    softmax of both directions, the gradient by the logits or by the chords; writes it once
-The bytes that they move, beside those of torch operations, are in results/device.
 
 Of an inner product the logits are the products. Of a `ChordGeometry` they are a formula of them:
     logits_ij = multiplier * distance(q_ij),    q_ij = a_i + b_j + coupling a_i b_j - x_i . y_j

@@ -9,8 +9,7 @@
 
 A number is {part/scale/table | row | column}, the mean over seeds; with a fourth part, {.. | column | ±}, the table's
 cell with its interval; {.. | column | chance} is the chance level. {.. | row minus other row | ..} is a difference,
-paired over seeds. `text` opens the paper's README.md; the page of its results and the report have the details,
-too.
+paired over seeds. `text` opens the paper's README.md; pages of results have the details, too.
 """
 
 import re

@@ -245,7 +245,7 @@ class Table:
 
     paper: the folder.
     table_id: stem of the written files.
-    created: ISO date and time; older tables have the date alone.
+    created: ISO date and time.
     errata: what is wrong in the printed table.
     models: what was trained: sizes, pixels, parameters, steps.
     hits_file: name of the file of hits beside the JSON; empty = none.

@@ -112,11 +112,7 @@ class TrainedModels:
         return config, _encoder(model, transform, tokenizer, trained.data.context_length, config, device)
 
     def encoder_of(self, files: RunFiles, config: Any) -> Encoder:
-        """The model of a finished run on this device; a frozen stem's features come from the cache of the training.
-
-        Args:
-            config: of the run.
-        """
+        """The model of a finished run on this device; a frozen stem's features come from the cache of the training."""
         _, encoder = self.load_encoder(last_checkpoint(files.checkpoints), this_device(), config=config)
         return reading_features(encoder, config)
 
@@ -191,7 +187,7 @@ def evaluate_and_save(
 
 
 def command_line(description: str, checkpoint: str, published: bool = False) -> Parser:
-    """Arguments of every command that evaluates; the processes of a launch share the evaluation, see `join_processes`.
+    """Arguments of every command that evaluates.
 
     Args:
         published: adds --activation and --heads, for weights from elsewhere.

@@ -159,11 +159,7 @@ class PictureModels:
         save_evaluations(self.paper, results, files, checkpoint.state["step"], checkpoint.state, provenance_of())
 
     def main(self, description: str) -> None:
-        """The command line of an evaluate_pictures.py, see `command_line`.
-
-        Raises:
-            ConfigError: an override of what the model is, or of what the checkpoint keeps.
-        """
+        """The command line of an evaluate_pictures.py."""
         options = command_line(description, "a run of pretrain.py, or step-XXXXXXXX in it").parse_intermixed_args()
         join_processes(options.overrides)
         loaded_files("weights", "evaluation")  # their hashes are those of now, whatever is edited meanwhile
