@@ -58,11 +58,13 @@ def figures_of_log(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def graphs_of_runs(command: Command, table: Table, runs: Mapping[str, Sequence[RowRun]]) -> list[Table]:
-    """`graphs_beside` of trained rows, from their logs."""
+    """`graphs_beside` of trained rows, from their logs; of rows of the same runs the first."""
+    logs = {method: [run.files.log for run in seeds] for method, seeds in runs.items()}
     figures = {
-        method: [figures_of_log(read_log(run.files.log)) for run in seeds]
+        method: [figures_of_log(read_log(log)) for log in logs[method]]
         for method, seeds in runs.items()
         if seeds[0].config.method.distance == "geodesic"
+        and method == next(first for first in logs if logs[first] == logs[method])
     }
     return graphs_beside(command, table, figures)
 

@@ -439,11 +439,11 @@ def rows_at(scale: str, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def trained_rows(printed: dict[str, Any], part: str, scale: str = "") -> list[str]:
-    """Config names of a table's rows (at one scale, "" = any); none if two share a config."""
+    """Config names of a table's rows (at one scale, "" = any); none if two share a config and a ranking."""
     table = printed["tables"].get(part, {})
     rows = [*table.get("rows", []), *table.get("beyond", [])]
     rows = rows_at(scale, rows) if scale else rows
-    names = [Path(row["config"]).stem for row in rows if "config" in row]
+    names = [Path(row["config"]).stem for row in rows if "config" in row and "suffix" not in row]
     return names if len(set(names)) == len(names) else []
 
 
