@@ -113,7 +113,7 @@ def measured_cells(
             config in that `field` of the row.
         runs: of the row's config, one per seed.
         others: field -> the runs of that config.
-        suffix: of the roles: "_contrastive" where a row has a second ranking.
+        suffix: of the roles: "_contrastive" for a second ranking.
     """
     cells = {}
     for column in source["columns"]:
