@@ -209,6 +209,7 @@ def test_what_all_notes_begin_with_is_printed_once():
         "row 0: pool",
         "row 1: no pool",
     ]
+    assert shared_notes("pool", "none", "pool") == ["row 0; row 2: pool", "row 1: none"]
     assert shared_notes("4 px (of 9; cut)", "4 px (of 9; grown)") == [
         "row 0: 4 px (of 9; cut)",
         "row 1: 4 px (of 9; grown)",

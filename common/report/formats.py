@@ -193,11 +193,11 @@ def remarks(table: Table, with_status: bool = False) -> list[tuple[str, str]]:
 
 
 def _untrained(table: Table) -> list[tuple[str, str]]:
-    return [
+    return _joined_labels(
         (row.ran or row.method, f"not trained: {row.training.failure}; it decides no claim but those about training")
         for row in table.rows
         if row.training is not None and row.training.failure
-    ]
+    )
 
 
 def _provenance_of_rows(table: Table) -> list[tuple[str, str]]:
@@ -207,12 +207,12 @@ def _provenance_of_rows(table: Table) -> list[tuple[str, str]]:
     if not has_runs or table.scale in (PAPER_SCALE, "smoke"):  # no run of ours, or none that decides anything
         return []
     pairs = [("settings", f"chosen by {table.chosen_by or 'test data'}")]
-    made: dict[str, list[str]] = {}
-    for row in table.rows:
-        if row.training is not None:
-            text = f"trained at revision {row.training.revision}, evaluated at {row.training.evaluated_at}"
-            made.setdefault(text, []).append(row.method)
-    pairs += [("all rows" if len(made) == 1 else "; ".join(rows), text) for text, rows in made.items()]
+    made = _joined_labels(
+        (row.method, f"trained at revision {row.training.revision}, evaluated at {row.training.evaluated_at}")
+        for row in table.rows
+        if row.training is not None
+    )
+    pairs += [("all rows", text) for _, text in made] if len(made) == 1 else made
     return pairs if made else [*pairs, ("rows", "which of them trained, and at which revision, was not kept")]
 
 
@@ -224,7 +224,15 @@ def _notes_on_rows(table: Table) -> list[tuple[str, str]]:
     shared = [parts[0] for parts in alike] if len(rows) > 1 else []
     labels = ["all measured rows", *(row.method for row in rows)]
     texts = ["; ".join(shared).removeprefix("ours: "), *("; ".join(note[len(shared) :]) for note in notes)]
-    return [(label, text) for label, text in zip(labels, texts) if text]
+    return [(label, text) for label, text in _joined_labels(zip(labels, texts)) if text]
+
+
+def _joined_labels(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    # one pair of all labels with the same text
+    labels: dict[str, list[str]] = {}
+    for label, text in pairs:
+        labels.setdefault(text, []).append(label)
+    return [("; ".join(names), text) for text, names in labels.items()]
 
 
 def glossary(table: Table) -> list[tuple[str, str]]:
