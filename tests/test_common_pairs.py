@@ -8,6 +8,7 @@ import shutil
 import warnings
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -35,7 +36,9 @@ from common.data.pairs import (
     open_zero_shot_sets,
 )
 from common.data.part import some_of
+from common.data.scenes import captions as captions_module
 from common.data.scenes import classification_task
+from common.data.scenes.wording import say
 from common.data.text import build_tokenizer
 from common.data.tokenizer import WordTokenizer
 
@@ -596,6 +599,18 @@ def test_a_mixture_of_scenes_keeps_the_words_of_the_scenes_and_draws_two_worlds(
     assert pairs.parts[0].captions(0) != pairs.parts[1].captions(0)
     assert [pairs.captions(index) for index in range(4)] == [pairs[index]["captions"] for index in range(4)]
     assert not (pairs.parts[0][0]["image"] == pairs.parts[1][0]["image"]).all()
+
+
+def test_a_batch_of_scenes_words_one_caption_of_each_item_and_is_that_of_whole_items(monkeypatch):
+    data = DataConfig(num_train=8, image_size=16, mixture=(MixedSet(ambiguity=1.0), MixedSet(caption_noise=1.0)))
+    pairs, worded = open_training_pairs(data, 0), []
+    view = TrainingView(pairs, order_of(pairs, 6, 3), image_transform(data), build_tokenizer(data, pairs), 32)
+    monkeypatch.setattr(captions_module, "say", lambda *parts: worded.append(parts) or say(*parts))
+    batch = view.__getitems__([*range(12)])
+    assert len(worded) == 12
+    view.pairs = SimpleNamespace(__getitem__=pairs.__getitem__)
+    assert torch.equal(batch.token_ids, view.__getitems__([*range(12)]).token_ids)
+    assert len(worded) == 6 * 12  # one by the first view, five by the other
 
 
 # --- what a process loads --------------------------------------------------------------------------------------------

@@ -109,7 +109,9 @@ class TrainingView(Dataset):
         def substitute(index: int, attempt: int) -> int:
             return self.order.substitute(index, seed_of(sample_seed, 2 + attempt))
 
-        return read_or_replace(load or self.pairs.__getitem__, index, substitute, broken)
+        # one caption is read of an item, so the others need no words
+        load = load or getattr(self.pairs, "lazily", self.pairs.__getitem__)
+        return read_or_replace(load, index, substitute, broken)
 
 
 def training_batches(

@@ -34,8 +34,14 @@ class Mixture:
         return sum(map(len, self.parts))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        item = self.lazily(index)
+        return {**item, "captions": [*item["captions"]]}
+
+    def lazily(self, index: int) -> dict[str, Any]:
+        """As in `SceneDataset`, for the sets that have it."""
         inside, number = divmod(index, len(self.parts))
-        sample = self.parts[number][inside]
+        part = self.parts[number]
+        sample = getattr(part, "lazily", part.__getitem__)(inside)
         return {**sample, "image_id": f"{number}:{sample['image_id']}"}
 
     def captions(self, index: int) -> list[str]:

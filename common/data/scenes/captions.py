@@ -4,6 +4,8 @@ Level 0 names every object with every attribute; 1 drops an attribute here and t
 less of one object; 4 gives only the number of things, or that there are some.
 """
 
+from collections.abc import Sequence
+
 from common.base.random_keys import Draws, derive_key
 from common.data.scenes.masks import ARROW
 from common.data.scenes.statements import NOTHING, Mention, Statement
@@ -103,9 +105,18 @@ def say_plainly(statement: Statement) -> str:
     return say(statement, Draws(derive_key("plain")))
 
 
-def caption_texts(scene: Scene, statements: tuple[Statement, ...]) -> list[str]:
-    """One sentence per statement, worded by the scene's key and the level."""
-    return [say(statement, wording_draws(scene, level)) for level, statement in enumerate(statements)]
+class Captions(Sequence[str]):
+    """One sentence per statement, worded by the scene's key and the level, or plainly, when it is read."""
+
+    def __init__(self, scene: Scene, statements: Sequence[Statement], plainly: bool) -> None:
+        self._scene, self._statements, self._plainly = scene, statements, plainly
+
+    def __len__(self) -> int:
+        return len(self._statements)
+
+    def __getitem__(self, level: int) -> str:
+        statement = self._statements[level]
+        return say_plainly(statement) if self._plainly else say(statement, wording_draws(self._scene, level))
 
 
 def wording_draws(scene: Scene, level: int) -> Draws:

@@ -8,7 +8,7 @@ import numpy as np
 
 from common.base.random_keys import Draws, derive_key
 from common.data.decoding import row_of
-from common.data.scenes.captions import NUM_CAPTIONS, caption_statements, caption_texts, say_plainly, vague_statements
+from common.data.scenes.captions import NUM_CAPTIONS, Captions, caption_statements, vague_statements
 from common.data.scenes.draw import render
 from common.data.scenes.negatives import hard_negative_pairs
 from common.data.scenes.sampling import SPLITS, draw_scene
@@ -91,10 +91,15 @@ class SceneDataset(DrawnSet):
 
     def __getitem__(self, index: int) -> dict:
         """{"image": (H, W, 3) uint8, "captions": sentences from specific to generic, "image_id": str}."""
+        item = self.lazily(index)
+        return {**item, "captions": [*item["captions"]]}
+
+    def lazily(self, index: int) -> dict:
+        """The item with captions that are worded when they are read."""
         index = row_of(index, self)
         return {
             "image": self.picture(index),
-            "captions": self.captions(index),
+            "captions": self._captions(index),
             "image_id": self.image_id(index),
         }
 
@@ -109,13 +114,11 @@ class SceneDataset(DrawnSet):
 
     def captions(self, index: int) -> list[str]:
         """With noise, possibly those of another image."""
+        return [*self._captions(index)]
+
+    def _captions(self, index: int) -> Captions:
         source = self.caption_source(index)
-        scene = self.scene(source)
-        if self.is_ambiguous(source):
-            texts = [say_plainly(statement) for statement in vague_statements(scene)]
-        else:
-            texts = caption_texts(scene, caption_statements(scene, self._statistics.detail))
-        return texts[: self.num_captions]
+        return Captions(self.scene(source), self.statements(index), self.is_ambiguous(source))
 
     def statements(self, index: int) -> tuple[Statement, ...]:
         """The statements behind `captions(index)`; with noise they may be false of the image."""

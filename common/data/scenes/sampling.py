@@ -36,19 +36,22 @@ class Statistics:
 
 def place_objects(radii: list[int], draws: Draws) -> list[tuple[int, int]]:
     """One (x, y) per radius, in units; the squares of at most four objects lie inside the image, without overlap."""
+    below, middle = draws.below, _LATTICE // 2
     for _ in range(_TRIES):
-        centres = []
+        centres, is_free = [], True
         for radius in radii:
-            first = (radius + _MARGIN + _LATTICE // 2 - 1) // _LATTICE  # first cell whose centre keeps the margin
+            first = (radius + _MARGIN + middle - 1) // _LATTICE  # first cell whose centre keeps the margin
             cells = CANVAS // _LATTICE - 2 * first
-            x, y = (_LATTICE * (first + draws.below(cells)) + _LATTICE // 2 for _ in range(2))
-            if any(
-                abs(x - other_x) < radius + other_radius and abs(y - other_y) < radius + other_radius
-                for (other_x, other_y), other_radius in zip(centres, radii)
-            ):
+            x, y = _LATTICE * (first + below(cells)) + middle, _LATTICE * (first + below(cells)) + middle
+            for (other_x, other_y), other_radius in zip(centres, radii):
+                reach = radius + other_radius
+                if abs(x - other_x) < reach and abs(y - other_y) < reach:
+                    is_free = False
+                    break
+            if not is_free:
                 break
             centres.append((x, y))
-        else:
+        if is_free:
             return centres
     half = CANVAS // 2
     centres = []
