@@ -6,7 +6,7 @@ Conventions, for every geometry:
     similarity   (num_images, num_texts), larger means closer; distances are negated in here, once
 Training and every evaluation call the same `similarity`. Protocols state what a geometry offers, and nothing asks for
 its class: `Geometry` compares, `RootedGeometry` and `ConeGeometry` offer more, `ChordGeometry` saves time.
-The maths is in vectors.py, distances.py and scalars.py; all of it can be imported from here.
+The maths is in vectors.py, distances.py and scalars.py; import it from here.
 """
 
 from typing import Protocol, runtime_checkable

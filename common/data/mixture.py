@@ -38,7 +38,7 @@ class Mixture:
         return {**item, "captions": [*item["captions"]]}
 
     def lazily(self, index: int) -> dict[str, Any]:
-        """As in `SceneDataset`, for the sets that have it."""
+        """See `Pairs`."""
         inside, number = divmod(index, len(self.parts))
         part = self.parts[number]
         sample = getattr(part, "lazily", part.__getitem__)(inside)

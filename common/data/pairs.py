@@ -27,7 +27,7 @@ class Pairs(Protocol):
 
     Sets read from files also have `broken_at_open` (unusable samples), `all_captions()`, `image_id(index)` without
     decoding, and `caption_ids(index)` where captions have ids. A stream has `forward_only = True`: it is indexed by
-    position in the run (`streamed.py`). Drawn sets have `lazily(index)`: the item with captions worded when read.
+    position in the run (`streamed.py`). Drawn sets have `lazily(index)`: an item whose captions are worded when read.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The compiled loops of `retrieval.py`. Each passes once over the scores and neither sorts nor copies them.
+"""The compiled loops of `retrieval.py`; they pass once over the scores.
 
 Arguments of all loops:
     scores      (num_rows, num_texts), the rows that this process holds

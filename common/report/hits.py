@@ -6,7 +6,7 @@
     "<row>/<column>/levels"    the distinct results, in the column's unit: 0 and 100 for hits and misses in percent
     "<row>/<column>"           (seeds, planes, bytes) uint8: bit plane k holds bit k of every result's index into levels
 
-Queries are in the order of the pictures, seeds in that of the cell. numpy.unpackbits reads a plane.
+Queries are in the order of the pictures, seeds in that of the cell.
 """
 
 import io

@@ -106,7 +106,7 @@ def say_plainly(statement: Statement) -> str:
 
 
 class Captions(Sequence[str]):
-    """One sentence per statement, worded by the scene's key and the level, or plainly, when it is read."""
+    """One sentence per statement, worded when read, by the scene's key and the level or plainly."""
 
     def __init__(self, scene: Scene, statements: Sequence[Statement], plainly: bool) -> None:
         self._scene, self._statements, self._plainly = scene, statements, plainly

@@ -31,7 +31,7 @@ def check_drawn(kind: str, name: str, known: Collection[str], size: int, image_s
 
 
 class DrawnSet:
-    """A set of `size` drawn items, known by its `parameters`."""
+    """Drawn items, known by their `parameters`."""
 
     size: int
     parameters: dict
@@ -95,7 +95,7 @@ class SceneDataset(DrawnSet):
         return {**item, "captions": [*item["captions"]]}
 
     def lazily(self, index: int) -> dict:
-        """The item with captions that are worded when they are read."""
+        """See `Pairs`."""
         index = row_of(index, self)
         return {
             "image": self.picture(index),

@@ -51,7 +51,7 @@ def read_source(
         activation: of the MLPs. Needed for a bare file, except OpenAI's archives (TorchScript), which are quick_gelu.
             If the source states it, another one is refused.
         heads: "image", "text" -> attention heads of a bare file whose sizes no published model has; None = not stated.
-            A side that is left out is a tower that nobody takes.
+            A side left out is a tower that nobody takes.
     """
     path, named = Path(name).expanduser(), None
     if described_by(path) is not None:
