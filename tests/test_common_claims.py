@@ -19,6 +19,7 @@ from test_common_report_tables import made_up_table
 
 from common.report.claims.decide import audit, measured, measured_at_every_scale
 from common.report.claims.expressions import Cell, ExpressionError, Logic, margins, parse
+from common.report.claims.intervals import estimate
 from common.report.claims.ours import our_cells
 from common.report.claims.read import FAILS, HOLDS, ClaimError, load_claims, load_paper_tables
 from common.report.claims.show import (
@@ -37,7 +38,7 @@ from common.report.claims.verdict import NEEDS, NOT_RUN, ONE_SEED, UNCHECKED, UN
 from common.report.conclusions import load_conclusions
 from common.report.formats import write_table
 from common.report.page import write_page
-from common.report.table import Column, Row, Table, measured_over_seeds
+from common.report.table import Column, Row, Table, Training, measured_over_seeds
 from common.reproduce.command import Command, _print_claims
 
 TABLES = """
@@ -670,6 +671,25 @@ def test_what_cannot_be_run_and_what_a_test_decides(tmp_path):
         "refuted by test test_z, run with the tests",
     ]  # fmt: skip
     assert "tests/test_x.py::test_y" in verdicts[1].reason
+
+
+def test_rows_of_the_same_runs_count_once_for_the_spread_over_seeds_and_are_paired_with_each_other():
+    rows = {"a": (50.0, 52.0, 54.5), "b": (40.0, 43.0, 44.0), "c": (30.0, 33.5, 34.0), "a, again": (54.0, 52.5, 50.0)}
+    whole = table({name: {"x": cell(values)} for name, values in rows.items()})
+    runs = dict(zip("abc", ((0.5, 0.6, 0.7), (0.5, 0.6, 0.8), (0.4, 0.6, 0.7))))
+    made = [replace(row, training=Training("r", "r", "", runs[row.method[0]])) for row in whole.rows]
+
+    def interval_of(margin, rows):
+        cells, margin = our_cells([replace(whole, rows=rows)])["demo"], parse(margin)
+        used = {name: cells[name] for name in margin.cells}
+        found = estimate(margin, margin.slopes({name: number.number.mean for name, number in used.items()}), used)
+        return found.basis, found.interval_at(0.05)
+
+    between = 't["a"]["x"] > t["b"]["x"]'
+    assert interval_of(between, made) == interval_of(between, made[:3])
+    assert "pooled over 3 rows" in interval_of(between, made)[0]
+    assert interval_of('t["a"]["x"] > t["a, again"]["x"]', made)[0] == "3 seeds, paired"
+    assert interval_of(between, whole.rows) != interval_of(between, made)
 
 
 # ---- experiments ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from common.evaluation.arrays import labels_of
 class Positives:
     """The ascending lists of right candidates of all queries, joined, for both directions.
 
-    One direction need not mirror the other: ECCV Caption lists them for different queries.
+    ECCV Caption lists them for other queries in each direction.
 
     texts: those of image i are texts[image_starts[i] : image_starts[i + 1]]; image_starts is (num_images + 1,).
     images: those of text j are images[text_starts[j] : text_starts[j + 1]]; text_starts is (num_texts + 1,).

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ class OurCell(NamedTuple):
     column: all rows of its column by name.
     untrained: by which sign its row did not train.
     error: the chance to err that its seeds may spend.
+    runs: of the column's rows by name; equal for the same runs.
     """
 
     number: Measured
@@ -49,6 +51,7 @@ class OurCell(NamedTuple):
     column: Mapping[str, Measured]
     untrained: str = ""
     error: float = ERROR
+    runs: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def protocol(self) -> Mapping[str, Any]:
@@ -187,9 +190,14 @@ def _over_seeds(
         variance = sum(block.var(ddof=1) for block in blocks.values())
         return by_welch, variance, 1.0, f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds, Welch"
     (((_, seeds), by_seed),) = blocks.items()
-    if all(cell.column is first.column for cell in used.values()):
-        alike = {name: number for name, number in first.column.items() if tuple(sorted(number.seeds)) == seeds}
-        by_name = {used[cell].name: slope for cell, slope in slopes.items()}
+    by_name = {used[cell].name: slope for cell, slope in slopes.items()}
+    # two rows of the same runs are no two samples of the spread over seeds
+    one_of_runs: dict[Any, str] = {}
+    for name in sorted(first.column, key=lambda name: name not in by_name):
+        if tuple(sorted(first.column[name].seeds)) == seeds:
+            one_of_runs.setdefault(first.runs.get(name, name), name)
+    alike = {name: number for name, number in first.column.items() if name in one_of_runs.values()}
+    if all(cell.column is first.column for cell in used.values()) and by_name.keys() <= alike.keys():
         rows = np.array([_by_seed(number, next(iter(wholes.values()))) for number in alike.values()])
         weights = np.array([by_name.get(name, 0.0) for name in alike])
     else:  # several columns or tables: the margin of each seed

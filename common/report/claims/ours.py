@@ -3,7 +3,10 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+from common.base.files import read_repository_yaml
+from common.base.places import ROOT
 from common.report.claims.expressions import EXPERIMENT, Cell
 from common.report.claims.intervals import OurCell
 from common.report.table import Measured, Row, Table
@@ -19,6 +22,7 @@ def our_cells(tables: Sequence[Table]) -> dict[str, dict[Cell, OurCell]]:
     every = []
     for table in tables:
         count, error = table.deciding
+        runs = _runs_of(table)
         for column in table.columns:
             numbers = [
                 (row, _of_seeds(_with_protocol(number, table), table.seeds[:count]))
@@ -35,12 +39,26 @@ def our_cells(tables: Sequence[Table]) -> dict[str, dict[Cell, OurCell]]:
                     names[Cell(EXPERIMENT, table.experiment or table.table_id, value)] = row.key, rows
                 untrained = "" if row.training is None else row.training.failure
                 for cell, (name, rows) in names.items():
-                    number_of_cell = OurCell(number, column.unit, table.data, name, rows, untrained, error)
+                    number_of_cell = OurCell(number, column.unit, table.data, name, rows, untrained, error, runs)
                     every.append((table.scale, cell, number_of_cell))
     ours: dict[str, dict[Cell, OurCell]] = {scale: {} for scale in SCALES}
     for scale, cell, number in sorted(every, key=lambda entry: len(entry[2].number.seeds)):  # the last of equals stays
         ours.setdefault(scale, {})[cell] = number
     return ours
+
+
+def _runs_of(table: Table) -> dict[str, Any]:
+    # row -> what only rows of the same runs share: the figures of their training, in old tables the config
+    printed: dict[str, Any] = {}
+    if (path := ROOT / table.paper / "paper_tables.yaml").is_file():
+        printed = read_repository_yaml(path)["tables"].get(table.table_id, {})
+    configs = {row["method"]: row.get("config") for row in (*printed.get("rows", ()), *printed.get("beyond", ()))}
+
+    def key(row: Row) -> Any:
+        figures = row.training and (*row.training.loss_over_chance, *row.training.validation)
+        return figures or configs.get(row.method) or row.method
+
+    return {row.method: key(row) for row in table.rows}
 
 
 def _with_protocol(number: Measured, table: Table) -> Measured:

@@ -40,7 +40,7 @@ def decide(
 
     `a and b` holds if both do, each at the whole error (intersection-union). It fails as soon as one does, so n parts
     share the error (Bonferroni, Holm's first step); else chance would refute most claims of 36 comparisons between
-    equal methods. `or` is the mirror image.
+    equal methods. `or` mirrors it.
 
     Args:
         settle: (margin, error of calling it true, error of calling it false) -> answer, and how clear it is, positive
