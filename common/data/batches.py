@@ -12,6 +12,7 @@ from common.base.random_keys import derive_key
 from common.data.broken import BrokenSample, read_or_replace
 from common.data.decoding import number_of
 from common.data.loader import TIMEOUT, Loader
+from common.data.mixture import lazy_items
 from common.data.order import BatchPositions, MixedOrder, SampleOrder, seed_of
 from common.data.pairs import Pairs
 from common.data.partners import Drawn, Partners
@@ -110,8 +111,7 @@ class TrainingView(Dataset):
             return self.order.substitute(index, seed_of(sample_seed, 2 + attempt))
 
         # one caption is read of an item, so the others need no words
-        load = load or getattr(self.pairs, "lazily", self.pairs.__getitem__)
-        return read_or_replace(load, index, substitute, broken)
+        return read_or_replace(load or lazy_items(self.pairs), index, substitute, broken)
 
 
 def training_batches(

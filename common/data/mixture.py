@@ -1,11 +1,17 @@
 """Several training sets as one, drawn from by weight (`data.mixture`)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from common.base.provenance import hash_of
 from common.data.broken import BrokenSample
 from common.data.order import shares_of
+
+
+def lazy_items(pairs: Any) -> Callable[[int], dict[str, Any]]:
+    """A set's `lazily`, else its items."""
+    # of its class: a set around another one forwards names, and would give the other's items
+    return pairs.lazily if hasattr(type(pairs), "lazily") else pairs.__getitem__
 
 
 class Mixture:
@@ -40,8 +46,7 @@ class Mixture:
     def lazily(self, index: int) -> dict[str, Any]:
         """See `Pairs`."""
         inside, number = divmod(index, len(self.parts))
-        part = self.parts[number]
-        sample = getattr(part, "lazily", part.__getitem__)(inside)
+        sample = lazy_items(self.parts[number])(inside)
         return {**sample, "image_id": f"{number}:{sample['image_id']}"}
 
     def captions(self, index: int) -> list[str]:
