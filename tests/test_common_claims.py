@@ -682,8 +682,8 @@ def test_rows_of_the_same_runs_count_once_for_the_spread_over_seeds_and_are_pair
     def interval_of(margin, rows):
         cells, margin = our_cells([replace(whole, rows=rows)])["demo"], parse(margin)
         used = {name: cells[name] for name in margin.cells}
-        found = estimate(margin, margin.slopes({name: number.number.mean for name, number in used.items()}), used)
-        return found.basis, found.interval_at(0.05)
+        result = estimate(margin, margin.slopes({name: number.number.mean for name, number in used.items()}), used)
+        return result.basis, result.interval_at(0.05)
 
     between = 't["a"]["x"] > t["b"]["x"]'
     assert interval_of(between, made) == interval_of(between, made[:3])

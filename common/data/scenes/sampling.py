@@ -38,20 +38,16 @@ def place_objects(radii: list[int], draws: Draws) -> list[tuple[int, int]]:
     """One (x, y) per radius, in units; the squares of at most four objects lie inside the image, without overlap."""
     below, middle = draws.below, _LATTICE // 2
     for _ in range(_TRIES):
-        centres, is_free = [], True
+        centres = []
         for radius in radii:
             first = (radius + _MARGIN + middle - 1) // _LATTICE  # first cell whose centre keeps the margin
             cells = CANVAS // _LATTICE - 2 * first
             x, y = _LATTICE * (first + below(cells)) + middle, _LATTICE * (first + below(cells)) + middle
-            for (other_x, other_y), other_radius in zip(centres, radii):
-                reach = radius + other_radius
-                if abs(x - other_x) < reach and abs(y - other_y) < reach:
-                    is_free = False
-                    break
-            if not is_free:
+            gaps = [max(abs(x - at[0]), abs(y - at[1])) - radius - other for at, other in zip(centres, radii)]
+            if min(gaps, default=0) < 0:
                 break
             centres.append((x, y))
-        if is_free:
+        else:
             return centres
     half = CANVAS // 2
     centres = []

@@ -20,9 +20,10 @@ def our_cells(tables: Sequence[Table]) -> dict[str, dict[Cell, OurCell]]:
     Where several tables hold a cell, the one with the most seeds counts, of equal ones the last.
     """
     every = []
+    printed = {paper: _printed_tables(paper) for paper in {table.paper for table in tables}}
     for table in tables:
         count, error = table.deciding
-        runs = _runs_of(table)
+        runs = _runs_of(table, printed[table.paper].get(table.table_id, {}))
         for column in table.columns:
             numbers = [
                 (row, _of_seeds(_with_protocol(number, table), table.seeds[:count]))
@@ -47,11 +48,13 @@ def our_cells(tables: Sequence[Table]) -> dict[str, dict[Cell, OurCell]]:
     return ours
 
 
-def _runs_of(table: Table) -> dict[str, Any]:
+def _printed_tables(paper: str) -> dict[str, Any]:
+    path = ROOT / paper / "paper_tables.yaml"
+    return read_repository_yaml(path)["tables"] if path.is_file() else {}
+
+
+def _runs_of(table: Table, printed: dict[str, Any]) -> dict[str, Any]:
     # row -> what only rows of the same runs share: the figures of their training, in old tables the config
-    printed: dict[str, Any] = {}
-    if (path := ROOT / table.paper / "paper_tables.yaml").is_file():
-        printed = read_repository_yaml(path)["tables"].get(table.table_id, {})
     configs = {row["method"]: row.get("config") for row in (*printed.get("rows", ()), *printed.get("beyond", ()))}
 
     def key(row: Row) -> Any:
